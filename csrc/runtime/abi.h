@@ -1,0 +1,44 @@
+// The one structure that every generated kernel takes, on every backend.
+//
+// Plain C, no includes but <stdint.h>: the code generator puts this text in front of each generated source, and the
+// runtime includes it, so that the two can not disagree. All rows are contiguous; `w` and `c` may repeat one row
+// (stride 0). Pointers that a direction does not use are null.
+#ifndef EQACCEL_ABI_H
+#define EQACCEL_ABI_H
+#ifndef __CUDACC_RTC__
+#include <stdint.h>
+#else
+typedef int int32_t;
+typedef long long int64_t;
+#endif
+
+struct eq_operands {
+  const void* x;   // (num_senders, x_dim) features of the sending nodes
+  const void* y;   // (num_edges, y_dim) edge attributes
+  const void* w;   // (num_edges, w_dim) path weights, rows `w_stride` elements apart
+  const void* gz;  // (num_receivers, z_dim) gradient of the output: backward and double backward
+  const void* a;   // tangents of x, y and w: double backward
+  const void* b;
+  const void* c;
+  void* z;   // (num_receivers, z_dim) forward: output; double backward: gradient with respect to gz
+  void* gx;  // gradients of x, y and w: backward and double backward
+  void* gy;
+  void* gw;
+  void* workspace;
+  // Edges sorted by receiver, then sender; a "slot" is a position in that order. All null for a batch, where row n of
+  // every operand belongs to row n of the output.
+  const int32_t* row_ptr;    // (num_receivers + 1) first slot of each receiver
+  const int32_t* edge;       // (num_edges) edge held by a slot
+  const int32_t* sender;     // (num_edges) sender of the edge in a slot
+  const int32_t* t_row_ptr;  // (num_senders + 1) first entry of t_slot of each sender
+  const int32_t* t_slot;     // (num_edges) slots ordered by sender
+  int64_t num_receivers;
+  int64_t num_senders;
+  int64_t num_edges;
+  int64_t w_stride;
+  int64_t c_stride;
+  int32_t mul_ir;   // 1: x, z, gz, a and gx are laid out (mul, 2l+1) inside a block; 0: (2l+1, mul)
+  int32_t atomic;   // 1: gx by atomic addition (order not fixed); 0: in a fixed order
+  int32_t threads;  // CPU threads
+};
+#endif

@@ -1,0 +1,68 @@
+#include "diagnostics.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <mutex>
+#include <set>
+
+#include "gpu_compiler.h"
+
+namespace eqaccel {
+namespace {
+
+std::mutex mutex;
+
+// Leaked on purpose: a handler may hold a Python object, which must not be released after the interpreter is gone.
+std::function<void(const std::string&)>& handler() {
+  static auto* value = new std::function<void(const std::string&)>(
+      [](const std::string& message) { std::cerr << "eqaccel: warning: " << message << std::endl; });
+  return *value;
+}
+
+}  // namespace
+
+void set_warning_handler(std::function<void(const std::string&)> value) {
+  std::lock_guard<std::mutex> lock(mutex);
+  handler() = std::move(value);
+}
+
+void warn_once(const std::string& topic, const std::string& message) {
+  static auto* seen = new std::set<std::string>;
+  std::function<void(const std::string&)> warn;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!seen->insert(topic).second) return;
+    warn = handler();
+  }
+  if (warn) warn(message);  // outside the lock: it may wait for the Python interpreter
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+void dump(Backend backend, Scalar scalar, Direction direction, const std::string& key, const std::string& source,
+          const std::string& log) {
+  const std::string folder = environment("EQACCEL_DUMP");
+  if (folder.empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(folder, ignored);
+  const std::string stem = folder + "/" + name(backend) + "-" + name(direction) + "-" + name(scalar) + "-" +
+                           key.substr(0, 12);
+  const char* suffix = backend == Backend::cpu ? ".cpp" : backend == Backend::cuda ? ".cu" : ".hip";
+  std::ofstream text(stem + suffix);
+  text << source;
+  std::ofstream(stem + ".log") << log;
+  std::ofstream resources(stem + ".resources");
+  for (const auto& [kernel, numbers] : read_resources(log)) {
+    resources << kernel;
+    for (const auto& [what, number] : numbers) resources << " " << what << "=" << number;
+    resources << "\n";
+  }
+  if (!text || !resources) warn_once("dump " + folder, "EQACCEL_DUMP: can not write into '" + folder + "'");
+}
+
+}  // namespace eqaccel

@@ -1,0 +1,22 @@
+// Warnings, and the files that EQACCEL_DUMP asks for.
+#pragma once
+#include <functional>
+#include <string>
+
+#include "program.h"
+
+namespace eqaccel {
+
+// Where warnings go; the default prints them to std::cerr.
+void set_warning_handler(std::function<void(const std::string&)>);
+// Each distinct `topic` warns once in the life of the process.
+void warn_once(const std::string& topic, const std::string& message);
+
+// An environment variable, "" if absent; read at every call, so that a program may set it late.
+std::string environment(const char* name);
+
+// Writes source, compile log and resource use into the folder EQACCEL_DUMP, if set, under
+// <backend>-<direction>-<scalar>-<start of the cache key>.
+void dump(Backend, Scalar, Direction, const std::string& key, const std::string& source, const std::string& log);
+
+}  // namespace eqaccel

@@ -1,0 +1,24 @@
+// The host C++ compiler, which makes the CPU kernels.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace eqaccel {
+
+struct HostCompiler {
+  std::vector<std::string> command;  // the compiler and any leading arguments ("ccache", "g++")
+  std::string version;               // first line of --version
+};
+
+// Looks at EQACCEL_CXX, then CXX, then for g++, clang++ and c++ on PATH. Throws MissingCompilerError.
+HostCompiler find_host_compiler();
+// Flags of every CPU kernel, besides the scalar type.
+std::vector<std::string> host_compile_flags();
+// Names the instruction set of this machine: a kernel of another machine's cache may not run here.
+std::string host_target();
+// Compiles one translation unit to a shared library; returns its bytes and sets `log`.
+std::string compile_host(const HostCompiler&, const std::string& source, Scalar, std::string& log);
+
+}  // namespace eqaccel

@@ -1,0 +1,23 @@
+// A compiled direction, loaded and ready to launch. One class per kind of device derives from Kernel.
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include "program.h"
+
+namespace eqaccel {
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  // Queues the work on `stream` (null on the CPU, where it is done on return). Does not synchronise or allocate.
+  virtual void launch(const eq_operands&, void* stream) const = 0;
+  // Scratch that `launch` needs; reads the sizes and flags of the operands, never what they point to.
+  virtual std::size_t workspace_bytes(const eq_operands&) const = 0;
+};
+
+std::unique_ptr<Kernel> load_cpu_kernel(const Program&, Scalar, Direction);
+// Backend::cuda or Backend::hip: compiles for the architecture of `device`, loads the module there.
+std::unique_ptr<Kernel> load_gpu_kernel(const Program&, Backend, Scalar, Direction, int device);
+
+}  // namespace eqaccel

@@ -1,0 +1,188 @@
+// Programs: reading the payload, compiling through the disk cache, keeping loaded kernels.
+#include "program.h"
+
+#include <chrono>
+#include <sstream>
+
+#include "cache.h"
+#include "diagnostics.h"
+#include "gpu_compiler.h"
+#include "gpu_driver.h"
+#include "host_compiler.h"
+#include "kernel.h"
+
+namespace eqaccel {
+namespace {
+
+constexpr char header[] = "EQACCEL-PAYLOAD 1\n";
+
+std::invalid_argument bad_payload(const std::string& expected, const std::string& got) {
+  return std::invalid_argument("payload: expected " + expected + ", got " + got);
+}
+
+// A whole decimal number, or an exception that says where it stands.
+int64_t read_number(const std::string& text, const std::string& where) {
+  try {
+    std::size_t end = 0;
+    const int64_t number = std::stoll(text, &end);
+    if (end == text.size()) return number;
+  } catch (const std::exception&) {
+  }
+  throw bad_payload("a whole number in " + where, "'" + text + "'");
+}
+
+std::map<std::string, std::string> read_entries(const std::string& payload) {
+  if (payload.rfind(header, 0) != 0) {
+    const std::string start = payload.substr(0, payload.find('\n')).substr(0, sizeof(header));
+    throw bad_payload("the line 'EQACCEL-PAYLOAD 1' at the start", "'" + start + "'");
+  }
+  std::map<std::string, std::string> entries;
+  std::size_t position = sizeof(header) - 1;
+  while (position < payload.size()) {
+    const std::size_t line_end = payload.find('\n', position);
+    if (line_end == std::string::npos) {
+      throw bad_payload("the line '<name> <size>' at byte " + std::to_string(position), "the end of the payload");
+    }
+    const std::string line = payload.substr(position, line_end - position);
+    const std::size_t space = line.find(' ');
+    if (space == 0 || space == std::string::npos) throw bad_payload("the line '<name> <size>'", "'" + line + "'");
+    const std::string name = line.substr(0, space);
+    const int64_t size = read_number(line.substr(space + 1), "the size of entry '" + name + "'");
+    const std::size_t left = payload.size() - line_end - 1;
+    if (size < 0 || uint64_t(size) >= left) {
+      throw bad_payload(std::to_string(size) + " bytes and a newline for entry '" + name + "'",
+                        std::to_string(left) + " bytes");
+    }
+    if (payload[line_end + 1 + size] != '\n') {
+      throw bad_payload("a newline after entry '" + name + "'", "another character: its size is wrong");
+    }
+    entries[name] = payload.substr(line_end + 1, size);
+    position = line_end + 2 + size;
+  }
+  if (!entries.count("meta")) throw bad_payload("an entry 'meta'", std::to_string(entries.size()) + " other entries");
+  return entries;
+}
+
+std::map<std::string, int64_t> read_numbers(const std::string& meta) {
+  std::map<std::string, int64_t> numbers;
+  std::istringstream lines(meta);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    const std::size_t equals = line.find('=');
+    if (equals == std::string::npos) throw bad_payload("'key=value' in entry 'meta'", "'" + line + "'");
+    numbers[line.substr(0, equals)] = read_number(line.substr(equals + 1), "meta '" + line.substr(0, equals) + "'");
+  }
+  return numbers;
+}
+
+std::string body_name(Backend backend, Scalar scalar, Direction direction) {
+  if (backend == Backend::cpu) return std::string("cpu/") + name(direction);
+  return std::string("gpu/") + name(direction) + "/" + name(scalar);
+}
+
+}  // namespace
+
+const char* name(Backend backend) {
+  return backend == Backend::cpu ? "cpu" : backend == Backend::cuda ? "cuda" : "hip";
+}
+
+const char* name(Scalar scalar) { return scalar == Scalar::float32 ? "float32" : "float64"; }
+
+const char* name(Direction direction) {
+  return direction == Direction::forward ? "forward" : direction == Direction::backward ? "backward" : "double_backward";
+}
+
+struct Program::Slot {
+  std::mutex mutex;
+  std::unique_ptr<Kernel> kernel;
+};
+
+Program::Program(const uint8_t* payload, std::size_t size)
+    : entries_(read_entries(std::string(reinterpret_cast<const char*>(payload), size))),
+      numbers_(read_numbers(entries_.at("meta"))) {}
+
+int64_t Program::number(const std::string& key) const {
+  const auto found = numbers_.find(key);
+  if (found == numbers_.end()) throw std::out_of_range("the payload's meta entry has no '" + key + "'");
+  return found->second;
+}
+
+std::string Program::source(Backend backend, Scalar scalar, Direction direction) const {
+  std::string text;
+  for (const std::string& part : {std::string("prelude/") + name(backend), body_name(backend, scalar, direction)}) {
+    const auto found = entries_.find(part);
+    if (found == entries_.end()) throw std::out_of_range("the payload has no entry '" + part + "'");
+    text += found->second;
+  }
+  return text;
+}
+
+Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = source(backend, scalar, direction);
+  HostCompiler host;
+  std::string key;
+  if (backend == Backend::cpu) {
+    host = find_host_compiler();
+    std::string flags;
+    for (const std::string& flag : host_compile_flags()) flags += flag + " ";
+    key = cache::key({"cpu", text, name(scalar), host_target(), host.command.back(), host.version, flags});
+  } else {
+    if (arch.empty()) throw std::invalid_argument("arch: expected an architecture such as 'sm_90' or 'gfx90a', got ''");
+    key = cache::key({name(backend), text, arch, gpu_compiler_version(backend), gpu_compile_options(backend)});
+  }
+
+  const std::string entry_name = key + (backend == Backend::cpu ? ".so" : ".bin");
+  std::optional<cache::Entry> entry = cache::read(entry_name);
+  const bool cached = entry.has_value();
+  bool stored = cached;
+  if (!cached) {
+    entry.emplace();
+    try {
+      if (backend == Backend::cpu) {
+        entry->code = compile_host(host, text, scalar, entry->log);
+      } else {
+        GpuBinary binary = compile_gpu(backend, text, arch);
+        *entry = {std::move(binary.code), std::move(binary.log)};
+      }
+    } catch (const CompileError& error) {
+      dump(backend, scalar, direction, key, text, error.log);
+      throw;
+    }
+    stored = cache::write(entry_name, *entry);
+  }
+  dump(backend, scalar, direction, key, text, entry->log);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {std::move(entry->code), std::move(entry->log), key, stored ? cache::path(entry_name) : "", seconds, cached};
+}
+
+const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction direction, int device) const {
+  if (backend == Backend::cpu) device = 0;
+  const uint64_t index = uint64_t(device) << 8 | uint64_t(backend) << 4 | uint64_t(scalar) << 2 | uint64_t(direction);
+  std::shared_ptr<Slot> slot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::shared_ptr<Slot>& found = slots_[index];
+    if (!found) found = std::make_shared<Slot>();
+    slot = found;
+  }
+  std::lock_guard<std::mutex> lock(slot->mutex);
+  if (!slot->kernel) {
+    slot->kernel = backend == Backend::cpu ? load_cpu_kernel(*this, scalar, direction)
+                                           : load_gpu_kernel(*this, backend, scalar, direction, device);
+  }
+  return *slot->kernel;
+}
+
+std::size_t Program::workspace_bytes(Backend backend, Scalar scalar, Direction direction, const eq_operands& operands,
+                                     int device) const {
+  if (device < 0 && backend != Backend::cpu) device = GpuDriver::get(backend).current_device();
+  return kernel(backend, scalar, direction, device).workspace_bytes(operands);
+}
+
+void Program::launch(Backend backend, Scalar scalar, Direction direction, const eq_operands& operands, int device,
+                     void* stream) const {
+  kernel(backend, scalar, direction, device).launch(operands, stream);
+}
+
+}  // namespace eqaccel

@@ -1,0 +1,82 @@
+// What the torch layer and the Python bindings see of the runtime: programs, compiled kernels, launches.
+// No torch header, no CUDA header: GPU libraries are found at run time.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+
+namespace eqaccel {
+
+enum class Backend { cpu, cuda, hip };
+enum class Scalar { float32, float64 };
+enum class Direction { forward, backward, double_backward };
+
+const char* name(Backend);
+const char* name(Scalar);
+const char* name(Direction);
+
+// A kernel that could not be compiled; `log` is what the compiler printed.
+struct CompileError : std::runtime_error {
+  CompileError(const std::string& message, std::string log_) : std::runtime_error(message), log(std::move(log_)) {}
+  std::string log;
+};
+// No compiler (host compiler, NVRTC, hipRTC) was found for a backend; the message says what to install.
+struct MissingCompilerError : CompileError {
+  using CompileError::CompileError;
+};
+
+class Kernel;  // one compiled direction of a program on one target, ready to launch
+
+// What compiling one direction gave, from the compiler or from the disk cache.
+struct Compiled {
+  std::string code;  // GPU: the binary to load; CPU: the bytes of a shared library
+  std::string log;   // what the compiler printed
+  std::string key;   // names the entry in the disk cache
+  std::string path;  // the entry, "" if it could not be stored
+  double seconds;
+  bool cached;
+};
+
+// The sources and launch numbers of one tensor product, parsed from the payload that travels inside a module.
+//
+// Payload: the line "EQACCEL-PAYLOAD 1\n", then entries "<name> <size>\n<size bytes>\n". Entries:
+//   meta                                     "key=value" lines: x_dim, y_dim, z_dim, w_dim, and for each GPU kernel
+//                                            "gpu/<direction>/<scalar>/threads" and ".../shared_bytes"
+//   prelude/<backend>                        text in front of every body of that backend
+//   cpu/<direction>                          body, compiled with -DEQ_SCALAR=float or double
+//   gpu/<direction>/<scalar>                 body for CUDA and HIP
+class Program {
+ public:
+  Program(const uint8_t* payload, std::size_t size);
+  int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
+  std::string source(Backend, Scalar, Direction) const;      // prelude + body: the whole translation unit
+  // Compiles for "sm_90", "gfx90a", or (empty) this CPU; needs no GPU. Goes through the disk cache, keeps nothing.
+  Compiled compile(Backend, Scalar, Direction, const std::string& arch = "") const;
+  // Compiled on first use, then kept; thread-safe. `device` is ignored on the CPU.
+  const Kernel& kernel(Backend, Scalar, Direction, int device) const;
+  // Bytes of scratch that a launch with these operands needs (sizes and flags are read, pointers are not). Device -1 is
+  // the current device of the calling thread.
+  std::size_t workspace_bytes(Backend, Scalar, Direction, const eq_operands&, int device = -1) const;
+  // `stream` is a cudaStream_t or hipStream_t; ignored on the CPU. Does not synchronise.
+  void launch(Backend, Scalar, Direction, const eq_operands&, int device, void* stream) const;
+
+ private:
+  struct Slot;  // one kernel, with the lock under which it is compiled
+  std::map<std::string, std::string> entries_;
+  std::map<std::string, int64_t> numbers_;
+  mutable std::mutex mutex_;  // guards slots_ only, so that kernels compile side by side
+  mutable std::map<uint64_t, std::shared_ptr<Slot>> slots_;
+};
+
+// The program registered under `key`; parsed from the payload the first time a key is seen. Process-wide, thread-safe.
+std::shared_ptr<Program> find_program(int64_t key);  // null when the key is not known yet
+std::shared_ptr<Program> register_program(int64_t key, const uint8_t* payload, std::size_t size);
+
+}  // namespace eqaccel

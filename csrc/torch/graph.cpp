@@ -1,0 +1,140 @@
+// eqaccel::graph: an edge list, sorted once for both directions of a convolution.
+//
+// A slot is a position in the order (receiver, sender, edge id), which is fixed by the edges alone: sums over slots do
+// not depend on threads or devices. The int32 result packs, one after the other,
+//   row_ptr (R + 1)     first slot of each receiver
+//   edge (E)            edge held by a slot
+//   sender (E)          sender of that edge
+//   t_row_ptr (S + 1)   first entry of t_slot of each sender
+//   t_slot (E)          slots ordered by (sender, slot)
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+namespace eqaccel {
+namespace {
+
+using at::Tensor;
+
+void check_edges(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
+  for (const auto& [name, index] : {std::pair("receiver", &receiver), std::pair("sender", &sender)}) {
+    TORCH_CHECK(index->scalar_type() == at::kInt || index->scalar_type() == at::kLong, "eqaccel::graph: argument '",
+                name, "' must be int32 or int64, got ", index->scalar_type(), ". Convert it with .long().");
+    TORCH_CHECK(index->dim() == 1, "eqaccel::graph: argument '", name, "' must have shape (num_edges,), got ",
+                index->sizes(), ". Pass one row of the edge index.");
+  }
+  TORCH_CHECK(receiver.numel() == sender.numel(), "eqaccel::graph: 'receiver' and 'sender' must have one entry for "
+              "each edge, got ", receiver.numel(), " and ", sender.numel(), ".");
+  TORCH_CHECK(receiver.device() == sender.device(), "eqaccel::graph: 'receiver' and 'sender' must be on one device, "
+              "got ", receiver.device(), " and ", sender.device(), ". Move one with .to(device).");
+  constexpr int64_t limit = std::numeric_limits<int32_t>::max();
+  for (const auto& [name, count] : {std::pair("edges", receiver.numel()), std::pair("receivers", num_receivers),
+                                    std::pair("senders", num_senders)})
+    TORCH_CHECK(count >= 0 && count < limit, "eqaccel::graph: the number of ", name, " must be at least 0 and below ",
+                limit, ", got ", count, ". Split a larger system.");
+}
+
+template <class Index>
+void check_range(const char* name, const char* nodes, const Tensor& index, int64_t count) {
+  const Index* values = index.const_data_ptr<Index>();
+  for (int64_t position = 0; position < index.numel(); ++position)
+    TORCH_CHECK_INDEX(values[position] >= 0 && values[position] < count, "eqaccel::graph: argument '", name,
+                      "' must hold values from 0 to ", count - 1, " (", nodes, " = ", count, "), got ",
+                      values[position], " at position ", position,
+                      ". Check the edge list against the number of nodes.");
+}
+
+// Stable counting sort: the items `take(0) ... take(E-1)` ordered by `node_of`, written to `order`; returns nothing
+// else but the first position of each node, in `row_ptr` (count + 1).
+template <class Take, class NodeOf>
+void counting_sort(int64_t num_edges, int64_t count, Take take, NodeOf node_of, int32_t* row_ptr, int32_t* order) {
+  std::fill(row_ptr, row_ptr + count + 1, 0);
+  for (int64_t i = 0; i < num_edges; ++i) ++row_ptr[node_of(static_cast<int32_t>(i)) + 1];
+  for (int64_t node = 0; node < count; ++node) row_ptr[node + 1] += row_ptr[node];
+  std::vector<int32_t> next(row_ptr, row_ptr + count);
+  for (int64_t i = 0; i < num_edges; ++i) {
+    const int32_t item = take(i);
+    order[next[node_of(item)]++] = item;
+  }
+}
+
+template <class Index>
+void sort_edges(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders,
+                int32_t* packed) {
+  check_range<Index>("receiver", "num_receivers", receiver, num_receivers);
+  check_range<Index>("sender", "num_senders", sender, num_senders);
+  const Index* r = receiver.const_data_ptr<Index>();
+  const Index* s = sender.const_data_ptr<Index>();
+  const int64_t num_edges = receiver.numel();
+  int32_t* row_ptr = packed;
+  int32_t* edge = row_ptr + num_receivers + 1;
+  int32_t* slot_sender = edge + num_edges;
+  int32_t* t_row_ptr = slot_sender + num_edges;
+  int32_t* t_slot = t_row_ptr + num_senders + 1;
+  const auto same = [](int64_t i) { return static_cast<int32_t>(i); };
+
+  std::vector<int32_t> by_sender(num_edges);
+  counting_sort(num_edges, num_senders, same, [&](int32_t e) { return s[e]; }, t_row_ptr, by_sender.data());
+  counting_sort(num_edges, num_receivers, [&](int64_t i) { return by_sender[i]; }, [&](int32_t e) { return r[e]; },
+                row_ptr, edge);
+  for (int64_t slot = 0; slot < num_edges; ++slot) slot_sender[slot] = static_cast<int32_t>(s[edge[slot]]);
+  counting_sort(num_edges, num_senders, same, [&](int32_t slot) { return slot_sender[slot]; }, t_row_ptr, t_slot);
+}
+
+Tensor graph_cpu(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
+  check_edges(receiver, sender, num_receivers, num_senders);
+  // One index type from here on; int64 only if asked for, so that the usual int64 edge lists are not copied.
+  const auto type = receiver.scalar_type() == sender.scalar_type() ? receiver.scalar_type() : at::kLong;
+  const Tensor r = receiver.to(type).contiguous(), s = sender.to(type).contiguous();
+  Tensor packed = at::empty({3 * r.numel() + num_receivers + num_senders + 2}, r.options().dtype(at::kInt));
+  const auto sort = type == at::kInt ? sort_edges<int32_t> : sort_edges<int64_t>;
+  sort(r, s, num_receivers, num_senders, packed.mutable_data_ptr<int32_t>());
+  return packed;
+}
+
+bool check_indices_on_gpu() {
+  const char* value = std::getenv("EQACCEL_CHECK_INDICES");
+  const std::string_view text = value == nullptr ? "" : value;
+  return text == "1" || text == "true" || text == "yes" || text == "on";
+}
+
+// Only operations that neither wait for the device nor forbid graph capture.
+Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
+  check_edges(receiver, sender, num_receivers, num_senders);
+  if (check_indices_on_gpu()) {
+    check_range<int64_t>("receiver", "num_receivers", receiver.to(at::kCPU, at::kLong).contiguous(), num_receivers);
+    check_range<int64_t>("sender", "num_senders", sender.to(at::kCPU, at::kLong).contiguous(), num_senders);
+  }
+  const c10::OptionalDeviceGuard guard(receiver.device());
+  const auto options = receiver.options().dtype(at::kInt);
+  if (receiver.numel() == 0) return at::zeros({num_receivers + num_senders + 2}, options);
+
+  const auto order_of = [](const Tensor& keys) { return std::get<1>(at::sort(keys, /*stable=*/true)); };
+  const auto row_ptr_of = [&](const Tensor& sorted, int64_t count) {
+    return at::searchsorted(sorted, at::arange(count + 1, options), /*out_int32=*/true);
+  };
+  const Tensor r = receiver.to(at::kInt), s = sender.to(at::kInt);
+  const Tensor edge = order_of(r.to(at::kLong) * num_senders + s);
+  const Tensor slot_sender = s.index_select(0, edge);
+  const Tensor t_slot = order_of(slot_sender);
+  return at::cat({row_ptr_of(r.index_select(0, edge), num_receivers), edge.to(at::kInt), slot_sender,
+                  row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
+}
+
+Tensor graph_meta(const Tensor& receiver, const Tensor& sender, const c10::SymInt& num_receivers,
+                  const c10::SymInt& num_senders) {
+  return at::empty_symint({receiver.sym_numel() * 3 + num_receivers + num_senders + 2},
+                          receiver.options().dtype(at::kInt));
+}
+
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("graph", graph_cpu); }
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("graph", graph_cuda); }
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("graph", graph_meta); }
+
+}  // namespace
+}  // namespace eqaccel

@@ -1,0 +1,34 @@
+// The operators of eqaccel as C++ calls that go through torch's dispatcher, so that autograd, tracing and vmap see them.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <cstdint>
+#include <tuple>
+
+namespace eqaccel::ops {
+
+using at::Tensor;
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;                // with respect to x, y, w
+using SecondGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // with respect to gz, x, y, w
+
+// Everything about a tensor product that is not a differentiable operand.
+struct Problem {
+  Tensor payload;         // sources of the kernels, uint8
+  int64_t key;            // names the payload in the process-wide table of programs
+  Tensor graph;           // packed edge index (see graph.cpp); empty for a batch
+  c10::SymInt receivers;  // rows of the output
+  int64_t z_dim;          // columns of the output: shapes must be known where the payload can not be read
+  bool mul_ir;            // layout of x and z inside a block: (mul, 2l+1), or (2l+1, mul)
+  bool atomic;            // gradients of x by atomic addition
+};
+
+// z = F(x, y, w): linear in each operand.
+Tensor tensor_product(const Problem&, const Tensor& x, const Tensor& y, const Tensor& w);
+// Gradients of <gz, F(x, y, w)>.
+Gradients tensor_product_backward(const Problem&, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w);
+// Gradients of <a, gx> + <b, gy> + <c, gw>, where gx, gy, gw are what tensor_product_backward gives.
+SecondGradients tensor_product_double_backward(const Problem&, const Tensor& gz, const Tensor& x, const Tensor& y,
+                                               const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c);
+
+}  // namespace eqaccel::ops

@@ -1,0 +1,37 @@
+"""eqaccel: fast O(3)-equivariant tensor products and graph convolutions for interatomic potentials.
+
+`eqaccel.patch(model)` accelerates a MACE model in place; `TensorProduct` and `TensorProductConv` are the operators
+underneath. Importing this package does nothing but define names: torch and the compiled libraries are loaded when one
+of the names that needs them is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Irreps": "eqaccel.irreps",
+    "wigner_3j": "eqaccel.wigner",
+    "TensorProductSpec": "eqaccel.spec",
+    "TensorProduct": "eqaccel.ops",
+    "TensorProductConv": "eqaccel.ops",
+    "Graph": "eqaccel.ops",
+    "patch": "eqaccel.patches",
+    "unpatch": "eqaccel.patches",
+    "report": "eqaccel.patches",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'eqaccel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,10 @@
+"""From plans to source text: one body for every backend, a prelude for each, and the payload that carries them.
+
+Takes a `TensorProductSpec`; gives C-family source text and the payload, the bytes that hold every source of a tensor
+product and travel inside a module. Knows plans; must not know torch, compilers or devices.
+"""
+
+from eqaccel.codegen.body import print_body
+from eqaccel.codegen.payload import payload, prelude, source
+
+__all__ = ["payload", "prelude", "print_body", "source"]

@@ -1,0 +1,57 @@
+"""The payload: every source of a tensor product in one string of bytes, as `csrc/runtime/program.h` defines it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from importlib import resources
+
+from eqaccel.codegen.body import print_body
+from eqaccel.plan import TARGETS, Direction, KernelPlan, host_target, make_plan
+from eqaccel.spec import TensorProductSpec
+
+_SCALAR_BYTES = {"float32": 4, "float64": 8}
+# GPU plans hold for every architecture of a kind; the body asks the compiler for the rest.
+_GPU_TARGET = TARGETS["sm_90"]
+
+
+@functools.lru_cache(maxsize=256)
+def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
+    """The payload of a spec and the integer key that names it.
+
+    Args:
+        spec: The tensor product.
+
+    Returns:
+        The bytes, and a key of 63 bits derived from them.
+    """
+    entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
+    meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim, "w_dim": spec.weight_numel}
+    for direction in Direction:
+        entries[f"cpu/{direction.value}"] = print_body(make_plan(spec, direction, host_target(), 4))
+        for scalar, scalar_bytes in _SCALAR_BYTES.items():
+            name = f"gpu/{direction.value}/{scalar}"
+            plan = make_plan(spec, direction, _GPU_TARGET, scalar_bytes)
+            entries[name] = print_body(plan)
+            meta |= {f"{name}/threads": plan.threads, f"{name}/shared_bytes": plan.shared_bytes()}
+    entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
+    packed = [b"EQACCEL-PAYLOAD 1\n"]
+    for name, text in entries.items():
+        data = text.encode()
+        packed += [f"{name} {len(data)}\n".encode(), data, b"\n"]
+    content = b"".join(packed)
+    return content, int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+
+
+@functools.lru_cache(maxsize=None)
+def prelude(backend: str) -> str:
+    """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
+    folder = resources.files("eqaccel.codegen") / "preludes"
+    names = ["cpu.h"] if backend == "cpu" else [f"{backend}.h", "gpu.h"]
+    return "".join((folder / name).read_text() for name in names)
+
+
+def source(plan: KernelPlan) -> str:
+    """The body of a plan behind its prelude, as a compiler sees it save for the ABI header in front."""
+    backend = "cpu" if not plan.target.is_gpu else "hip" if plan.target.name.startswith("gfx") else "cuda"
+    return prelude(backend) + print_body(plan)

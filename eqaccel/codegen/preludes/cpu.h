@@ -1,0 +1,391 @@
+// CPU prelude: a lane value is a SIMD vector of channels, a block is a range of receivers of one thread.
+//
+// The generated body that follows defines `Problem` and its segments in terms of T, Lane, Sum, fma, dot, read_entries
+// and EQ_CHANNELS; this file gives those their meaning and runs them over a graph.
+#include <stdlib.h>
+#include <string.h>
+#include <omp.h>
+
+#define EQ_FN __attribute__((always_inline)) inline
+#if defined(__AVX512F__)
+#define EQ_SIMD_BYTES 64
+#elif defined(__AVX2__)
+#define EQ_SIMD_BYTES 32
+#else
+#define EQ_SIMD_BYTES 16
+#endif
+
+namespace {
+
+typedef EQ_SCALAR T;
+typedef T Lane __attribute__((vector_size(EQ_SIMD_BYTES)));
+typedef T UnalignedLane __attribute__((vector_size(EQ_SIMD_BYTES), aligned(sizeof(T)), may_alias));
+typedef Lane Sum;  // one partial sum per SIMD element, added up once an edge
+constexpr int lanes = EQ_SIMD_BYTES / sizeof(T);
+constexpr int edges_per_block = 32;
+
+EQ_FN Lane fma(T a, Lane b, Lane c) { return a * b + c; }
+EQ_FN Lane fma(Lane a, Lane b, Lane c) { return a * b + c; }
+EQ_FN Sum dot(Lane a, Lane b, Sum sum) { return a * b + sum; }
+
+// Channels c to c + lanes of a component; channels past the last one read as zero and are never written.
+template <int mul>
+EQ_FN Lane load(const T* component, int c) {
+  if (mul % lanes == 0 || c + lanes <= mul) return (Lane) * (const UnalignedLane*)(component + c);
+  Lane value = {};
+  for (int u = 0; u < mul % lanes; ++u) value[u] = component[c + u];
+  return value;
+}
+template <int mul>
+EQ_FN void store(T* component, int c, Lane value) {
+  if (mul % lanes == 0 || c + lanes <= mul) {
+    *(UnalignedLane*)(component + c) = value;
+  } else {
+    for (int u = 0; u < mul % lanes; ++u) component[c + u] = value[u];
+  }
+}
+
+#define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
+
+template <int first, int count>
+struct Entries {
+  const T* values;
+  EQ_FN T operator[](int n) const { return values[first + n]; }
+};
+template <int first, int count>
+EQ_FN Entries<first, count> read_entries(const T* entries) {
+  return {entries};
+}
+
+constexpr int64_t align(int64_t elements) { return (elements + 15) / 16 * 16; }
+
+T* scratch(int64_t elements) { return static_cast<T*>(aligned_alloc(64, (elements * sizeof(T) + 63) / 64 * 64 + 64)); }
+
+// The graph of a launch; for a batch, row n is receiver, sender and edge n at once.
+struct Topology {
+  const eq_operands& o;
+  EQ_FN int64_t begin(int64_t receiver) const { return o.row_ptr ? o.row_ptr[receiver] : receiver; }
+  EQ_FN int64_t end(int64_t receiver) const { return o.row_ptr ? o.row_ptr[receiver + 1] : receiver + 1; }
+  EQ_FN int64_t edge(int64_t slot) const { return o.row_ptr ? o.edge[slot] : slot; }
+  EQ_FN int64_t sender(int64_t slot) const { return o.row_ptr ? o.sender[slot] : slot; }
+  EQ_FN bool batch() const { return !o.row_ptr; }
+};
+
+// ---- forward
+
+template <int mul>
+struct ForwardX {
+  const T* row;
+  int c;
+  EQ_FN Lane at(int offset) const { return load<mul>(row + offset, c); }
+};
+template <int mul, int paths>
+struct ForwardW {
+  const T* row;
+  const T* ahead;  // the row that is read a block of edges later
+  int c;
+  // One cache line of that row is fetched for each path, in address order.
+  EQ_FN Lane at(int offset, int path) const {
+    __builtin_prefetch((const char*)ahead + ((c / lanes) * paths + path) * 64, 0, 2);
+    return load<mul>(row + offset, c);
+  }
+};
+
+template <class P>
+struct ForwardBlock {
+  const T* x[edges_per_block];
+  const T* w[edges_per_block];
+  const T* ahead[edges_per_block];
+  const T* entries;
+  int count;
+  T* z;
+
+  template <class Segment>
+  EQ_FN void run(Segment, int c) const {
+    if (c >= Segment::mul) return;
+    Lane acc[Segment::outputs];
+    for (int k = 0; k < Segment::outputs; ++k) acc[k] = load<Segment::mul>(z + Segment::z_offset(k), c);
+    for (int e = 0; e < count; ++e) {
+      Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul, P::paths>{w[e], ahead[e], c},
+                    entries + e * P::entries, acc);
+    }
+    for (int k = 0; k < Segment::outputs; ++k) store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
+  }
+};
+
+template <class P>
+void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, T* entries) {
+  const T* y = static_cast<const T*>(g.o.y);
+  const T* w = static_cast<const T*>(g.o.w);
+  memset(z, 0, P::z_dim * sizeof(T));
+  const int64_t end = g.end(receiver);
+  ForwardBlock<P> block;
+  block.entries = entries;
+  block.z = z;
+  for (int64_t slot = g.begin(receiver); slot < end; slot += edges_per_block) {
+    block.count = end - slot < edges_per_block ? int(end - slot) : edges_per_block;
+    for (int e = 0; e < block.count; ++e) {
+      const int64_t edge = g.edge(slot + e), last = g.o.num_edges - 1;
+      const int64_t later = slot + e + edges_per_block < last ? slot + e + edges_per_block : last;
+      block.x[e] = x + g.sender(slot + e) * P::x_dim;
+      block.w[e] = w + edge * g.o.w_stride;
+      block.ahead[e] = w + g.edge(later) * g.o.w_stride;
+      P::build_entries(y + edge * P::y_dim, entries + e * P::entries);
+    }
+    for (int c = 0; c < P::largest_mul; c += lanes) P::each_segment([&](auto segment) { block.run(segment, c); });
+  }
+}
+
+// ---- backward and double backward: the loop over channels is innermost
+
+template <int d1, int mul>
+struct XBlock {
+  const T* x_row;
+  const T* a_row;
+  T* gx_row;
+  EQ_FN Lane x(int i, int c) const { return load<mul>(x_row + i * mul, c); }
+  EQ_FN Lane a(int i, int c) const { return load<mul>(a_row + i * mul, c); }
+  EQ_FN void add(int i, int c, Lane value) {
+    store<mul>(gx_row + i * mul, c, load<mul>(gx_row + i * mul, c) + value);
+  }
+  EQ_FN void flush() {}
+};
+template <int mul>
+struct Weight {
+  const T* w_row;
+  const T* c_row;
+  T* gw_row;
+  EQ_FN Lane at(int c) const { return load<mul>(w_row, c); }
+  EQ_FN Lane tangent(int c) const { return load<mul>(c_row, c); }
+  template <bool first>
+  EQ_FN void add(int c, Lane value) {
+    store<mul>(gw_row, c, first ? value : load<mul>(gw_row, c) + value);
+  }
+  EQ_FN void flush() {}
+};
+// The rows of one edge.
+struct EdgeRows {
+  const T *x, *a, *w, *c, *gz;
+  T *gx, *gw, *ggz;
+  template <int d1, int mul>
+  EQ_FN XBlock<d1, mul> x_block(int offset) const {
+    return {x + offset, a + offset, gx + offset};
+  }
+  template <int mul>
+  EQ_FN Weight<mul> weight(int offset) const {
+    return {w + offset, c + offset, gw + offset};
+  }
+  template <int mul>
+  EQ_FN Lane g(int, int offset, int channel) const {
+    return load<mul>(gz + offset, channel);
+  }
+  template <int mul>
+  EQ_FN Lane z(int, int offset, int channel) const {
+    return load<mul>(ggz + offset, channel);
+  }
+  template <int mul>
+  EQ_FN void set_z(int, int offset, int channel, Lane value) const {
+    store<mul>(ggz + offset, channel, value);
+  }
+};
+
+EQ_FN T add_up(Sum sum) {
+  T total = 0;
+  for (int n = 0; n < lanes; ++n) total += sum[n];
+  return total;
+}
+
+// Receivers in contiguous chunks of nearly equal edges. A chunk adds gx into a buffer of its own and the buffers are
+// added in order afterwards; their number depends on the graph alone, so results do not depend on the thread count.
+template <class P>
+int64_t chunk_count(const eq_operands& o) {
+  if (o.num_edges == 0) return 1;
+  const int64_t by_work = o.num_edges / 1024;
+  const int64_t by_memory = o.row_ptr && P::x_dim * o.num_senders > 0
+                                ? o.num_edges * (P::w_dim + P::y_dim) / (P::x_dim * o.num_senders)
+                                : 64;
+  const int64_t count = by_work < by_memory ? by_work : by_memory;
+  return count < 1 ? 1 : count > 48 ? 48 : count;
+}
+
+template <class P>
+struct Workspace {
+  T *x, *gz, *a, *gx;
+  int64_t elements;
+  Workspace(const eq_operands& o, T* base) {
+    int64_t used = 0;
+    auto take = [&](int64_t count) {
+      T* at = base + used;
+      used += align(count);
+      return at;
+    };
+    const int64_t relayout = o.mul_ir ? 1 : 0;
+    x = take(relayout * o.num_senders * P::x_dim);
+    gz = take(EQ_DIRECTION > 0 ? relayout * o.num_receivers * P::z_dim : 0);
+    a = take(EQ_DIRECTION > 1 ? relayout * o.num_senders * P::x_dim : 0);
+    gx = take(EQ_DIRECTION > 0 ? (o.row_ptr ? chunk_count<P>(o) : 1) * o.num_senders * P::x_dim : 0);
+    elements = used;
+  }
+};
+
+// (mul, 2l+1) to (2l+1, mul) inside each block of a row, or back.
+struct Relayout {
+  const T* from;
+  T* to;
+  bool to_mul_ir;
+  EQ_FN void operator()(int offset, int mul, int dim) const {
+    const T* in = from + offset;
+    T* out = to + offset;
+    for (int u = 0; u < mul; ++u)
+      for (int i = 0; i < dim; ++i) {
+        if (to_mul_ir) out[u * dim + i] = in[i * mul + u];
+        else out[i * mul + u] = in[u * dim + i];
+      }
+  }
+};
+
+template <class P>
+const T* to_channels_fastest(const eq_operands& o, const void* rows, int64_t count, int dim, bool is_x, T* space) {
+  const T* from = static_cast<const T*>(rows);
+  if (!o.mul_ir) return from;
+#pragma omp for schedule(static)
+  for (int64_t n = 0; n < count; ++n) {
+    const Relayout row{from + n * dim, space + n * dim, false};
+    if (is_x) P::each_x_block(row);
+    else P::each_z_block(row);
+  }
+  return space;
+}
+
+template <class P>
+EQ_FN void write_z(const eq_operands& o, const T* row, int64_t receiver) {
+  T* to = static_cast<T*>(o.z) + receiver * P::z_dim;
+  if (o.mul_ir) P::each_z_block(Relayout{row, to, true});
+  else memcpy(to, row, P::z_dim * sizeof(T));
+}
+
+template <class P>
+void launch_forward(const eq_operands& o) {
+  const Workspace<P> space(o, static_cast<T*>(o.workspace));
+  const Topology g{o};
+#pragma omp parallel num_threads(o.threads)
+  {
+    T* entries = scratch(edges_per_block * P::entries);
+    T* z = scratch(P::z_dim);
+    const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
+#pragma omp for schedule(dynamic, 8)
+    for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
+      forward_receiver<P>(g, x, receiver, z, entries);
+      write_z<P>(o, z, receiver);
+    }
+    free(entries);
+    free(z);
+  }
+}
+
+// First receiver of a chunk: where the edges before it reach the chunk's share.
+int64_t chunk_begin(const Topology& g, int64_t chunk, int64_t chunks) {
+  if (chunk == chunks) return g.o.num_receivers;
+  const int64_t edges = g.o.num_edges * chunk / chunks;
+  int64_t low = 0, high = g.o.num_receivers;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (g.begin(middle) < edges) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+template <class P>
+void run_edge(const Topology& g, const EdgeRows& rows, int64_t edge, T* entries, Sum* sums) {
+  const T* y = static_cast<const T*>(g.o.y) + edge * P::y_dim;
+  P::build_entries(y, entries);
+  if (EQ_DIRECTION > 1) P::build_entries(static_cast<const T*>(g.o.b) + edge * P::y_dim, entries + P::entries);
+  for (int j = 0; j < P::y_dim; ++j) sums[j] = Sum{};
+  P::each_segment([&](auto segment) { decltype(segment)::edge(rows, entries, entries + P::entries, sums); });
+  T* gy = static_cast<T*>(g.o.gy) + edge * P::y_dim;
+  for (int j = 0; j < P::y_dim; ++j) gy[j] = add_up(sums[j]);
+}
+
+template <class P>
+void launch_gradient(const eq_operands& o) {
+  const Workspace<P> space(o, static_cast<T*>(o.workspace));
+  const Topology g{o};
+  const int64_t chunks = chunk_count<P>(o);
+  struct Window {
+    int64_t begin, end;
+  };
+  Window* windows = static_cast<Window*>(malloc(sizeof(Window) * chunks));
+#pragma omp parallel num_threads(o.threads)
+  {
+    T* entries = scratch(2 * P::entries);
+    T* ggz = scratch(P::z_dim);
+    T* gx_row = scratch(P::x_dim);
+    Sum* sums = reinterpret_cast<Sum*>(scratch(P::y_dim * lanes));
+    const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
+    const T* gz = to_channels_fastest<P>(o, o.gz, o.num_receivers, P::z_dim, false, space.gz);
+    const T* a = EQ_DIRECTION > 1 ? to_channels_fastest<P>(o, o.a, o.num_senders, P::x_dim, true, space.a) : x;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t first = chunk_begin(g, chunk, chunks), last = chunk_begin(g, chunk + 1, chunks);
+      Window window{o.num_senders, 0};
+      for (int64_t slot = first < last ? g.begin(first) : 0; first < last && slot < g.end(last - 1); ++slot) {
+        const int64_t sender = g.sender(slot);
+        if (sender < window.begin) window.begin = sender;
+        if (sender >= window.end) window.end = sender + 1;
+      }
+      windows[chunk] = window;
+      T* gx = space.gx + (g.batch() ? 0 : chunk * o.num_senders * P::x_dim);
+      if (window.begin < window.end)
+        memset(gx + window.begin * P::x_dim, 0, (window.end - window.begin) * P::x_dim * sizeof(T));
+      for (int64_t receiver = first; receiver < last; ++receiver) {
+        if (EQ_DIRECTION > 1) memset(ggz, 0, P::z_dim * sizeof(T));
+        for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot) {
+          const int64_t edge = g.edge(slot), sender = g.sender(slot);
+          const EdgeRows rows{x + sender * P::x_dim,
+                              a + sender * P::x_dim,
+                              static_cast<const T*>(o.w) + edge * o.w_stride,
+                              static_cast<const T*>(o.c) + edge * o.c_stride,
+                              gz + receiver * P::z_dim,
+                              gx + sender * P::x_dim,
+                              static_cast<T*>(o.gw) + edge * P::w_dim,
+                              ggz};
+          run_edge<P>(g, rows, edge, entries, sums);
+        }
+        if (EQ_DIRECTION > 1) write_z<P>(o, ggz, receiver);
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t sender = 0; sender < o.num_senders; ++sender) {
+      T* row = gx_row;
+      memset(row, 0, P::x_dim * sizeof(T));
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        if (sender < windows[chunk].begin || sender >= windows[chunk].end) continue;
+        const T* part = space.gx + ((g.batch() ? 0 : chunk * o.num_senders) + sender) * P::x_dim;
+        for (int i = 0; i < P::x_dim; ++i) row[i] += part[i];
+      }
+      T* to = static_cast<T*>(o.gx) + sender * P::x_dim;
+      if (o.mul_ir) P::each_x_block(Relayout{row, to, true});
+      else memcpy(to, row, P::x_dim * sizeof(T));
+    }
+    free(entries);
+    free(ggz);
+    free(gx_row);
+    free(sums);
+  }
+  free(windows);
+}
+
+}  // namespace
+
+#if EQ_DIRECTION == 0
+#define EQ_LAUNCH launch_forward
+#else
+#define EQ_LAUNCH launch_gradient
+#endif
+#define EQ_EXPORT(P)                                                                                        \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { EQ_LAUNCH<P>(*o); } \
+                                                                                                    \
+  extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {      \
+    return Workspace<P>(*o, nullptr).elements * int64_t(sizeof(T));                                         \
+  }

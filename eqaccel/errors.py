@@ -1,0 +1,68 @@
+"""Every exception and warning that eqaccel raises on purpose.
+
+All errors derive from `EqaccelError`; those caused by a wrong argument are `ValueError`s too, so that code which knows
+nothing of eqaccel can still catch them by their usual meaning.
+"""
+
+from __future__ import annotations
+
+
+class EqaccelError(Exception):
+    """Base class of all eqaccel errors; raised itself by nothing."""
+
+
+class IrrepsError(EqaccelError, ValueError):
+    """Raised when irreps, or the degrees of a coupling, cannot be read or do not make sense."""
+
+
+class SpecError(EqaccelError, ValueError):
+    """Raised when a tensor product is not well defined (indices, triangle rule, parity, multiplicities)."""
+
+
+class UnsupportedError(SpecError, NotImplementedError):
+    """Raised when a tensor product is well defined but outside of what eqaccel implements."""
+
+
+class OperandError(EqaccelError, ValueError):
+    """Raised when a tensor handed to an operation has the wrong shape, dtype, device or layout."""
+
+
+class GraphError(EqaccelError, ValueError):
+    """Raised when an edge list is malformed (shape, dtype, or an index outside of the nodes)."""
+
+
+class SettingsError(EqaccelError, ValueError):
+    """Raised when an environment variable of `eqaccel.settings` holds a value that cannot be understood."""
+
+
+class PatchError(EqaccelError, ValueError):
+    """Raised when a model cannot be patched: unknown kind, or nothing in it to replace."""
+
+
+class VerificationError(PatchError):
+    """Raised when a patched model does not reproduce the original one; the model has been restored."""
+
+
+class AlreadyPatchedError(PatchError):
+    """Raised when a model, or a part of it, is accelerated already, by eqaccel or by another library."""
+
+
+class CompileError(EqaccelError, RuntimeError):
+    """Raised when a generated kernel does not compile.
+
+    Args:
+        message: What failed, for which target, and the next step.
+        log: The compiler's full output, kept out of the message because it can be long.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class MissingCompilerError(CompileError):
+    """Raised when no compiler for the target is found (NVRTC, hipRTC or a host C++ compiler)."""
+
+
+class CacheWarning(UserWarning):
+    """Issued when the kernel cache on disk cannot be used and kernels are kept in memory only."""

@@ -1,0 +1,26 @@
+"""How a tensor product is computed: paths, edge matrices, segments and launch numbers, as plain data.
+
+Takes a `TensorProductSpec` and a `Target`; gives a `KernelPlan` for one direction and one scalar type. Knows NumPy and
+the spec; must not know torch, source text, compilers or devices. `reference.execute` runs a plan in NumPy and is the
+definition that every backend is tested against.
+"""
+
+from eqaccel.plan.build import make_plan
+from eqaccel.plan.model import Block, Direction, EdgeMatrix, Element, KernelPlan, PlannedPath, Segment
+from eqaccel.plan.reference import execute
+from eqaccel.plan.target import TARGETS, Target, host_target
+
+__all__ = [
+    "TARGETS",
+    "Block",
+    "Direction",
+    "EdgeMatrix",
+    "Element",
+    "KernelPlan",
+    "PlannedPath",
+    "Segment",
+    "Target",
+    "execute",
+    "host_target",
+    "make_plan",
+]

@@ -1,0 +1,52 @@
+"""Edge matrices: from CG tensors to the distinct linear forms of y that they are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from eqaccel.plan.model import EdgeMatrix, Element
+from eqaccel.spec import Path, TensorProductSpec
+
+# Entries of a CG tensor below this share of its largest entry are rounding of an exact zero.
+_ZERO = 1e-13
+
+
+def edge_matrices(spec: TensorProductSpec) -> tuple[tuple[EdgeMatrix, ...], tuple[int, ...]]:
+    """The distinct edge matrices of a spec, and the matrix of each path.
+
+    Paths with the same degrees, in2 block and coefficient share a matrix, as the parity variants of NequIP models do.
+    """
+    matrices: list[EdgeMatrix] = []
+    known: dict[tuple[int, int, int, int, float], int] = {}
+    of_path: list[int] = []
+    first = 0
+    for path in spec.paths:
+        key = (path.l1, path.l2, path.l3, path.y_offset, path.coefficient)
+        if key not in known:
+            known[key] = len(matrices)
+            matrices.append(_edge_matrix(path, first))
+            first += -(-len(matrices[-1].entries) // 4) * 4
+        of_path.append(known[key])
+    return tuple(matrices), tuple(of_path)
+
+
+def _edge_matrix(path: Path, first: int) -> EdgeMatrix:
+    cg = path.cg()
+    threshold = _ZERO * np.abs(cg).max()
+    entries: dict[tuple[tuple[int, float], ...], int] = {}
+    forms: list[tuple[tuple[int, float], ...]] = []
+    elements: list[Element] = []
+    for i in range(cg.shape[0]):
+        for k in range(cg.shape[2]):
+            terms = [(path.y_offset + j, float(cg[i, j, k])) for j in np.flatnonzero(np.abs(cg[i, :, k]) > threshold)]
+            if not terms:
+                continue
+            sign = 1 if terms[0][1] > 0 else -1
+            form = tuple((int(j), sign * value) for j, value in terms)
+            # CG values that are equal on paper differ in the last bit, so forms are matched by rounded values.
+            rounded = tuple((j, round(value, 13)) for j, value in form)
+            if rounded not in entries:
+                entries[rounded] = len(forms)
+                forms.append(form)
+            elements.append(Element(i, k, entries[rounded], sign))
+    return EdgeMatrix(first, tuple(forms), tuple(elements))

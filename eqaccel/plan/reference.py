@@ -1,0 +1,171 @@
+"""The reference executor: runs a plan in NumPy, as the definition of what a backend has to compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from eqaccel.irreps import Irreps
+from eqaccel.plan.model import Direction, KernelPlan, PlannedPath, Segment
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outputs of a plan; the ones that its direction does not have are None.
+
+    Attributes:
+        z: (num_receivers, z_dim): the output, or in double backward the gradient with respect to gz.
+        gx: (num_senders, x_dim).
+        gy: (num_edges, y_dim).
+        gw: (num_edges, weight_numel).
+    """
+
+    z: np.ndarray | None = None
+    gx: np.ndarray | None = None
+    gy: np.ndarray | None = None
+    gw: np.ndarray | None = None
+
+
+def execute(
+    plan: KernelPlan,
+    x: np.ndarray,
+    y: np.ndarray,
+    w: np.ndarray,
+    *,
+    receiver: np.ndarray | None = None,
+    sender: np.ndarray | None = None,
+    num_receivers: int | None = None,
+    gz: np.ndarray | None = None,
+    a: np.ndarray | None = None,
+    b: np.ndarray | None = None,
+    c: np.ndarray | None = None,
+) -> Result:
+    """Runs a plan on operands in the (2l+1, mul) layout.
+
+    Args:
+        plan: The plan to run.
+        x: (num_senders, x_dim) node features.
+        y: (num_edges, y_dim) edge attributes.
+        w: (num_edges, weight_numel) weights.
+        receiver: (num_edges,) receiving node of each edge; None for a batch, where edge n belongs to row n.
+        sender: (num_edges,) sending node of each edge, or None as above.
+        num_receivers: Rows of the output; needed with `receiver`.
+        gz: (num_receivers, z_dim) gradient of the output, for backward and double backward.
+        a: Tangent of x, for double backward; b and c likewise for y and w.
+        b: Tangent of y.
+        c: Tangent of w.
+
+    Returns:
+        The outputs of the plan's direction, in the dtype of x.
+    """
+    edges = len(y)
+    receiver = np.arange(edges) if receiver is None else receiver
+    sender = np.arange(edges) if sender is None else sender
+    rows = edges if num_receivers is None else num_receivers
+    dtype = x.dtype
+    z = np.zeros((rows, plan.spec.z_dim), dtype)
+    gx_edge = np.zeros((edges, plan.spec.x_dim), dtype)
+    gy, gw = np.zeros_like(y), np.zeros((edges, plan.spec.weight_numel), dtype)
+    z_edge = np.zeros((edges, plan.spec.z_dim), dtype)
+    matrices = _evaluate(plan, y)
+    tangents = None if b is None else _evaluate(plan, b)
+    for segment in plan.segments:
+        for block in segment.blocks:
+            for path in block.paths:
+                step = _PathStep(plan, segment, path, block.x_offset)
+                xs, ws = step.rows(x[sender], block.x_offset, block.d1), step.weights(w, edges, dtype)
+                m = matrices[path.matrix]
+                if plan.direction is Direction.FORWARD:
+                    step.add(z_edge, path.z_offset, ws * np.einsum("eik,eiu->eku", m, xs))
+                    continue
+                g = step.rows(gz[receiver], path.z_offset, path.d3)
+                t = np.einsum("eik,eku->eiu", m, g)
+                if plan.direction is Direction.BACKWARD:
+                    v = ws * xs
+                    step.add(gx_edge, block.x_offset, ws * t)
+                    step.add_weight(gw, (xs * t).sum(1))
+                else:
+                    mb = tangents[path.matrix]
+                    xa, wc = step.rows(a[sender], block.x_offset, block.d1), step.tangent_weights(c, edges, dtype)
+                    v = ws * xa + wc * xs
+                    tb = np.einsum("eik,eku->eiu", mb, g)
+                    step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", m, v))
+                    step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", mb, ws * xs))
+                    step.add(gx_edge, block.x_offset, ws * tb + wc * t)
+                    step.add_weight(gw, (xa * t + xs * tb).sum(1))
+                _add_attribute_gradient(plan, path, np.einsum("eiu,eku->eik", v, g), gy)
+    gx = np.zeros((len(x), plan.spec.x_dim), dtype)
+    np.add.at(gx, sender, gx_edge)
+    np.add.at(z, receiver, z_edge)
+    if plan.direction is Direction.FORWARD:
+        return Result(z=z)
+    return Result(z=z if plan.direction is Direction.DOUBLE_BACKWARD else None, gx=gx, gy=gy, gw=gw)
+
+
+def to_ir_mul(irreps: Irreps, rows: np.ndarray) -> np.ndarray:
+    """Rows from e3nn's (mul, 2l+1) layout inside each block to (2l+1, mul)."""
+    return _relayout(irreps, rows, from_mul_ir=True)
+
+
+def to_mul_ir(irreps: Irreps, rows: np.ndarray) -> np.ndarray:
+    """Rows from the (2l+1, mul) layout inside each block to e3nn's (mul, 2l+1)."""
+    return _relayout(irreps, rows, from_mul_ir=False)
+
+
+def _relayout(irreps: Irreps, rows: np.ndarray, from_mul_ir: bool) -> np.ndarray:
+    out = np.empty_like(rows)
+    for (mul, ir), where in zip(irreps, irreps.slices(), strict=True):
+        shape = (mul, ir.dim) if from_mul_ir else (ir.dim, mul)
+        out[:, where] = rows[:, where].reshape(len(rows), *shape).transpose(0, 2, 1).reshape(len(rows), -1)
+    return out
+
+
+def _evaluate(plan: KernelPlan, y: np.ndarray) -> list[np.ndarray]:
+    """Every edge matrix on every edge, (num_edges, d1, d3)."""
+    dims = {path.matrix: (path.d1, path.d3) for segment in plan.segments for path in segment.paths}
+    values = []
+    for number, matrix in enumerate(plan.matrices):
+        out = np.zeros((len(y), *dims[number]), y.dtype)
+        entries = [sum(factor * y[:, j] for j, factor in terms) for terms in matrix.entries]
+        for element in matrix.elements:
+            out[:, element.i, element.k] = element.sign * entries[element.entry]
+        values.append(out)
+    return values
+
+
+def _add_attribute_gradient(plan: KernelPlan, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray) -> None:
+    matrix = plan.matrices[path.matrix]
+    for group in path.passes:
+        for element in group:
+            for j, factor in matrix.entries[element.entry]:
+                gy[:, j] += element.sign * factor * pairs[:, element.i, element.k]
+
+
+@dataclass(frozen=True)
+class _PathStep:
+    plan: KernelPlan
+    segment: Segment
+    path: PlannedPath
+    x_offset: int
+
+    def rows(self, operand: np.ndarray, offset: int, components: int) -> np.ndarray:
+        mul = self.segment.mul
+        return operand[:, offset : offset + components * mul].reshape(len(operand), components, mul)
+
+    def weights(self, w: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
+        if self.path.weight_offset is None:
+            return np.ones((edges, 1, self.segment.mul), dtype)
+        return self.rows(np.broadcast_to(w, (edges, w.shape[-1])), self.path.weight_offset, 1)
+
+    def tangent_weights(self, c: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
+        if self.path.weight_offset is None:
+            return np.zeros((edges, 1, self.segment.mul), dtype)
+        return self.rows(np.broadcast_to(c, (edges, c.shape[-1])), self.path.weight_offset, 1)
+
+    def add(self, target: np.ndarray, offset: int, values: np.ndarray) -> None:
+        target[:, offset : offset + values.shape[1] * values.shape[2]] += values.reshape(len(values), -1)
+
+    def add_weight(self, gw: np.ndarray, values: np.ndarray) -> None:
+        if self.path.weight_offset is not None:
+            gw[:, self.path.weight_offset : self.path.weight_offset + self.segment.mul] += values

@@ -1,0 +1,315 @@
+"""The mechanics of patching: finding the family of a model, swapping sub-modules, undoing it, reporting.
+
+Nothing here knows a particular model. A `ModelFamily` says what would be swapped; this module does the swap only after
+every check has passed, so a refused model is left exactly as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from eqaccel.errors import AlreadyPatchedError, PatchError
+from eqaccel.patches.verify import Structure, Verification
+
+T = TypeVar("T")
+
+
+class Replacement(torch.nn.Module):
+    """Base of the modules that stand in for one of a model's own; it keeps the module it stands in for.
+
+    The original stays a sub-module, so it follows the model through `.to()`, `.double()`, pickling and `deepcopy`, but
+    the state dict shows its entries under the replaced module's own name: keys and their order do not change, and
+    checkpoints load into patched and unpatched models alike. A subclass must own no parameters or persistent buffers.
+
+    Args:
+        original: The module to stand in for; `unpatch` puts it back.
+        switches: Attributes that the swap sets on the parent module, and that `unpatch` removes again.
+    """
+
+    def __init__(self, original: torch.nn.Module, switches: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.original = original
+        self.switches = switches
+        self.train(original.training)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the state dict of the original module, under the prefix of this one."""
+        return self.original.state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # torch descends into the children with a prefix made of their names: move our entries to where it will look.
+        # It hands every module a dict of its own, so renaming in place is seen by nobody else.
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[f"{prefix}original.{key[len(prefix):]}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One sub-module to be swapped: what a family proposes and `patch` carries out.
+
+    Attributes:
+        parent: Module that owns the attribute.
+        name: Attribute of `parent` that is replaced.
+        module: What goes there.
+        switches: Attributes to set on `parent` along with it.
+    """
+
+    parent: torch.nn.Module
+    name: str
+    module: Replacement
+    switches: Mapping[str, Any]
+
+    def apply(self) -> None:
+        """Puts the replacement in; assigning to an existing name keeps the order of the state dict."""
+        setattr(self.parent, self.name, self.module)
+        for switch, value in self.switches.items():
+            setattr(self.parent, switch, value)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a `Report`.
+
+    Attributes:
+        path: Where the module is in the model, e.g. `interactions.0.conv_tp`.
+        kind: Class of the module the model came with.
+        accelerated: Whether eqaccel replaced it.
+        note: What replaced it, or why it was left.
+        paths: Number of paths of the tensor product, if it is one.
+        weight_numel: Weights per edge of the tensor product, if it is one.
+        mul: Distinct multiplicities of its first input, largest first.
+    """
+
+    path: str
+    kind: str
+    accelerated: bool
+    note: str
+    paths: int | None = None
+    weight_numel: int | None = None
+    mul: tuple[int, ...] = ()
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, a cell per column of the printed table."""
+        numbers = ["" if n is None else str(n) for n in (self.paths, self.weight_numel)]
+        mark = "yes" if self.accelerated else "no"
+        return (self.path, self.kind, mark, *numbers, ",".join(map(str, self.mul)), self.note)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What eqaccel replaced in a model, what it left, and why; `str()` gives a table."""
+
+    model: str
+    rows: tuple[Row, ...]
+
+    @property
+    def accelerated(self) -> int:
+        """Number of modules that eqaccel replaced."""
+        return sum(row.accelerated for row in self.rows)
+
+    def __str__(self) -> str:
+        table = [("module", "kind", "accelerated", "paths", "weights", "mul", "note")]
+        table += [row.cells() for row in self.rows]
+        widths = [max(map(len, column)) for column in zip(*table)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])
+
+
+class ModelFamily(Protocol):
+    """One kind of model: how to recognise it, what to swap in it, and how to run it for verification.
+
+    Attributes:
+        name: What users call it.
+        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
+    """
+
+    name: str
+    ranks: Mapping[str, int]
+
+    def recognises(self, model: torch.nn.Module) -> bool:
+        """Whether the model is of this family; must not raise."""
+        ...
+
+    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
+        """Checks the whole model and builds the replacements, changing nothing; raises `PatchError` to refuse."""
+        ...
+
+    def rows(self, model: torch.nn.Module) -> list[Row]:
+        """What is and what is not accelerated in a model, patched or not."""
+        ...
+
+    def structures(self, model: torch.nn.Module) -> list[Structure]:
+        """Small structures to verify the model on."""
+        ...
+
+    def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
+        """Runs the model; returns its outputs by name, detached, in float64 on the CPU."""
+        ...
+
+
+FAMILIES: list[ModelFamily] = []
+"""The kinds of model that `patch` knows, asked in this order."""
+
+_NOT_YET = {"Contracter": "Allegro", "TensorProductScatter": "NequIP"}
+"""Classes that give away a model of a kind that this version cannot patch, and the name of that kind."""
+
+
+def register(family: ModelFamily) -> None:
+    """Makes a family of models known to `patch`, `unpatch` and `report`."""
+    FAMILIES.append(family)
+
+
+def class_names(module: object) -> set[str]:
+    """Names of the class of an object and of all its bases: how models are recognised without importing theirs."""
+    return {cls.__name__ for cls in type(module).__mro__}
+
+
+def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
+    """Accelerates a model in place.
+
+    Parameters stay the same objects and the state dict keeps its keys, so optimizers, checkpoints and fine-tuning go
+    on as before; `unpatch` takes it all back.
+
+    Args:
+        model: A MACE model, or an ASE calculator with such models in its `models` (all of them are patched).
+        verify: Whether to run the model before and after on two small generated structures, and in a rotated frame,
+            and to refuse the patch if energy, forces, stress or other outputs differ by more than rounding.
+        deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
+
+    Returns:
+        The same object.
+
+    Raises:
+        AlreadyPatchedError: If it is accelerated already, by eqaccel, cuEquivariance or OpenEquivariance.
+        VerificationError: If the patched model does not reproduce the original.
+        PatchError: If the kind of model is unknown, or it holds something that cannot be replaced.
+        Whatever is raised, the model is as it was before the call.
+    """
+    plans = []
+    for _, member in _members(model):
+        family = _family(member)
+        plans.append((member, family, family.swaps(member, deterministic)))
+    try:
+        for member, family, swaps in plans:
+            verification = Verification(family, member) if verify else None
+            for swap in swaps:
+                swap.apply()
+            if verification is not None:
+                verification.check()
+    except BaseException:  # an interrupt while kernels compile must not leave half a patch behind either
+        for member, _, _ in plans:
+            _restore(member)
+        raise
+    return model
+
+
+def unpatch(model: T) -> T:
+    """Takes a patch back: every module, attribute and state-dict entry is again what it was before `patch`.
+
+    A model that is not patched is returned as it is.
+
+    Args:
+        model: A patched model, or a calculator with patched models.
+
+    Returns:
+        The same object.
+
+    Raises:
+        PatchError: If the model is scripted or compiled, so that its modules can no longer be swapped.
+    """
+    for _, member in _members(model):
+        _refuse_frozen(member)
+        _restore(member)
+    return model
+
+
+def report(model: Any) -> Report:
+    """Lists what eqaccel replaced in a model, what it left, and why.
+
+    Args:
+        model: A model or a calculator, patched or not.
+
+    Raises:
+        PatchError: If eqaccel does not know this kind of model.
+    """
+    members = _members(model)
+    rows = []
+    for prefix, member in members:
+        for row in _family(member).rows(member):
+            rows.append(Row(**{**vars(row), "path": prefix + row.path}))
+    return Report(type(model).__name__, tuple(rows))
+
+
+def _members(target: Any) -> list[tuple[str, torch.nn.Module]]:
+    """The models in what the user handed over, each once, with the prefix of their paths."""
+    if isinstance(target, torch.nn.Module):
+        return [("", target)]
+    models = getattr(target, "models", None)
+    if not isinstance(models, (list, tuple)) or not models or not all(isinstance(m, torch.nn.Module) for m in models):
+        raise PatchError(
+            f"model: expected a torch.nn.Module or an ASE calculator with a list of them in `models`, got "
+            f"{type(target).__name__}"
+        )
+    unique = {id(member): (f"models.{i}.", member) for i, member in reversed(list(enumerate(models)))}
+    return list(reversed(unique.values()))
+
+
+def _family(model: torch.nn.Module) -> ModelFamily:
+    _refuse_frozen(model)
+    for family in FAMILIES:
+        if family.recognises(model):
+            return family
+    found = [_NOT_YET[name] for module in model.modules() for name in class_names(module) & _NOT_YET.keys()]
+    if found:
+        raise PatchError(
+            f"model: {type(model).__name__} is a {found[0]} model, which is not supported in this version of eqaccel; "
+            f"use it unpatched, or build on eqaccel.TensorProductConv directly"
+        )
+    known = ", ".join(family.name for family in FAMILIES)
+    raise PatchError(
+        f"model: expected a model of a known kind ({known}), got {type(model).__name__}; if it wraps such a model, "
+        f"patch the model inside, before it is wrapped"
+    )
+
+
+def _refuse_frozen(model: torch.nn.Module) -> None:
+    """Raises if the modules of a model can no longer be swapped."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise PatchError(
+            "model: a TorchScript model cannot be changed; patch the Python model first and script it afterwards"
+        )
+    if "OptimizedModule" in class_names(model):
+        raise PatchError(
+            "model: the model is wrapped by torch.compile; patch the model inside (`model._orig_mod`) before compiling"
+        )
+
+
+def _replacements(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Replacement]]:
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, Replacement):
+                yield parent, name, child
+
+
+def _restore(model: torch.nn.Module) -> None:
+    """Puts the original modules back, reading all that it needs from the model itself (it may have been unpickled)."""
+    for parent, name, replacement in list(_replacements(model)):
+        setattr(parent, name, replacement.original)
+        for switch in replacement.switches:
+            delattr(parent, switch)
+
+
+def refuse_patched(model: torch.nn.Module) -> None:
+    """Raises `AlreadyPatchedError` if any module of the model was replaced by eqaccel already."""
+    for _, name, replacement in _replacements(model):
+        raise AlreadyPatchedError(
+            f"model: eqaccel has patched {type(model).__name__} already ({name} is a {type(replacement).__name__}); "
+            f"use it as it is, or call eqaccel.unpatch(model) first"
+        )
