@@ -2,6 +2,10 @@
 
 Sources: the complex Clebsch-Gordan coefficients by Racah's single sum (G. Racah, Phys. Rev. 62, 438 (1942)), written
 with binomial coefficients; the basis, phase and norm of `e3nn.o3.wigner_3j`.
+
+The signs are those of e3nn 0.5 and later. e3nn 0.4 (which MACE pins) has the opposite sign for some couplings of odd
+l1+l2+l3, such as (1, 2, 2): those that make pseudo-vectors and the like. `TensorProductSpec.from_e3nn` takes the sign
+from the module it reads, so weights trained with either version keep their meaning.
 """
 
 from __future__ import annotations
@@ -47,16 +51,10 @@ def wigner_3j(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
     coupling = np.einsum("ibc,bj->ijc", coupling, u2)
     # With e3nn's phase (-i)^l in each basis change the tensor is real; the imaginary part is rounding.
     tensor = np.einsum("ijc,ck->ijk", coupling, u3.conj()).real
-    tensor = np.where(np.abs(tensor) > 1e-14, tensor, 0.0)
     tensor /= np.linalg.norm(tensor)
+    tensor[np.abs(tensor) < 1e-14] = 0.0
     tensor.flags.writeable = False
     return tensor
-
-
-@lru_cache(maxsize=None)
-def _pascal(size: int) -> NDArray[np.int64]:
-    """Binomials, out[n, k + size] = n over k for 0 <= n < size and -size <= k < size (0 outside of 0 <= k <= n)."""
-    return np.array([[comb(n, k) if k >= 0 else 0 for k in range(-size, size)] for n in range(size)], dtype=np.int64)
 
 
 def _clebsch_gordan(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
@@ -64,26 +62,25 @@ def _clebsch_gordan(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
 
     The alternating sum, where rounding would cancel digits, is done in integers; one square root is rounded at the end.
     """
-    size = 2 * (l1 + l2 + l3) + 2
-    binomial, zero = _pascal(size), size
     m1 = np.arange(-l1, l1 + 1)[:, None, None]
     m2 = np.arange(-l2, l2 + 1)[None, :, None]
     j = l1 + l2 - l3
-    k = np.arange(j + 1)[None, None, :]
-    terms = (-1) ** k * binomial[j, zero + k]
-    terms = terms * binomial[2 * l1 - j, zero + l1 - m1 - k] * binomial[2 * l2 - j, zero + l2 + m2 - k]
-    total = terms.sum(axis=-1)
+    v = np.arange(j + 1)
+    terms = (-1) ** v * _binomial(j, v) * _binomial(2 * l1 - j, l1 - m1 - v) * _binomial(2 * l2 - j, l2 + m2 - v)
 
-    m1, m2 = m1[..., 0], m2[..., 0]
+    a, b = np.nonzero(np.abs(m1 + m2)[..., 0] <= l3)
+    m1, m2 = a - l1, b - l2
     m3 = m1 + m2
-    scale = binomial[2 * l1, zero + l1 - m1].astype(float) * binomial[2 * l2, zero + l2 - m2]
-    inside = np.abs(m3) <= l3
-    scale = scale * np.where(inside, binomial[2 * l3, zero + l3 - m3], 1)
-
+    scale = 1.0 * _binomial(2 * l1, l1 - m1) * _binomial(2 * l2, l2 - m2) * _binomial(2 * l3, l3 - m3)
     out = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1))
-    i, k = np.nonzero(inside)
-    out[i, k, m3[i, k] + l3] = (total / np.sqrt(scale))[i, k]
+    out[a, b, m3 + l3] = terms.sum(axis=-1)[a, b] / np.sqrt(scale)
     return out
+
+
+def _binomial(n: int, k: NDArray[np.int64]) -> NDArray[np.int64]:
+    """n over k, which is 0 outside of 0 <= k <= n."""
+    row = np.array([comb(n, i) for i in range(n + 1)], dtype=np.int64)
+    return np.where((k >= 0) & (k <= n), row[np.clip(k, 0, n)], 0)
 
 
 @lru_cache(maxsize=None)

@@ -1,5 +1,6 @@
 #include "cache.h"
 
+#include <pwd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -87,12 +88,13 @@ std::string key(std::initializer_list<std::string> parts) {
 }
 
 std::string folder() {
-  for (auto [variable, tail] : {std::pair("EQACCEL_CACHE_DIR", ""), std::pair("XDG_CACHE_HOME", "/eqaccel"),
-                                std::pair("HOME", "/.cache/eqaccel")}) {
-    const std::string value = environment(variable);
-    if (!value.empty()) return value + tail;
-  }
-  return "";
+  std::string home = environment("HOME");
+  if (const passwd* user = home.empty() ? getpwuid(getuid()) : nullptr) home = user->pw_dir;
+  // "~" reaches us where no shell has expanded it: Dockerfiles, job managers.
+  const auto expand = [&](const std::string& path) { return path.rfind("~/", 0) == 0 ? home + path.substr(1) : path; };
+  if (const std::string value = environment("EQACCEL_CACHE_DIR"); !value.empty()) return expand(value);
+  if (const std::string value = environment("XDG_CACHE_HOME"); !value.empty()) return expand(value) + "/eqaccel";
+  return home.empty() ? "" : home + "/.cache/eqaccel";
 }
 
 std::string path(const std::string& name) { return folder() + "/" + name; }
@@ -109,7 +111,7 @@ std::optional<Entry> read(const std::string& name) {
 
 bool write(const std::string& name, const Entry& entry) {
   const std::string parent = folder();
-  std::string problem = "none of EQACCEL_CACHE_DIR, XDG_CACHE_HOME and HOME is set";
+  std::string problem = "the user has no home";
   if (!parent.empty()) {
     errno = 0;
     const std::string scratch = make_folder(parent) ? make_temporary_folder(parent) : "";

@@ -8,6 +8,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -21,7 +22,7 @@ struct Entry {
 // SHA-256 over the parts, each preceded by its length, cut to 40 digits.
 std::string key(std::initializer_list<std::string> parts);
 
-std::string folder();  // "" if neither of the variables is set
+std::string folder();  // "" if no variable is set and the user has no home
 std::string path(const std::string& name);
 
 // The entry, or nothing if it is absent or damaged. Counts a hit or a miss.

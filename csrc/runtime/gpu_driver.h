@@ -53,13 +53,12 @@ class GpuDriver {
   friend class DeviceScope;
   explicit GpuDriver(Backend);
   void check(int status, const char* what) const;
-  int attribute(int which, int device) const;
   DeviceInfo read_device(int) const;
   void* context(int device) const;  // CUDA: the primary context, the one that torch uses too
 
   Backend backend_;
   struct Table;
-  const Table* table_;
+  Table* table_;
 };
 
 // Makes a device current on this thread while it lives. Costs next to nothing when it is current already.

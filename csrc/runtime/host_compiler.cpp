@@ -46,12 +46,6 @@ std::string read_version(const std::vector<std::string>& command) {
   return version;
 }
 
-// The two entry points stay visible under -fvisibility=hidden, whatever the source says.
-constexpr char exports[] =
-    "#include <stdint.h>\nstruct eq_operands;\n#pragma GCC visibility push(default)\n"
-    "extern \"C\" void eq_launch(const eq_operands*);\n"
-    "extern \"C\" int64_t eq_workspace_bytes(const eq_operands*);\n#pragma GCC visibility pop\n#line 1\n";
-
 }  // namespace
 
 HostCompiler find_host_compiler() {
@@ -107,7 +101,7 @@ std::string host_target() {
 std::string compile_host(const HostCompiler& compiler, const std::string& source, Scalar scalar, std::string& log) {
   cache::Scratch scratch;
   const std::string input = scratch.path() + "/kernel.cpp", output = scratch.path() + "/kernel.so";
-  cache::write_file(input, exports + source);
+  cache::write_file(input, source);
   std::vector<std::string> command = compiler.command;
   for (const std::string& flag : host_compile_flags()) command.push_back(flag);
   command.push_back(scalar == Scalar::float32 ? "-DEQ_SCALAR=float" : "-DEQ_SCALAR=double");

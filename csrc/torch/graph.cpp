@@ -114,7 +114,7 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
   const auto options = receiver.options().dtype(at::kInt);
   if (receiver.numel() == 0) return at::zeros({num_receivers + num_senders + 2}, options);
 
-  const auto order_of = [](const Tensor& keys) { return std::get<1>(at::sort(keys, /*stable=*/true)); };
+  const auto order_of = [](const Tensor& keys) { return std::get<1>(at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false)); };
   const auto row_ptr_of = [&](const Tensor& sorted, int64_t count) {
     return at::searchsorted(sorted, at::arange(count + 1, options), /*out_int32=*/true);
   };

@@ -47,11 +47,12 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
 def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
     folder = resources.files("eqaccel.codegen") / "preludes"
-    names = ["cpu.h"] if backend == "cpu" else [f"{backend}.h", "gpu.h"]
+    names = ["abi.h", "cpu.h"] if backend == "cpu" else ["abi.h", f"{backend}.h", "gpu.h"]
     return "".join((folder / name).read_text() for name in names)
 
 
 def source(plan: KernelPlan) -> str:
-    """The body of a plan behind its prelude, as a compiler sees it save for the ABI header in front."""
+    """The whole translation unit of a plan, as `Program::source` puts it together."""
     backend = "cpu" if not plan.target.is_gpu else "hip" if plan.target.name.startswith("gfx") else "cuda"
-    return prelude(backend) + print_body(plan)
+    number = list(Direction).index(plan.direction)
+    return f"#define EQ_DIRECTION {number}\n{prelude(backend)}{print_body(plan)}"

@@ -1,0 +1,256 @@
+// Python bindings of the runtime (eqaccel._runtime). Long work releases the interpreter lock.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "cache.h"
+#include "diagnostics.h"
+#include "gpu_compiler.h"
+#include "gpu_driver.h"
+#include "host_compiler.h"
+#include "kernel.h"
+
+namespace py = pybind11;
+using namespace eqaccel;
+
+namespace {
+
+template <typename Enum>
+Enum parse(const char* what, const std::string& text, std::initializer_list<Enum> choices) {
+  std::string expected;
+  for (Enum choice : choices) {
+    if (text == name(choice)) return choice;
+    expected += (expected.empty() ? "" : ", ") + std::string(name(choice));
+  }
+  throw std::invalid_argument(std::string(what) + ": expected one of " + expected + ", got '" + text + "'");
+}
+
+Backend parse_backend(const std::string& text) {
+  return parse("backend", text, {Backend::cpu, Backend::cuda, Backend::hip});
+}
+Scalar parse_scalar(const std::string& text) { return parse("scalar", text, {Scalar::float32, Scalar::float64}); }
+Direction parse_direction(const std::string& text) {
+  return parse("direction", text, {Direction::forward, Direction::backward, Direction::double_backward});
+}
+
+const uint8_t* bytes_of(const std::string_view& text) { return reinterpret_cast<const uint8_t*>(text.data()); }
+
+py::dict describe(const Compiled& compiled) {
+  py::dict result;
+  result["log"] = compiled.log;
+  result["resources"] = read_resources(compiled.log);
+  result["seconds"] = compiled.seconds;
+  result["cached"] = compiled.cached;
+  result["key"] = compiled.key;
+  result["path"] = compiled.path;
+  return result;
+}
+
+py::dict compile(const Program& program, const std::string& backend, const std::string& scalar,
+                 const std::string& direction, const std::optional<std::string>& arch) {
+  Compiled compiled;
+  {
+    py::gil_scoped_release release;
+    compiled = program.compile(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), arch.value_or(""));
+  }
+  return describe(compiled);
+}
+
+py::tuple compile_source(Backend backend, const std::string& source, const std::string& arch) {
+  GpuBinary binary;
+  {
+    py::gil_scoped_release release;
+    binary = compile_gpu(backend, source, arch);
+  }
+  return py::make_tuple(py::bytes(binary.code), binary.log);
+}
+
+// The address that an operand stands for: of a NumPy array, or given as a whole number (memory of a GPU).
+void* address(const std::string& name, const py::handle& value, bool integers, bool written, Scalar scalar) {
+  if (value.is_none()) return nullptr;
+  if (py::isinstance<py::int_>(value)) return reinterpret_cast<void*>(value.cast<uintptr_t>());
+  auto array = py::reinterpret_borrow<py::array>(value);
+  if (!py::isinstance<py::array>(value)) throw std::invalid_argument(name + ": expected a NumPy array or an address");
+  const bool any = name == "workspace";
+  const py::dtype expected = integers                      ? py::dtype::of<int32_t>()
+                             : scalar == Scalar::float32 ? py::dtype::of<float>()
+                                                         : py::dtype::of<double>();
+  if (!any && !array.dtype().is(expected)) {
+    throw std::invalid_argument(name + ": expected dtype " + py::str(expected).cast<std::string>() + ", got " +
+                                py::str(array.dtype()).cast<std::string>());
+  }
+  if (!(array.flags() & py::array::c_style)) throw std::invalid_argument(name + ": expected a contiguous array");
+  return written ? array.mutable_data() : const_cast<void*>(array.data());
+}
+
+eq_operands read_operands(const py::dict& values, Scalar scalar) {
+  eq_operands o{};
+  o.threads = 1;
+  const std::map<std::string, const void**> inputs = {{"x", &o.x},   {"y", &o.y}, {"w", &o.w}, {"gz", &o.gz},
+                                                      {"a", &o.a},   {"b", &o.b}, {"c", &o.c}};
+  const std::map<std::string, void**> outputs = {
+      {"z", &o.z}, {"gx", &o.gx}, {"gy", &o.gy}, {"gw", &o.gw}, {"workspace", &o.workspace}};
+  const std::map<std::string, const int32_t**> indices = {{"row_ptr", &o.row_ptr},
+                                                          {"edge", &o.edge},
+                                                          {"sender", &o.sender},
+                                                          {"t_row_ptr", &o.t_row_ptr},
+                                                          {"t_slot", &o.t_slot}};
+  const std::map<std::string, int64_t*> sizes = {{"num_receivers", &o.num_receivers},
+                                                 {"num_senders", &o.num_senders},
+                                                 {"num_edges", &o.num_edges},
+                                                 {"w_stride", &o.w_stride},
+                                                 {"c_stride", &o.c_stride}};
+  const std::map<std::string, int32_t*> flags = {
+      {"mul_ir", &o.mul_ir}, {"atomic", &o.atomic}, {"threads", &o.threads}};
+  for (const auto& [key, value] : values) {
+    const auto name = key.cast<std::string>();
+    if (const auto found = inputs.find(name); found != inputs.end()) {
+      *found->second = address(name, value, false, false, scalar);
+    } else if (const auto found = outputs.find(name); found != outputs.end()) {
+      *found->second = address(name, value, false, true, scalar);
+    } else if (const auto found = indices.find(name); found != indices.end()) {
+      *found->second = static_cast<const int32_t*>(address(name, value, true, false, scalar));
+    } else if (const auto found = sizes.find(name); found != sizes.end()) {
+      *found->second = value.cast<int64_t>();
+    } else if (const auto found = flags.find(name); found != flags.end()) {
+      *found->second = value.cast<int32_t>();
+    } else {
+      throw std::invalid_argument("operands: expected the fields of eq_operands, got '" + name + "'");
+    }
+  }
+  return o;
+}
+
+void launch(const Program& program, const std::string& backend_name, const std::string& scalar_name,
+            const std::string& direction_name, const py::dict& values, int device, uintptr_t stream) {
+  const Backend backend = parse_backend(backend_name);
+  const Scalar scalar = parse_scalar(scalar_name);
+  const Direction direction = parse_direction(direction_name);
+  eq_operands operands = read_operands(values, scalar);
+  py::gil_scoped_release release;
+  const Kernel& kernel = program.kernel(backend, scalar, direction, device);
+  std::vector<double> workspace;
+  if (backend == Backend::cpu && !operands.workspace) {
+    // Aligned for any SIMD type, which std::vector does not promise.
+    workspace.resize(kernel.workspace_bytes(operands) / sizeof(double) + 9);
+    operands.workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
+  }
+  kernel.launch(operands, reinterpret_cast<void*>(stream));
+}
+
+std::size_t workspace_bytes(const Program& program, const std::string& backend, const std::string& scalar,
+                            const std::string& direction, const py::dict& values, int device) {
+  const eq_operands operands = read_operands(values, parse_scalar(scalar));
+  py::gil_scoped_release release;
+  return program.workspace_bytes(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), operands,
+                                 device);
+}
+
+py::list devices(Backend backend) {
+  py::list result;
+  for (int i = 0; i < GpuDriver::device_count(backend); ++i) {
+    const DeviceInfo& info = GpuDriver::get(backend).device(i);
+    py::dict entry;
+    entry["name"] = info.name;
+    entry["arch"] = info.arch;
+    entry["multiprocessors"] = info.multiprocessors;
+    entry["warp_size"] = info.warp_size;
+    entry["shared_bytes_per_block"] = info.shared_bytes_per_block;
+    entry["shared_bytes_per_multiprocessor"] = info.shared_bytes_per_multiprocessor;
+    entry["registers_per_multiprocessor"] = info.registers_per_multiprocessor;
+    result.append(entry);
+  }
+  return result;
+}
+
+py::dict host_compiler() {
+  const HostCompiler found = find_host_compiler();
+  py::dict result;
+  result["command"] = found.command;
+  result["version"] = found.version;
+  result["flags"] = host_compile_flags();
+  result["target"] = host_target();
+  return result;
+}
+
+// eqaccel.errors is imported when an error comes, not before: the runtime does not depend on the package around it.
+void translate(const char* type, const CompileError& error) {
+  const py::object instance = py::module_::import("eqaccel.errors").attr(type)(error.what(), error.log);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
+}
+
+void set_python_warning_handler(py::function handler) {
+  // The object is never released: it outlives the interpreter inside the runtime.
+  PyObject* function = handler.release().ptr();
+  set_warning_handler([function](const std::string& message) {
+    py::gil_scoped_acquire acquire;
+    try {
+      py::reinterpret_borrow<py::function>(function)(message);
+    } catch (py::error_already_set& error) {  // warnings turned into errors must not break a launch half-way
+      error.discard_as_unraisable("eqaccel warning handler");
+    }
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_runtime, m) {
+  m.doc() = "The compiled part of eqaccel.runtime: compile, cache, launch.";
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const MissingCompilerError& error) {
+      translate("MissingCompilerError", error);
+    } catch (const CompileError& error) {
+      translate("CompileError", error);
+    }
+  });
+
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program", "The kernels of one tensor product, read from a payload.")
+      .def(py::init([](const py::bytes& payload) {
+             const std::string_view text = payload;
+             return std::make_shared<Program>(bytes_of(text), text.size());
+           }),
+           py::arg("payload"))
+      .def("source",
+           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction) {
+             return self.source(parse_backend(backend), parse_scalar(scalar), parse_direction(direction));
+           },
+           py::arg("backend"), py::arg("scalar"), py::arg("direction"))
+      .def("number", &Program::number, py::arg("key"))
+      .def("compile", &compile, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
+      .def("launch", &launch, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("operands"),
+           py::arg("device") = 0, py::arg("stream") = 0)
+      .def("workspace_bytes", &workspace_bytes, py::arg("backend"), py::arg("scalar"), py::arg("direction"),
+           py::arg("operands"), py::arg("device") = -1);
+
+  m.def("register_program",
+        [](int64_t key, const py::bytes& payload) {
+          const std::string_view text = payload;
+          return register_program(key, bytes_of(text), text.size());
+        },
+        py::arg("key"), py::arg("payload"));
+  m.def("find_program", &find_program, py::arg("key"));
+  for (const auto& [backend, suffix] : {std::pair(Backend::cuda, "cuda"), std::pair(Backend::hip, "hip")}) {
+    m.def((std::string("compile_") + suffix).c_str(),
+          [backend = backend](const std::string& source, const std::string& arch) {
+            return compile_source(backend, source, arch);
+          },
+          py::arg("source"), py::arg("arch"));
+    m.def((std::string(suffix) + "_devices").c_str(), [backend = backend] { return devices(backend); });
+  }
+  m.def("nvrtc_version", [] { return gpu_compiler_version(Backend::cuda); });
+  m.def("hiprtc_version", [] { return gpu_compiler_version(Backend::hip); });
+  m.def("set_nvrtc_path", &set_nvrtc_path, py::arg("path"));
+  m.def("resources", &read_resources, py::arg("log"));
+  m.def("host_compiler", &host_compiler);
+  m.def("cache_dir", &cache::folder);
+  m.def("cache_stats", [] {
+    const cache::Stats stats = cache::stats();
+    return py::dict(py::arg("hits") = stats.hits, py::arg("misses") = stats.misses);
+  });
+  m.def("set_warning_handler", &set_python_warning_handler, py::arg("handler"));
+}

@@ -1,0 +1,255 @@
+// The operators on real tensors, CPU and GPU alike: check the operands, allocate, launch through the runtime.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <limits>
+#include <list>
+
+#include "device.h"
+#include "ops.h"
+#include "program.h"
+
+namespace eqaccel::ops {
+namespace {
+
+// The program of a key. The payload is read, and copied from the GPU, only the first time a process sees the key.
+std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64_t key) {
+  if (auto program = find_program(key)) return program;
+  TORCH_CHECK(payload.scalar_type() == at::kByte && payload.numel() > 0, op, ": argument 'payload' must be the uint8 "
+              "tensor that belongs to key ", key, ", got ", payload.scalar_type(), " of shape ", payload.sizes(),
+              ". Pass the payload of the module that made the key.");
+  const Tensor bytes = payload.cpu().contiguous();
+  return register_program(key, bytes.const_data_ptr<uint8_t>(), static_cast<std::size_t>(bytes.numel()));
+}
+
+// out = the sum of `rows` of a matrix, pairwise: the order depends on the number of rows alone, not on threads.
+template <class T>
+void sum_rows(const T* matrix, const int32_t* rows, int64_t begin, int64_t end, int64_t columns, T* out) {
+  constexpr int64_t leaf = 32;
+  std::fill(out, out + columns, T(0));
+  if (end - begin <= leaf) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T* row = matrix + (rows == nullptr ? i : rows[i]) * columns;
+      for (int64_t column = 0; column < columns; ++column) out[column] += row[column];
+    }
+    return;
+  }
+  const int64_t middle = begin + (end - begin) / 2;
+  std::vector<T> right(columns);
+  sum_rows(matrix, rows, begin, middle, columns, out);
+  sum_rows(matrix, rows, middle, end, columns, right.data());
+  for (int64_t column = 0; column < columns; ++column) out[column] += right[column];
+}
+
+// One call of an operator: checks operands against the program's dimensions and keeps alive what the kernel reads.
+class Call {
+ public:
+  Call(const char* op, const Problem& problem, const Tensor& x, const Tensor& y, const Tensor& w)
+      : op_(op), like_(x), guard_(x.device()), program_(program_of(op, problem.payload, problem.key)) {
+    TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, op, ": argument 'x' must be float32 "
+                "or float64, got ", x.scalar_type(), ". Convert all operands with .float() or .double().");
+    TORCH_CHECK(x.dim() == 2 && y.dim() == 2, op, ": arguments 'x' and 'y' must have shapes (num_senders, ",
+                program_->number("x_dim"), ") and (num_edges, ", program_->number("y_dim"), "), got ", x.sizes(),
+                " and ", y.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
+    ops_.num_receivers = problem.receivers.expect_int();
+    ops_.num_senders = x.size(0);
+    ops_.num_edges = y.size(0);
+    ops_.mul_ir = problem.mul_ir;
+    ops_.atomic = problem.atomic;
+    ops_.threads = at::get_num_threads();
+    const int64_t z_dim = program_->number("z_dim");
+    TORCH_CHECK(problem.z_dim == z_dim, op, ": argument 'z_dim' must be ", z_dim, ", as in the payload, got ",
+                problem.z_dim, ". Pass the values of one module.");
+    set_graph(problem.graph);
+    ops_.x = senders("x", x);
+    ops_.y = edges("y", y);
+    std::tie(ops_.w, ops_.w_stride) = weights("w", w);
+    shared_weights_ = w.dim() == 1 || w.size(0) != ops_.num_edges;
+  }
+
+  const void* receivers(const char* name, const Tensor& t) {
+    return rows(name, t, "num_receivers", ops_.num_receivers, program_->number("z_dim"));
+  }
+  const void* senders(const char* name, const Tensor& t) {
+    return rows(name, t, "num_senders", ops_.num_senders, program_->number("x_dim"));
+  }
+  const void* edges(const char* name, const Tensor& t) {
+    return rows(name, t, "num_edges", ops_.num_edges, program_->number("y_dim"));
+  }
+  // Weights of every edge, or one row that all edges share (row stride 0).
+  std::pair<const void*, int64_t> weights(const char* name, const Tensor& t) {
+    const int64_t w_dim = program_->number("w_dim");
+    check_kind(name, t);
+    const Tensor matrix = t.dim() == 1 ? t.unsqueeze(0) : t;
+    TORCH_CHECK(matrix.dim() == 2 && matrix.size(1) == w_dim &&
+                    (matrix.size(0) == ops_.num_edges || matrix.size(0) == 1),
+                op_, ": argument '", name, "' must have shape (num_edges, ", w_dim, ") = (", ops_.num_edges, ", ",
+                w_dim, "), or (", w_dim, ",) if all edges share it, got ", t.sizes(),
+                ". Check weight_numel and the number of edges.");
+    const bool repeated = matrix.size(0) == 1 || (matrix.stride(0) == 0 && (w_dim == 1 || matrix.stride(1) == 1));
+    const Tensor& kept = held_.emplace_back((repeated ? matrix.narrow(0, 0, matrix.size(0) > 0) : matrix).contiguous());
+    return {kept.const_data_ptr(), repeated ? 0 : w_dim};
+  }
+
+  Tensor new_rows(int64_t count, const char* dim) const {
+    return at::empty({count, program_->number(dim)}, like_.options());
+  }
+  // The gradient of each edge's weights; reduce_weights sums it if the edges share them.
+  Tensor new_edge_weights() const { return new_rows(ops_.num_edges, "w_dim"); }
+  Tensor reduce_weights(const Tensor& per_edge, const Tensor& w) {
+    if (!shared_weights_) return per_edge;
+    if (!like_.is_cpu()) {
+      // In slot order, so that the result does not depend on how the edges are numbered.
+      const Tensor ordered = edge_.defined() ? per_edge.index_select(0, edge_) : per_edge;
+      return ordered.sum(0).reshape(w.sizes());
+    }
+    Tensor total = at::empty(w.sizes(), like_.options());
+    AT_DISPATCH_FLOATING_TYPES(like_.scalar_type(), "sum_rows", [&] {
+      sum_rows(per_edge.const_data_ptr<scalar_t>(), ops_.edge, 0, ops_.num_edges, per_edge.size(1),
+               total.mutable_data_ptr<scalar_t>());
+    });
+    return total;
+  }
+
+  // Runs the kernel into `outputs`, which it fills completely; without edges they are zero and nothing is launched.
+  void launch(Direction direction, at::ArrayRef<Tensor> outputs) {
+    if (ops_.num_edges == 0) {
+      for (const Tensor& output : outputs) output.zero_();
+      return;
+    }
+    const auto backend = backend_of(like_.device());
+    const auto scalar = like_.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64;
+    const int device = std::max<int>(like_.device().index(), 0);
+    const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
+    const Tensor workspace = at::empty({bytes}, like_.options().dtype(at::kByte));
+    ops_.workspace = workspace.mutable_data_ptr();
+    program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
+  }
+
+  eq_operands& operands() { return ops_; }
+
+ private:
+  void check_kind(const char* name, const Tensor& t) const {
+    TORCH_CHECK(t.device() == like_.device() && t.scalar_type() == like_.scalar_type(), op_, ": argument '", name,
+                "' must be ", like_.scalar_type(), " on ", like_.device(), ", like 'x', got ", t.scalar_type(), " on ",
+                t.device(), ". Convert it with .to(x).");
+  }
+
+  const void* rows(const char* name, const Tensor& t, const char* count_name, int64_t count, int64_t dim) {
+    check_kind(name, t);
+    TORCH_CHECK(t.dim() == 2 && t.size(0) == count && t.size(1) == dim, op_, ": argument '", name,
+                "' must have shape (", count_name, ", ", dim, ") = (", count, ", ", dim, "), got ", t.sizes(),
+                ". Check the irreps and the number of rows.");
+    return held_.emplace_back(t.contiguous()).const_data_ptr();
+  }
+
+  void set_graph(const Tensor& graph) {
+    const int64_t R = ops_.num_receivers, S = ops_.num_senders, E = ops_.num_edges;
+    constexpr int64_t limit = std::numeric_limits<int32_t>::max();
+    TORCH_CHECK(std::max({R, S, E}) < limit, op_, ": nodes and edges must each number less than ", limit, ", got ", S,
+                " senders, ", R, " receivers and ", E, " edges. Split a larger system.");
+    if (graph.numel() == 0) {
+      TORCH_CHECK(R == S && R == E, op_, ": a batch (an empty 'graph') must have as many rows in 'x' and 'y' as "
+                  "num_receivers = ", R, ", got ", S, " and ", E, ". Pass a graph for a convolution.");
+      return;
+    }
+    TORCH_CHECK(graph.scalar_type() == at::kInt && graph.dim() == 1 && graph.numel() == 3 * E + R + S + 2, op_,
+                ": argument 'graph' must be the int32 result of eqaccel::graph for ", R, " receivers, ", S,
+                " senders and ", E, " edges (", 3 * E + R + S + 2, " values), got ", graph.scalar_type(),
+                " of shape ", graph.sizes(), ". Build it from the edges that 'y' describes.");
+    TORCH_CHECK(graph.device() == like_.device(), op_, ": argument 'graph' must be on ", like_.device(),
+                ", like 'x', got ", graph.device(), ". Move it with .to(x.device).");
+    const Tensor& kept = held_.emplace_back(graph.contiguous());
+    edge_ = kept.narrow(0, R + 1, E);
+    ops_.row_ptr = kept.const_data_ptr<int32_t>();
+    ops_.edge = ops_.row_ptr + R + 1;
+    ops_.sender = ops_.edge + E;
+    ops_.t_row_ptr = ops_.sender + E;
+    ops_.t_slot = ops_.t_row_ptr + S + 1;
+  }
+
+  const char* op_;
+  Tensor like_;
+  c10::OptionalDeviceGuard guard_;
+  std::shared_ptr<Program> program_;
+  std::list<Tensor> held_;
+  Tensor edge_;
+  bool shared_weights_ = false;
+  eq_operands ops_{};
+};
+
+void alert_if_atomic(const Problem& problem, const char* op) {
+  if (problem.atomic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
+}
+
+Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
+               const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
+  const Problem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+  Call call("eqaccel::tensor_product", problem, x, y, w);
+  eq_operands& ops = call.operands();
+  const Tensor z = call.new_rows(ops.num_receivers, "z_dim");
+  ops.z = z.mutable_data_ptr();
+  call.launch(Direction::forward, {z});
+  return z;
+}
+
+Gradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
+                   const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
+                   bool atomic) {
+  const char* op = "eqaccel::tensor_product_backward";
+  const Problem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+  alert_if_atomic(problem, op);
+  Call call(op, problem, x, y, w);
+  eq_operands& ops = call.operands();
+  ops.gz = call.receivers("gz", gz);
+  const Tensor gx = call.new_rows(ops.num_senders, "x_dim");
+  const Tensor gy = call.new_rows(ops.num_edges, "y_dim");
+  const Tensor gw = call.new_edge_weights();
+  ops.gx = gx.mutable_data_ptr();
+  ops.gy = gy.mutable_data_ptr();
+  ops.gw = gw.mutable_data_ptr();
+  call.launch(Direction::backward, {gx, gy, gw});
+  return {gx, gy, call.reduce_weights(gw, w)};
+}
+
+SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c,
+                                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
+                                bool atomic) {
+  const char* op = "eqaccel::tensor_product_double_backward";
+  const Problem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+  alert_if_atomic(problem, op);
+  Call call(op, problem, x, y, w);
+  eq_operands& ops = call.operands();
+  ops.gz = call.receivers("gz", gz);
+  ops.a = call.senders("a", a);
+  ops.b = call.edges("b", b);
+  std::tie(ops.c, ops.c_stride) = call.weights("c", c);
+  const Tensor ggz = call.new_rows(ops.num_receivers, "z_dim");
+  const Tensor gx = call.new_rows(ops.num_senders, "x_dim");
+  const Tensor gy = call.new_rows(ops.num_edges, "y_dim");
+  const Tensor gw = call.new_edge_weights();
+  ops.z = ggz.mutable_data_ptr();
+  ops.gx = gx.mutable_data_ptr();
+  ops.gy = gy.mutable_data_ptr();
+  ops.gw = gw.mutable_data_ptr();
+  call.launch(Direction::double_backward, {ggz, gx, gy, gw});
+  return {ggz, gx, gy, call.reduce_weights(gw, w)};
+}
+
+void register_kernels(torch::Library& library) {
+  library.impl("tensor_product", forward);
+  library.impl("tensor_product_backward", backward);
+  library.impl("tensor_product_double_backward", double_backward);
+}
+
+// The CUDA key is registered in CPU builds of torch too: nothing here needs CUDA to compile or link.
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
+
+}  // namespace
+}  // namespace eqaccel::ops

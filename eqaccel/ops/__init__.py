@@ -1,0 +1,11 @@
+"""The torch surface: operators `torch.ops.eqaccel.*`, the modules that call them, and the graph they run on.
+
+Takes tensors and a `TensorProductSpec`; gives differentiable tensor products. Importing this room imports torch and
+loads the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
+"""
+
+from eqaccel.ops.graph import Graph
+from eqaccel.ops.library import library_path, load_library
+from eqaccel.ops.modules import TensorProduct, TensorProductConv
+
+__all__ = ["Graph", "TensorProduct", "TensorProductConv", "library_path", "load_library"]

@@ -1,0 +1,46 @@
+"""Finds and loads libeqaccel_ops, the C++ library that registers the operators with torch."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+
+import eqaccel
+
+
+@functools.lru_cache(maxsize=1)
+def library_path() -> Path:
+    """The operator library, which a program without Python loads before a scripted or exported model.
+
+    Returns:
+        Absolute path of libeqaccel_ops, beside the package's Python files.
+
+    Raises:
+        ImportError: If the package was not built.
+    """
+    # An editable installation keeps compiled files in another folder of the package's path.
+    for folder in eqaccel.__path__:
+        for path in sorted(Path(folder).glob("libeqaccel_ops.*")):
+            return path.resolve()
+    raise ImportError(
+        f"libeqaccel_ops was not found in {', '.join(eqaccel.__path__)}. Build the package: pip install "
+        "--no-build-isolation ."
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def load_library() -> None:
+    """Registers `torch.ops.eqaccel.*` with torch, once a process.
+
+    Raises:
+        ImportError: If the library is missing, or was built for another torch than the one installed.
+    """
+    try:
+        torch.ops.load_library(str(library_path()))
+    except OSError as error:
+        raise ImportError(
+            f"{library_path()} does not load with torch {torch.__version__}: {error}. Build eqaccel again with this "
+            "torch: pip install --no-build-isolation ."
+        ) from error

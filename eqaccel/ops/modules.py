@@ -1,0 +1,153 @@
+"""Tensor products as modules: they work in eager mode, under TorchScript, torch.compile, torch.export and make_fx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Optional
+
+import torch
+from torch import Tensor, nn
+
+from eqaccel.codegen import payload
+from eqaccel.errors import OperandError
+from eqaccel.ops.graph import Graph, packed_index
+from eqaccel.ops.library import load_library
+from eqaccel.spec import TensorProductSpec
+
+load_library()
+
+Layout = Literal["mul_ir", "ir_mul"]
+
+
+class _Product(nn.Module):
+    """What both modules hold: the spec, and the payload that carries its kernels into exported programs."""
+
+    payload: Tensor
+
+    def __init__(self, spec: TensorProductSpec, *, atomic: bool, layout: Layout) -> None:
+        super().__init__()
+        if layout not in ("mul_ir", "ir_mul"):
+            raise OperandError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
+        content, key = payload(spec)
+        self.spec = spec
+        self.key = key
+        self.z_dim = spec.z_dim
+        self.mul_ir = layout == "mul_ir"
+        self.atomic = atomic
+        # A buffer follows the module to its device, as tracing wants; not persistent, so state_dict stays empty; and
+        # of integers, so that .float() and .double() leave it alone.
+        self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8), persistent=False)
+
+    def extra_repr(self) -> str:
+        """The irreps and the options, for print(module)."""
+        layout = "mul_ir" if self.mul_ir else "ir_mul"
+        return f"{self.spec}, weight_numel={self.spec.weight_numel}, layout={layout!r}"
+
+
+class TensorProduct(_Product):
+    """The tensor product of each row of x with the same row of y.
+
+    Args:
+        spec: Irreps and paths.
+        layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul).
+    """
+
+    def __init__(self, spec: TensorProductSpec, *, layout: Layout = "mul_ir") -> None:
+        super().__init__(spec, atomic=False, layout=layout)
+
+    def forward(self, x: Tensor, y: Tensor, w: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
+        """Computes z = F(x, y, w), differentiable any number of times in x, y and w.
+
+        Args:
+            x: (batch, spec.x_dim) float32 or float64.
+            y: (batch, spec.y_dim), same dtype and device.
+            w: (batch, spec.weight_numel) path weights in path order, or (spec.weight_numel,) shared by all rows; None
+                only if no path is weighted.
+
+        Returns:
+            (batch, spec.z_dim), dtype of x.
+
+        Raises:
+            OperandError: If an operand does not fit (in scripted or compiled programs: RuntimeError).
+        """
+        weights = x.new_empty([0]) if w is None else w
+        graph = x.new_empty([0], dtype=torch.int32)
+        if torch.jit.is_scripting():
+            return torch.ops.eqaccel.tensor_product(
+                self.payload, self.key, x, y, weights, graph, x.size(0), self.z_dim, self.mul_ir, False
+            )
+        else:
+            return _call_eager(self, x, y, weights, graph, x.size(0))
+
+
+class TensorProductConv(_Product):
+    """The fused graph convolution: z[r] = sum of F(x[sender], y[edge], w[edge]) over the edges that r receives.
+
+    Args:
+        spec: Irreps and paths.
+        deterministic: Add the gradient of x in a fixed order, so that results are bitwise reproducible. False uses
+            atomic additions there, which need less memory. The output itself is always reproducible.
+        layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul).
+    """
+
+    def __init__(self, spec: TensorProductSpec, *, deterministic: bool = True, layout: Layout = "mul_ir") -> None:
+        super().__init__(spec, atomic=not deterministic, layout=layout)
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        w: Optional[Tensor],  # noqa: UP045 (TorchScript)
+        edge_index: Tensor,
+        num_receivers: int = -1,
+    ) -> Tensor:
+        """Computes the convolution, differentiable any number of times in x, y and w.
+
+        Args:
+            x: (num_senders, spec.x_dim) float32 or float64, node features.
+            y: (num_edges, spec.y_dim) edge attributes, same dtype and device.
+            w: (num_edges, spec.weight_numel) path weights in path order, or (spec.weight_numel,) shared by all edges;
+                None only if no path is weighted.
+            edge_index: (2, num_edges) int32 or int64, senders in row 0 and receivers in row 1 as in MACE; or
+                `Graph.index`, which saves sorting the edges again.
+            num_receivers: Rows of the output; -1 for as many as x has.
+
+        Returns:
+            (num_receivers, spec.z_dim), dtype of x.
+
+        Raises:
+            OperandError: If an operand does not fit (in scripted or compiled programs: RuntimeError).
+            GraphError: If the edges do not fit.
+        """
+        weights = x.new_empty([0]) if w is None else w
+        num_senders = x.size(0)
+        receivers = num_senders if num_receivers < 0 else num_receivers
+        if torch.jit.is_scripting():
+            index = edge_index
+            if edge_index.dim() == 2:
+                index = torch.ops.eqaccel.graph(edge_index[1], edge_index[0], receivers, num_senders)
+            return torch.ops.eqaccel.tensor_product(
+                self.payload, self.key, x, y, weights, index, receivers, self.z_dim, self.mul_ir, self.atomic
+            )
+        else:
+            index = packed_index(edge_index, receivers, num_senders)
+            return _call_eager(self, x, y, weights, index, receivers)
+
+    @torch.jit.unused
+    def convolve(self, x: Tensor, y: Tensor, w: Tensor | None, graph: Graph) -> Tensor:
+        """`forward` on a `Graph`; see there."""
+        return self(x, y, w, graph.index, graph.num_receivers)
+
+
+def _call_eager(module: _Product, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> Tensor:
+    """Calls the operator; its complaints about operands, which are written once, in C++, become `OperandError`s."""
+    operator: Callable[..., Tensor] = torch.ops.eqaccel.tensor_product
+    arguments = (module.payload, module.key, x, y, w, graph, num_receivers, module.z_dim, module.mul_ir, module.atomic)
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        if str(error).startswith("eqaccel::tensor_product: "):
+            raise OperandError(str(error)) from None
+        raise

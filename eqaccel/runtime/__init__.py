@@ -1,0 +1,101 @@
+"""The runtime room: compiles generated sources, keeps them in a disk cache, launches them.
+
+Takes a payload (the text of `codegen`, one `bytes` object per tensor product, see `csrc/runtime/program.h`) and the
+name of a target. Gives compiled kernels, what the compilers said about them, and what devices and compilers there are.
+It must not know what a tensor product is, and nothing of torch: the ops library calls the same C++ code directly.
+
+The work is done in C++ (`csrc/runtime`), because a TorchScript model in a C++ program needs it without Python.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from eqaccel import _runtime
+from eqaccel._runtime import (
+    Program,
+    cache_dir,
+    cache_stats,
+    compile_hip,
+    cuda_devices,
+    find_program,
+    hip_devices,
+    hiprtc_version,
+    host_compiler,
+    register_program,
+    resources,
+)
+from eqaccel.errors import CacheWarning
+from eqaccel.runtime.nvrtc import locate_nvrtc, use_located_nvrtc
+
+__all__ = [
+    "Program",
+    "cache_dir",
+    "cache_stats",
+    "compile_cuda",
+    "compile_hip",
+    "compile_program",
+    "cuda_devices",
+    "find_program",
+    "hip_devices",
+    "hiprtc_version",
+    "host_compiler",
+    "launch_cpu",
+    "locate_nvrtc",
+    "nvrtc_version",
+    "register_program",
+    "resources",
+]
+
+_runtime.set_warning_handler(lambda message: warnings.warn(message, CacheWarning, stacklevel=2))
+
+
+def compile_program(
+    program: Program, backend: str, scalar: str, direction: str, arch: str | None = None
+) -> dict[str, Any]:
+    """Compiles one direction of a program, or finds it in the disk cache. Needs no GPU.
+
+    Args:
+        program: The program.
+        backend: "cpu", "cuda" or "hip".
+        scalar: "float32" or "float64".
+        direction: "forward", "backward" or "double_backward".
+        arch: "sm_90", "gfx90a" and so on; None on the CPU.
+
+    Returns:
+        `log` (what the compiler printed), `resources` (kernel name to registers, spills, shared memory), `seconds`,
+        `cached`, and the entry's `key` and `path` ("" if it could not be stored).
+
+    Raises:
+        CompileError: If the source does not compile.
+        MissingCompilerError: If there is no compiler for the backend.
+    """
+    if backend == "cuda":
+        use_located_nvrtc()
+    return program.compile(backend, scalar, direction, arch)
+
+
+def compile_cuda(source: str, arch: str) -> tuple[bytes, str]:
+    """Compiles CUDA source to a cubin for one architecture ("sm_90"), past the cache; returns it and the log."""
+    use_located_nvrtc()
+    return _runtime.compile_cuda(source, arch)
+
+
+def nvrtc_version() -> str:
+    """Version of the NVRTC that is used, for example "13.0"; raises MissingCompilerError if there is none."""
+    use_located_nvrtc()
+    return _runtime.nvrtc_version()
+
+
+def launch_cpu(program: Program, scalar: str, direction: str, operands: dict[str, Any]) -> None:
+    """Runs one direction on NumPy arrays, without torch.
+
+    Args:
+        program: The program.
+        scalar: "float32" or "float64": the dtype of all arrays but the indices, which are int32.
+        direction: "forward", "backward" or "double_backward".
+        operands: Fields of `eq_operands` (csrc/runtime/abi.h) by name; arrays must be contiguous, absent fields are
+            null or 0, `threads` is 1 and the workspace is allocated unless given.
+    """
+    program.launch("cpu", scalar, direction, operands)
