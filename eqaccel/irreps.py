@@ -53,10 +53,11 @@ class Irrep:
             if match is None:
                 raise IrrepsError(f"cannot read irrep {value!r}: expected a degree and e or o, such as '1o'")
             return cls._from_text(*match.groups())
-        if isinstance(value, tuple) and len(value) == 2:
-            return cls(*value)
+        # Attributes first: e3nn's Irrep is a tuple, but one that refuses to tell its length.
         if hasattr(value, "l") and hasattr(value, "p"):
             return cls(int(value.l), int(value.p))
+        if isinstance(value, tuple) and len(value) == 2:
+            return cls(*value)
         raise IrrepsError(f"cannot read irrep {value!r}: expected text such as '1o', a pair (l, p), or an e3nn Irrep")
 
     @classmethod
@@ -108,7 +109,7 @@ class Irreps(tuple[MulIrrep, ...]):
 
     __slots__ = ()
 
-    def __new__(cls, value: IrrepsLike = ()) -> Irreps:
+    def __new__(cls, value: IrrepsLike = ()) -> Irreps:  # noqa: D102
         if isinstance(value, Irreps):
             return value
         if isinstance(value, Irrep):

@@ -10,7 +10,7 @@ from the module it reads, so weights trained with either version keep their mean
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import comb
 
 import numpy as np
@@ -22,7 +22,7 @@ from eqaccel.errors import IrrepsError
 _MAX_DEGREE_SUM = 62
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=None, typed=True)  # typed: 1.0 is not a degree, whether or not 1 is cached
 def wigner_3j(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
     """The tensor that couples degrees l1 and l2 to l3, the same for all rotations.
 
@@ -78,12 +78,12 @@ def _clebsch_gordan(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
 
 
 def _binomial(n: int, k: NDArray[np.int64]) -> NDArray[np.int64]:
-    """n over k, which is 0 outside of 0 <= k <= n."""
+    """The binomials n over k, which is 0 outside of 0 <= k <= n."""
     row = np.array([comb(n, i) for i in range(n + 1)], dtype=np.int64)
     return np.where((k >= 0) & (k <= n), row[np.clip(k, 0, n)], 0)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _complex_from_real(l: int) -> NDArray[np.complex128]:  # noqa: E741
     """Unitary matrix of the complex spherical harmonics (rows) in the real ones (columns), with e3nn's phase (-i)^l."""
     out = np.zeros((2 * l + 1, 2 * l + 1), dtype=complex)

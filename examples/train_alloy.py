@@ -58,8 +58,8 @@ def alloy(cells: int, gold: float, strain: np.ndarray, rng: np.random.Generator)
 def sample_configurations(count: int, rng: np.random.Generator) -> Iterator[Atoms]:
     """Yields ``count`` 32-atom frames of short EMT Langevin runs, labelled with energy, forces and stress.
 
-    Every run draws its own composition, temperature and strain; its frames are 40 fs apart, which is about half a
-    vibration period, so that they differ. EMT's cutoff follows the largest element present, hence no frame without gold.
+    Every run draws its own composition, temperature and strain; its frames are 40 fs apart, a good part of a vibration
+    period, so that they differ. EMT's cutoff follows the largest element present, hence no frame is without gold.
     """
     frames_per_run = 4
     for index in range(count):
@@ -153,13 +153,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "models", help="folder of the trained model")
     parser.add_argument("--name", default="cuau_emt", help="the file is NAME.model")
-    parser.add_argument("--configurations", type=int, default=400, help="labelled frames, a tenth of them to validate")
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--configurations", type=int, default=480, help="labelled frames, a tenth of them to validate")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--rate", type=float, default=0.01, help="highest learning rate")
     parser.add_argument("--channels", type=int, default=32, help="channels per degree of the hidden features")
     parser.add_argument("--cutoff", type=float, default=5.0, help="in angstrom")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of training and of the file")
+    parser.add_argument(
+        "--dtype", choices=("float32", "float64"), default="float32", help="of training and of the file"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--smoke", action="store_true", help="a handful of frames, one epoch, 8 channels")

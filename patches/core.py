@@ -7,7 +7,7 @@ every check has passed, so a refused model is left exactly as it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -34,19 +34,17 @@ class Replacement(torch.nn.Module):
         super().__init__()
         self.original = original
         self.switches = switches
-        self.train(original.training)
+        self.training = original.training
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the state dict of the original module, under the prefix of this one."""
         return self.original.state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         # torch descends into the children with a prefix made of their names: move our entries to where it will look.
         # It hands every module a dict of its own, so renaming in place is seen by nobody else.
         for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[f"{prefix}original.{key[len(prefix):]}"] = state_dict.pop(key)
+            state_dict[f"{prefix}original.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
@@ -117,8 +115,8 @@ class Report:
     def __str__(self) -> str:
         table = [("module", "kind", "accelerated", "paths", "weights", "mul", "note")]
         table += [row.cells() for row in self.rows]
-        widths = [max(map(len, column)) for column in zip(*table)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
         return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])
 
 
@@ -239,11 +237,11 @@ def report(model: Any) -> Report:
     Raises:
         PatchError: If eqaccel does not know this kind of model.
     """
-    members = _members(model)
-    rows = []
-    for prefix, member in members:
-        for row in _family(member).rows(member):
-            rows.append(Row(**{**vars(row), "path": prefix + row.path}))
+    rows = [
+        replace(row, path=prefix + row.path)
+        for prefix, member in _members(model)
+        for row in _family(member).rows(member)
+    ]
     return Report(type(model).__name__, tuple(rows))
 
 
@@ -257,8 +255,10 @@ def _members(target: Any) -> list[tuple[str, torch.nn.Module]]:
             f"model: expected a torch.nn.Module or an ASE calculator with a list of them in `models`, got "
             f"{type(target).__name__}"
         )
-    unique = {id(member): (f"models.{i}.", member) for i, member in reversed(list(enumerate(models)))}
-    return list(reversed(unique.values()))
+    unique: dict[int, tuple[str, torch.nn.Module]] = {}
+    for i, member in enumerate(models):
+        unique.setdefault(id(member), (f"models.{i}.", member))
+    return list(unique.values())
 
 
 def _family(model: torch.nn.Module) -> ModelFamily:

@@ -126,8 +126,8 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
                   row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
 }
 
-Tensor graph_meta(const Tensor& receiver, const Tensor& sender, const c10::SymInt& num_receivers,
-                  const c10::SymInt& num_senders) {
+Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers,
+                  c10::SymInt num_senders) {
   return at::empty_symint({receiver.sym_numel() * 3 + num_receivers + num_senders + 2},
                           receiver.options().dtype(at::kInt));
 }

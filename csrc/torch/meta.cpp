@@ -11,18 +11,18 @@ namespace {
 Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
 
 Tensor forward(const Tensor&, int64_t, const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
-               const c10::SymInt& receivers, int64_t z_dim, bool, bool) {
+               c10::SymInt receivers, int64_t z_dim, bool, bool) {
   return at::empty_symint({receivers, z_dim}, x.options());
 }
 
 Gradients backward(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor& y, const Tensor& w,
-                   const Tensor&, const c10::SymInt&, int64_t, bool, bool) {
+                   const Tensor&, c10::SymInt, int64_t, bool, bool) {
   return {contiguous_like(x), contiguous_like(y), contiguous_like(w)};
 }
 
 SecondGradients double_backward(const Tensor&, int64_t, const Tensor& gz, const Tensor& x, const Tensor& y,
                                 const Tensor& w, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                const c10::SymInt&, int64_t, bool, bool) {
+                                c10::SymInt, int64_t, bool, bool) {
   return {contiguous_like(gz), contiguous_like(x), contiguous_like(y), contiguous_like(w)};
 }
 

@@ -41,7 +41,7 @@ class _Product(nn.Module):
     def extra_repr(self) -> str:
         """The irreps and the options, for print(module)."""
         layout = "mul_ir" if self.mul_ir else "ir_mul"
-        return f"{self.spec}, weight_numel={self.spec.weight_numel}, layout={layout!r}"
+        return f"{self.spec!r}, layout={layout!r}"
 
 
 class TensorProduct(_Product):

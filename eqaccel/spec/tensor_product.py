@@ -95,8 +95,10 @@ class TensorProductSpec:
         source = read_module(module)
         _validate(source.irreps, source.instructions)
         in1, in2, out = source.irreps
-        signs = [coupling_sign(module, in1[i.i_in1].ir.l, in2[i.i_in2].ir.l, out[i.i_out].ir.l) for i in source.instructions]
-        coefficients = [sign * item.path_weight for sign, item in zip(signs, source.instructions, strict=True)]
+        coefficients = [
+            coupling_sign(module, in1[item.i_in1].ir.l, in2[item.i_in2].ir.l, out[item.i_out].ir.l) * item.path_weight
+            for item in source.instructions
+        ]
         spec = object.__new__(cls)
         spec._set(source.irreps, source.instructions, coefficients, source.shared_weights)
         if spec.weight_numel != source.weight_numel:
@@ -133,7 +135,9 @@ class TensorProductSpec:
             if ir in wanted
         )
         if not found:
-            raise SpecError(f"irreps_out: expected an irrep in the product of {in1} and {in2}, got {Irreps(irreps_out)}")
+            raise SpecError(
+                f"irreps_out: expected an irrep in the product of {in1} and {in2}, got {Irreps(irreps_out)}"
+            )
         out = Irreps((in1[i].mul, ir) for ir, i, _ in found)
         return cls(in1, in2, out, [(i, j, k, "uvu", True) for k, (_, i, j) in enumerate(found)], **options)
 

@@ -1,0 +1,187 @@
+"""Tools to test tensor products with: random operands, a float64 reference, and the error bound that belongs to it.
+
+Public, so that other projects can test against the same reference. The reference follows the definition of `Path` with
+plain torch operations, and is differentiable any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eqaccel.spec import TensorProductSpec
+
+ERROR_CONSTANT = 16.0
+"""C in |result - reference| <= C * eps(dtype) * scale, where scale is the same sum over absolute values.
+
+Each term is a product of up to six factors, worth one rounding each; sums of n terms add about sqrt(n) roundings
+while errors are random, so 16 leaves room for a hundred terms in one accumulator.
+"""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Operands of a tensor product and the edges that it runs on.
+
+    Attributes:
+        x: (num_senders, x_dim).
+        y: (num_edges, y_dim).
+        w: (num_edges, weight_numel), or (weight_numel,) if shared.
+        edge_index: (2, num_edges), senders in row 0 and receivers in row 1; None for a batch.
+        num_receivers: Rows of the output.
+    """
+
+    x: Tensor
+    y: Tensor
+    w: Tensor
+    edge_index: Tensor | None
+    num_receivers: int
+
+
+def random_operands(
+    spec: TensorProductSpec,
+    num_receivers: int,
+    num_edges: int,
+    *,
+    num_senders: int | None = None,
+    batch: bool = False,
+    shared: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> Operands:
+    """Signed random operands on a random graph whose edges all differ if there are enough pairs of nodes.
+
+    Args:
+        spec: The tensor product.
+        num_receivers: Rows of the output.
+        num_edges: Number of edges; num_receivers for a batch.
+        num_senders: Rows of x, default num_receivers.
+        batch: Whether to leave the graph out.
+        shared: Whether all edges share one row of weights.
+        seed: Of the random numbers, which do not depend on dtype or device.
+        dtype: float32 or float64.
+        device: Where to put them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    senders = num_receivers if num_senders is None else num_senders
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+    pairs = num_receivers * senders
+    if 0 < num_edges <= pairs:
+        chosen = torch.randperm(pairs, generator=generator)[:num_edges]
+    else:
+        chosen = torch.randint(max(pairs, 1), (num_edges,), generator=generator)
+    edge_index = torch.stack([chosen % max(senders, 1), chosen // max(senders, 1)]).to(device)
+    return Operands(
+        x=normal(senders, spec.x_dim),
+        y=normal(num_edges, spec.y_dim),
+        w=normal(*(() if shared else (num_edges,)), spec.weight_numel),
+        edge_index=None if batch else edge_index,
+        num_receivers=num_receivers,
+    )
+
+
+def reference(
+    spec: TensorProductSpec,
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,
+    edge_index: Tensor | None = None,
+    num_receivers: int | None = None,
+    *,
+    layout: str = "mul_ir",
+    absolute: bool = False,
+) -> Tensor:
+    """The tensor product, or its convolution, path by path.
+
+    Args:
+        spec: The tensor product.
+        x: (num_senders, x_dim), any floating dtype, best float64.
+        y: (num_edges, y_dim).
+        w: (num_edges, weight_numel) or (weight_numel,).
+        edge_index: (2, num_edges), senders in row 0; None for a batch.
+        num_receivers: Rows of the output, default those of x.
+        layout: "mul_ir" or "ir_mul".
+        absolute: Take absolute values of the coupling tensors. Given absolute operands too, the result, and every
+            derivative of it in absolute directions, is the sum of the absolute values of the terms.
+
+    Returns:
+        (num_receivers, z_dim).
+    """
+    rows = x if edge_index is None else x[edge_index[0]]
+    weights = w.expand(len(rows), -1) if w.dim() == 1 else w
+    z = x.new_zeros(len(rows), spec.z_dim)
+    for path in spec.paths:
+        coupling = torch.as_tensor(path.cg(), dtype=x.dtype, device=x.device)
+        if absolute:
+            coupling = coupling.abs()
+        dim1, dim2, dim3 = coupling.shape
+        block = rows.narrow(1, path.x_offset, path.mul * dim1)
+        block = block.reshape(-1, path.mul, dim1) if layout == "mul_ir" else block.reshape(-1, dim1, path.mul).mT
+        out = torch.einsum("ijk,nui,nj->nuk", coupling, block, y.narrow(1, path.y_offset, dim2))
+        if path.weight_offset is not None:
+            out = out * weights.narrow(1, path.weight_offset, path.mul).unsqueeze(-1)
+        out = (out if layout == "mul_ir" else out.mT).reshape(len(rows), -1)
+        z = z + torch.nn.functional.pad(out, (path.z_offset, spec.z_dim - path.z_offset - out.shape[1]))
+    if edge_index is None:
+        return z
+    return z.new_zeros(len(x) if num_receivers is None else num_receivers, spec.z_dim).index_add(0, edge_index[1], z)
+
+
+def derivatives(
+    function: Callable[..., Tensor], operands: Sequence[Tensor], directions: Iterable[Sequence[Tensor]]
+) -> list[Tensor]:
+    """A function of operands, and its derivatives, one order for each entry of `directions`.
+
+    Each order differentiates the inner product of its directions with the results of the order before, with respect to
+    the operands and to all earlier directions, as a training step or a Hessian would.
+
+    Args:
+        function: Maps the operands to one tensor.
+        operands: Tensors to differentiate by.
+        directions: For each order, tensors shaped like the results before it: (z,), then (x, y, w), ...
+
+    Returns:
+        All results, flat: z; gx, gy, gw; then ggz, gx, gy, gw; then ga, gb, gc, ggz, gx, gy, gw; ...
+    """
+    variables = [tensor.detach().clone().requires_grad_() for tensor in operands]
+    results = [function(*variables)]
+    every = list(results)
+    inputs = list(variables)
+    for order in directions:
+        tangents = [tensor.detach().clone().requires_grad_() for tensor in order]
+        inner = sum((r * t).sum() for r, t in zip(results, tangents, strict=True))
+        results = list(torch.autograd.grad(inner, inputs, create_graph=True, materialize_grads=True))
+        inputs = [*tangents, *inputs]
+        every += results
+    return [tensor.detach() for tensor in every]
+
+
+def assert_close(results: Sequence[Tensor], references: Sequence[Tensor], scales: Sequence[Tensor]) -> None:
+    """Asserts |result - reference| <= ERROR_CONSTANT * eps * scale for every element.
+
+    Args:
+        results: What to test; its dtype sets eps.
+        references: float64, any device.
+        scales: The sums of absolute values that belong to the references.
+
+    Raises:
+        AssertionError: Naming the worst element.
+    """
+    for number, (result, expected, scale) in enumerate(zip(results, references, scales, strict=True)):
+        assert result.shape == expected.shape, f"result {number}: shape {result.shape}, expected {expected.shape}"
+        bound = ERROR_CONSTANT * torch.finfo(result.dtype).eps * scale.to(expected.device)
+        error = (result.detach().to(expected) - expected).abs()
+        if not bool((error <= bound).all()):  # also catches NaN
+            excess = (error / bound).nan_to_num(nan=torch.inf)
+            worst = int(excess.argmax())
+            raise AssertionError(
+                f"result {number}, element {worst}: off by {float(error.flatten()[worst]):.3g}, which is "
+                f"{float(excess.max()):.3g} times the bound"
+            )

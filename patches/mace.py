@@ -1,0 +1,303 @@
+"""MACE models: which of their modules eqaccel replaces, and how to run one on a structure.
+
+Every MACE interaction block calls `conv_tp(node_feats, edge_attrs, tp_weights, edge_index)` on the nodes if it has an
+attribute `conv_fusion`, and otherwise gathers to the edges, multiplies there and scatters the messages. So the whole
+patch is two attributes per block. Blocks and models are told by their class names (`class_names`), never imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from eqaccel.errors import AlreadyPatchedError, PatchError, SpecError
+from eqaccel.ops import TensorProductConv
+from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
+from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
+from eqaccel.spec import TensorProductSpec
+
+_SWITCH = "conv_fusion"
+"""Attribute by whose presence an interaction block hands the whole convolution to `conv_tp`."""
+
+_MODELS = frozenset({"MACE", "AtomicDipolesMACE", "AtomicDielectricMACE", "EnergyDipolesMACE"})
+_LONG_RANGE = frozenset({"MACELES", "PolarMACE"})
+
+_SHORT_RANGE_PARTS = frozenset(
+    {
+        "atomic_energies_fn",
+        "embedding_readout",
+        "interactions",
+        "joint_embedding",
+        "node_embedding",
+        "pair_repulsion_fn",
+        "products",
+        "radial_embedding",
+        "readouts",
+        "scale_shift",
+        "spherical_harmonics",
+    }
+)
+
+_LEFT: Mapping[str, str] = MappingProxyType(
+    {
+        "FullyConnectedNet": "left: dense matrix products, which torch does well",
+        "RadialMLP": "left: dense matrix products, which torch does well",
+        "FullyConnectedTensorProduct": "left: no kernel for species-indexed linear layers in this version",
+        "SymmetricContraction": "left: no kernel for the symmetric contraction in this version",
+    }
+)
+"""Modules worth naming in a report because they take time, by class, and why they stay."""
+
+
+class MaceConvolution(Replacement):
+    """Stands in for the `conv_tp` of an interaction block: gather, tensor product and scatter in one operation.
+
+    Args:
+        original: The e3nn `TensorProduct` that the block came with.
+        conv: The accelerated convolution.
+    """
+
+    def __init__(self, original: torch.nn.Module, conv: torch.nn.Module) -> None:
+        super().__init__(original, switches=(_SWITCH,))
+        self.conv = conv.train(original.training)
+
+    def forward(
+        self,
+        node_feats: torch.Tensor,
+        edge_attrs: torch.Tensor,
+        tp_weights: torch.Tensor,
+        edge_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """Computes the messages summed over the edges of each receiver.
+
+        Args:
+            node_feats: (num_nodes, irreps_in1.dim).
+            edge_attrs: (num_edges, irreps_in2.dim).
+            tp_weights: (num_edges, weight_numel).
+            edge_index: (2, num_edges), senders then receivers.
+
+        Returns:
+            (num_nodes, irreps_out.dim)
+        """
+        return self.conv(node_feats, edge_attrs, tp_weights, edge_index, node_feats.shape[0])
+
+
+class MaceFamily:
+    """The models of mace-torch, and subclasses of them; implements `ModelFamily`."""
+
+    name = "MACE"
+    ranks: Mapping[str, int] = MappingProxyType(
+        {
+            "energy": 0,
+            "interaction_energy": 0,
+            "node_energy": 0,
+            "forces": 1,
+            "virials": 2,
+            "stress": 2,
+            "charges": 0,
+            "dipole": 1,
+            "atomic_dipoles": 1,
+            "polarizability": 2,
+        }
+    )
+    _COMPARED = (*ranks, "polarizability_sh", "dmu_dr", "dalpha_dr")
+
+    def recognises(self, model: torch.nn.Module) -> bool:
+        """Whether the model is one of MACE's classes, or derives from one."""
+        return bool(class_names(model) & _MODELS) and isinstance(getattr(model, "interactions", None), torch.nn.Module)
+
+    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
+        """Checks every interaction, then builds the convolution of each; the model is not changed.
+
+        Raises:
+            AlreadyPatchedError: If the model is accelerated already.
+            PatchError: If an interaction cannot be accelerated.
+        """
+        refuse_patched(model)
+        interactions = list(_interactions(model))
+        if not interactions:
+            raise PatchError(f"model: {type(model).__name__} has no interaction blocks, so there is nothing to replace")
+        for path, interaction in interactions:
+            _check(path, interaction)
+        return [
+            Swap(
+                parent=interaction,
+                name="conv_tp",
+                module=MaceConvolution(interaction.conv_tp, _convolution(path, interaction.conv_tp, deterministic)),
+                switches={_SWITCH: True},
+            )
+            for path, interaction in interactions
+        ]
+
+    def rows(self, model: torch.nn.Module) -> list[Row]:
+        """The convolutions, the other costly modules around them, and what long-range models add."""
+        rows = []
+        for path, interaction in _interactions(model):
+            rows.append(_convolution_row(f"{path}.conv_tp", interaction))
+            for name in ("conv_tp_weights", "skip_tp"):
+                rows += _left_rows(f"{path}.{name}", getattr(interaction, name, None))
+        for i, product in enumerate(getattr(model, "products", ())):
+            rows += _left_rows(f"products.{i}.symmetric_contractions", getattr(product, "symmetric_contractions", None))
+        for kind in sorted(class_names(model) & _LONG_RANGE):
+            for name, part in model.named_children():
+                if name not in _SHORT_RANGE_PARTS:
+                    rows.append(Row(name, type(part).__name__, False, f"left: {kind} adds it, eqaccel has no kernel"))
+        return rows
+
+    def structures(self, model: torch.nn.Module) -> list[Structure]:
+        """Small structures of the model's own elements."""
+        return small_structures(float(model.r_max), len(model.atomic_numbers))
+
+    def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
+        """Runs the model for everything it predicts, with first derivatives."""
+        outputs = model(_inputs(model, structure), **_requests(model))
+        return {
+            name: outputs[name].detach().to("cpu", torch.float64)
+            for name in self._COMPARED
+            if isinstance(outputs.get(name), torch.Tensor)
+        }
+
+
+def _interactions(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    # Only these: long-range models own tensor products elsewhere, which are not convolutions.
+    for name, interaction in model.interactions.named_children():
+        yield f"interactions.{name}", interaction
+
+
+def _check(path: str, interaction: Any) -> None:
+    """Refuses a block that eqaccel cannot accelerate; says what is wrong with it and what to do."""
+    layout = getattr(getattr(interaction, "cueq_config", None), "layout_str", "mul_ir")
+    for name, library in (("cueq_config", "cuEquivariance"), ("oeq_config", "OpenEquivariance")):
+        if getattr(getattr(interaction, name, None), "enabled", False):
+            if layout != "mul_ir":
+                raise PatchError(
+                    f"{path}: expected features in mul_ir layout, got {layout}; convert the model back with "
+                    f"mace_cueq_to_e3nn, or load it without enable_cueq"
+                )
+            raise AlreadyPatchedError(
+                f"{path}: {library} accelerates this model already; load it without enable_cueq and enable_oeq, or "
+                f"convert it back with mace.cli"
+            )
+    if hasattr(interaction, _SWITCH):
+        raise AlreadyPatchedError(
+            f"{path}: the block fuses its convolution already (it has `{_SWITCH}`); load the model without another "
+            f"accelerator"
+        )
+    product = getattr(interaction, "conv_tp", None)
+    if "TensorProduct" not in class_names(product) or not hasattr(product, "instructions"):
+        raise PatchError(
+            f"{path}.conv_tp: expected an e3nn TensorProduct, got {type(product).__name__}; load the model without "
+            f"another accelerator"
+        )
+    if not _honours_switch(interaction):
+        raise PatchError(
+            f"{path}: the forward method of {type(interaction).__name__} never looks for `{_SWITCH}`, so it cannot "
+            f"call a fused convolution; use a newer mace-torch (0.3.14 or later), or follow its blocks in a custom one"
+        )
+    if product.shared_weights or product.internal_weights:
+        raise PatchError(
+            f"{path}.conv_tp: expected weights per edge, got shared or internal weights; use the model unpatched"
+        )
+    radial = getattr(interaction, "conv_tp_weights", None)
+    width = getattr(radial, "hs", [product.weight_numel])[-1]
+    if width != product.weight_numel:
+        raise PatchError(
+            f"{path}.conv_tp_weights: expected {product.weight_numel} weights per edge (weight_numel of conv_tp), got "
+            f"{width}; the checkpoint and its configuration do not belong together"
+        )
+
+
+def _honours_switch(interaction: Any) -> bool:
+    """Whether a `forward` among the block's classes asks for the switch; a name in `hasattr` is a constant of it."""
+    forwards = [vars(cls).get("forward") for cls in type(interaction).__mro__]
+    codes = [getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards if callable(forward)]
+    return any(code is not None and _SWITCH in (*code.co_consts, *code.co_names) for code in codes)
+
+
+def _convolution(path: str, product: Any, deterministic: bool) -> torch.nn.Module:
+    try:
+        return TensorProductConv(TensorProductSpec.from_e3nn(product), deterministic=deterministic)
+    except SpecError as error:
+        raise PatchError(f"{path}.conv_tp: {error}; use the model unpatched") from error
+
+
+def _convolution_row(path: str, interaction: Any) -> Row:
+    module = interaction.conv_tp
+    replaced = isinstance(module, Replacement)
+    product = module.original if replaced else module
+    if replaced:
+        note = "replaced by eqaccel.TensorProductConv"
+    else:
+        try:
+            _check(path.removesuffix(".conv_tp"), interaction)
+            note = "left: not patched yet, eqaccel.patch(model) replaces it"
+        except PatchError as error:
+            note = f"left: {error}"
+    instructions = getattr(product, "instructions", None)
+    mul = {product.irreps_in1[ins.i_in1].mul for ins in instructions or ()}
+    return Row(
+        path=path,
+        kind=type(product).__name__,
+        accelerated=replaced,
+        note=note,
+        paths=None if instructions is None else len(instructions),
+        weight_numel=getattr(product, "weight_numel", None),
+        mul=tuple(sorted(mul, reverse=True)),
+    )
+
+
+def _left_rows(path: str, module: Any) -> list[Row]:
+    names = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _LEFT]
+    return [Row(path, type(module).__name__, False, _LEFT[name]) for name in names[:1]]
+
+
+def _requests(model: torch.nn.Module) -> dict[str, bool]:
+    """Which outputs to ask a model's forward for: all that it can give with first derivatives."""
+    kinds = class_names(model)
+    if "AtomicDielectricMACE" in kinds:
+        wanted = {"compute_dielectric_derivatives": True}
+    elif "AtomicDipolesMACE" in kinds:
+        wanted = {}
+    else:
+        wanted = {"compute_force": True, "compute_virials": True, "compute_stress": True}
+    known = inspect.signature(model.forward).parameters
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def _inputs(model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
+    """The dictionary that `mace.data.AtomicData` batches would give for one structure: neutral, and in no field."""
+    device, dtype = model_device(model), model_dtype(model)
+    num_atoms = len(structure.positions)
+    one_hot = torch.nn.functional.one_hot(structure.species, len(model.atomic_numbers))
+    floating = {
+        "positions": structure.positions,
+        "cell": structure.cell,
+        "rcell": 2 * torch.pi * torch.linalg.inv(structure.cell.T),
+        "volume": torch.linalg.det(structure.cell).reshape(1),
+        "unit_shifts": structure.unit_shifts,
+        "shifts": structure.unit_shifts @ structure.cell,
+        "node_attrs": one_hot,
+        "charges": torch.zeros(num_atoms),
+        "total_charge": torch.zeros(1),
+        "total_spin": torch.ones(1),
+        "fermi_level": torch.zeros(1),
+        "external_field": torch.zeros(1, 3),
+    }
+    for name, spec in (getattr(model, "embedding_specs", None) or {}).items():
+        if name not in floating:
+            per_atom = (num_atoms, spec["in_dim"]) if spec["type"] == "continuous" else (num_atoms,)
+            floating[name] = torch.zeros((1,) if spec["per"] == "graph" else per_atom)
+    integral = {
+        "edge_index": structure.edge_index,
+        "batch": torch.zeros(num_atoms, dtype=torch.int64),
+        "ptr": torch.tensor([0, num_atoms]),
+        "head": torch.zeros(1, dtype=torch.int64),
+        "pbc": torch.full((1, 3), structure.periodic),
+    }
+    # Copies, because models write into this dictionary and switch on gradients of what is in it.
+    inputs = {name: tensor.to(device, dtype, copy=True) for name, tensor in floating.items()}
+    return inputs | {name: tensor.to(device, copy=True) for name, tensor in integral.items()}

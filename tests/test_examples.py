@@ -1,0 +1,90 @@
+"""The examples run from the command line, write what they promise, and report believable numbers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mace")
+pytest.importorskip("matplotlib")
+ase_io = pytest.importorskip("ase.io")
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def run_example(name: str, *arguments: object) -> str:
+    """Runs an example as a user does and returns what it prints."""
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def md_mace(monkeypatch):
+    """The example as a module, for the cases that need no process of their own."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import md_mace
+
+    return md_mace
+
+
+@pytest.mark.slow
+def test_md_mace_writes_its_results(tmp_path):
+    tiny = ("--atoms", 32, "--steps", 5, "--reference-steps", 2, "--interval", 2, "--dtype", "float64")
+    text = run_example("md_mace.py", *tiny, "--device", "cpu", "--out", tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+
+    assert "interactions.0.conv_tp" in text
+    assert "ms per step" in text
+    assert results["atoms"] == 32
+    assert results["max_force_difference"] < 1e-10  # eV/A: rounding in double precision, with room for the sums
+    before, after = results["runs"]
+    assert (before["label"], after["label"]) == ("unpatched", "patched")
+    assert (len(before["step_ms"]), len(after["step_ms"])) == (2, 5)
+    assert results["speedup"] == pytest.approx(before["ms_per_step"] / after["ms_per_step"])
+    assert after["ns_per_day"] == pytest.approx(2e-6 * 86400e3 / after["ms_per_step"])
+    assert np.abs(after["energies"]).max() < 20, "meV per atom: the run blew up"
+    # Both runs start from the same frame, so the steps that they share agree.
+    np.testing.assert_allclose(after["energies"][:3], before["energies"], atol=1e-6)
+
+    frames = ase_io.read(tmp_path / "patched.traj", index=":")
+    assert len(frames) == 4  # the start, steps 2 and 4, and the last
+    assert np.isfinite(frames[-1].get_forces()).all()
+    assert (tmp_path / "md.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_md_mace_takes_a_structure_and_a_thermostat(tmp_path, md_mace):
+    structure = tmp_path / "start.xyz"
+    atoms = md_mace.alloy(1, gold=0.5, strain=np.zeros((3, 3)), rng=np.random.default_rng(0))
+    ase_io.write(structure, atoms)
+    tiny = ["--steps", "3", "--reference-steps", "3", "--device", "cpu", "--out", str(tmp_path)]
+    results = md_mace.main(["--structure", str(structure), "--ensemble", "langevin", *tiny])
+    assert results["atoms"] == 4
+    before, after = results["runs"]
+    np.testing.assert_allclose(after["energies"], before["energies"], atol=0.05)  # the same random numbers in float32
+
+
+def test_md_mace_names_a_missing_model_file(md_mace):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.model"):
+        md_mace.load_calculator("nowhere.model", "cpu", "float32")
+
+
+@pytest.mark.slow
+def test_train_alloy_saves_a_model_that_mace_reads(tmp_path):
+    from ase.build import bulk
+    from mace.calculators import MACECalculator
+
+    text = run_example("train_alloy.py", "--smoke", "--out", tmp_path, "--name", "tiny")
+    assert "forces (meV/A)" in text
+    calculator = MACECalculator(model_paths=str(tmp_path / "tiny.model"), device="cpu", default_dtype="float32")
+    assert calculator.z_table.zs == [29, 79]
+    atoms = bulk("Au", "fcc", a=4.08)
+    atoms.calc = calculator
+    assert np.isfinite(atoms.get_stress()).all()

@@ -1,0 +1,136 @@
+"""Irreps are read, written and measured as e3nn does, and errors quote what was not understood."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads its constants by pickle
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e3nn import o3
+
+from eqaccel import errors, settings
+from eqaccel.errors import IrrepsError
+from eqaccel.irreps import Irrep, Irreps, MulIrrep
+
+TEXTS = [
+    "",
+    "  ",
+    "0e",
+    "0e + 1o",
+    "128x0e+64x1o",
+    " 32x0o + 160x0e+ 3x2e + 2e",
+    "0x1e+4x0e",
+    "1y + 2y",
+    "7x11o",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_reads_what_e3nn_reads(text: str) -> None:
+    ours, theirs = Irreps(text), o3.Irreps(text)
+    assert str(ours) == str(theirs)
+    assert [(mul, ir.l, ir.p) for mul, ir in ours] == [(mul, ir.l, ir.p) for mul, ir in theirs]
+    assert (ours.dim, ours.num_irreps) == (theirs.dim, theirs.num_irreps)
+    assert list(ours.slices()) == list(theirs.slices())
+    assert list(ours.offsets()) == [part.start for part in theirs.slices()]
+    assert Irreps(theirs) == Irreps(list(theirs)) == Irreps(str(ours)) == Irreps(ours) == ours
+    assert hash(Irreps(theirs)) == hash(ours)
+
+
+def test_other_forms() -> None:
+    expected = Irreps("2x0e+1o")
+    assert Irreps([(2, "0e"), "1o"]) == Irreps([(2, (0, 1)), (1, Irrep(1, -1))]) == expected
+    assert Irreps([MulIrrep(2, Irrep(0, 1)), o3.Irrep("1o")]) == expected
+    assert Irreps(Irrep(2, 1)) == Irreps("2e")
+    assert Irreps() == Irreps("")
+
+
+def test_is_a_sequence() -> None:
+    irreps = Irreps("2x0e+3x1o+2e")
+    assert irreps[1] == (3, Irrep(1, -1))
+    assert irreps[1].dim == 9
+    assert isinstance(irreps[1:], Irreps)
+    assert str(irreps[1:]) == "3x1o+1x2e"
+    assert irreps[:1] + "4x1e" == Irreps("2x0e+4x1e")
+    assert repr(irreps) == "Irreps('2x0e+3x1o+1x2e')"
+    assert pickle.loads(pickle.dumps(irreps)) == irreps
+    assert Irreps.spherical_harmonics(3) == Irreps(o3.Irreps.spherical_harmonics(3))
+
+
+def test_products_and_order_are_those_of_e3nn() -> None:
+    texts = [f"{degree}{parity}" for degree in range(4) for parity in "eo"]
+    for a in texts:
+        for b in texts:
+            theirs = [str(ir) for ir in o3.Irrep(a) * o3.Irrep(b)]
+            assert [str(ir) for ir in Irrep.parse(a) * Irrep.parse(b)] == theirs
+            assert (Irrep.parse(a) < Irrep.parse(b)) == (o3.Irrep(a) < o3.Irrep(b))
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("128x0f", "128x0f"),
+        ("4x0e+", "''"),
+        ("4x0e++1o", "''"),
+        ("-2x0e", "-2x0e"),
+        ("4x-1o", "4x-1o"),
+        ("2 3x0e", "2 3x0e"),
+        ([(2, "0e", 1)], "(2, '0e', 1)"),
+        ([(-2, "0e")], "-2"),
+        ([(2.0, "0e")], "2.0"),
+        ([(2, "e")], "'e'"),
+        ([(2, (1, 0))], "+1 or -1, got 0"),
+        ([(2, (-1, 1))], ">= 0, got -1"),
+        ([3], "3"),
+        (3, "int 3"),
+        ([(2, 3.5)], "3.5"),
+    ],
+)
+def test_errors_quote_the_part(value: object, part: str) -> None:
+    with pytest.raises(IrrepsError, match="expected") as caught:
+        Irreps(value)
+    assert part in str(caught.value)
+
+
+def test_errors_are_of_usual_kinds() -> None:
+    for name in ("IrrepsError", "SpecError", "OperandError", "GraphError", "PatchError", "VerificationError"):
+        assert issubclass(getattr(errors, name), (errors.EqaccelError, ValueError))
+        assert issubclass(getattr(errors, name), ValueError)
+    assert issubclass(errors.UnsupportedError, errors.SpecError)
+    assert issubclass(errors.UnsupportedError, NotImplementedError)
+    assert issubclass(errors.AlreadyPatchedError, errors.PatchError)
+    failure = pickle.loads(pickle.dumps(errors.MissingCompilerError("none", log="searched")))
+    assert (str(failure), failure.log) == ("none", "searched")
+    assert isinstance(failure, RuntimeError)
+
+
+def test_settings_are_read_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (*settings.VARIABLES, "CXX", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings.current() == settings.Settings(cache_dir=tmp_path / ".cache" / "eqaccel")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("CXX", "clang++")
+    monkeypatch.setenv("EQACCEL_CHECK_INDICES", "1")
+    monkeypatch.setenv("EQACCEL_DUMP", "~/dump")
+    monkeypatch.setenv("EQACCEL_NVRTC", "")
+    found = settings.current()
+    assert found == settings.Settings(tmp_path / "xdg" / "eqaccel", tmp_path / "dump", True, "clang++", None)
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", "/elsewhere")
+    monkeypatch.setenv("EQACCEL_CXX", "g++-14")
+    assert (settings.current().cache_dir, settings.current().cxx) == (Path("/elsewhere"), "g++-14")
+    monkeypatch.setenv("EQACCEL_CHECK_INDICES", "maybe")
+    with pytest.raises(errors.SettingsError, match=r"EQACCEL_CHECK_INDICES.*'maybe'"):
+        settings.current()
+
+
+def test_these_rooms_import_numpy_only() -> None:
+    code = "import eqaccel.spec, eqaccel.settings, sys; print({'torch', 'e3nn', 'mace'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
