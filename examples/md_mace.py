@@ -71,8 +71,13 @@ class Run:
         return 86400.0 * 1e-6 * self.times[1] / (1e-3 * self.ms_per_step)
 
     @property
-    def drift(self) -> float:
-        """Slope of the total energy in meV/atom/ps, without the first quarter, in which the crystal thermalises."""
+    def drift(self) -> float | None:
+        """Slope of the total energy in meV/atom/ps, without the first quarter, in which the crystal thermalises.
+
+        None for less than 100 fs: within a vibration the total energy of Verlet swings, and a slope says nothing.
+        """
+        if self.times[-1] < 100:
+            return None
         start = len(self.times) // 4
         return 1e3 * float(np.polyfit(self.times[start:], self.energies[start:], 1)[0])
 
@@ -163,7 +168,8 @@ def results_table(runs: list[Run], difference: float, ensemble: str) -> PrettyTa
     table.add_row(["speed-up", "1.00", f"{before.ms_per_step / after.ms_per_step:.2f}"])
     table.add_row(["largest force difference (eV/A)", "", f"{difference:.1e}"])
     if ensemble == "nve":
-        table.add_row(["energy drift (meV/atom/ps)", *(f"{run.drift:.3f}" for run in runs)])
+        drifts = ["too short" if run.drift is None else f"{run.drift:.3f}" for run in runs]
+        table.add_row(["energy drift (meV/atom/ps)", *drifts])
     if after.peak_memory_mb is not None:
         table.add_row(["peak GPU memory (MiB)", *(f"{run.peak_memory_mb:.0f}" for run in runs)])
     return table

@@ -239,7 +239,8 @@ def _untouched_state(model: torch.nn.Module) -> Iterator[None]:
     """Runs a model with gradients on and its own dtype as the default, and leaves no trace in torch's global state."""
     device, dtype = model_device(model), torch.get_default_dtype()
     cuda = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad():
+    unprofiled = torch.jit.optimized_execution(False)  # e3nn scripts its parts; specialising them here would be slow
+    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad(), unprofiled:
         torch.set_default_dtype(model_dtype(model))  # models create small constants in the default dtype
         try:
             yield

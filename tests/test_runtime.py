@@ -194,7 +194,7 @@ def test_compile_error_carries_the_log(tmp_path, monkeypatch):
 
 def test_missing_entry_point_is_an_error():
     program = runtime.Program(make_payload(cpu='extern "C" void other() {}'))
-    with pytest.raises(CompileError, match="eq_launch"):
+    with pytest.raises(CompileError, match="does not export 'eq_"):
         runtime.launch_cpu(program, "float32", "forward", {})
 
 

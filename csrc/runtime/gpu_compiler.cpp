@@ -184,9 +184,9 @@ Resources read_resources(const std::string& log) {
     if (!kernel) continue;
     const auto before = [&](const char* text, const char* as) {  // "<number> text"
       const std::size_t at = line.find(text);
-      if (at == std::string::npos || at < 2) return;
-      const std::size_t start = line.find_last_not_of("0123456789", at - 2) + 1;
-      if (start < at - 1) (*kernel)[as] = std::stoll(line.substr(start));
+      if (at == std::string::npos || at == 0) return;
+      const std::size_t start = line.find_last_not_of("0123456789", at - 1) + 1;
+      if (start < at) (*kernel)[as] = std::stoll(line.substr(start));
     };
     const auto after = [&](const char* text, const char* as) {  // "text: <number>"
       const std::size_t at = line.find(text);

@@ -109,7 +109,8 @@ int64_t Program::number(const std::string& key) const {
 
 std::string Program::source(Backend backend, Scalar scalar, Direction direction) const {
   // Preludes leave out what a direction does not need.
-  std::string text = "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n";
+  std::string text = "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n#define EQ_SCALAR " +
+                     (scalar == Scalar::float32 ? "float" : "double") + "\n";
   for (const std::string& part : {std::string("prelude/") + name(backend), body_name(backend, scalar, direction)}) {
     const auto found = entries_.find(part);
     if (found == entries_.end()) throw std::out_of_range("the payload has no entry '" + part + "'");

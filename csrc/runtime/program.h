@@ -50,7 +50,7 @@ struct Compiled {
 //   meta                                     "key=value" lines: x_dim, y_dim, z_dim, w_dim, and for each GPU kernel
 //                                            "gpu/<direction>/<scalar>/threads" and ".../shared_bytes"
 //   prelude/<backend>                        text in front of every body of that backend
-//   cpu/<direction>                          body, compiled with -DEQ_SCALAR=float or double
+//   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
 //   gpu/<direction>/<scalar>                 body for CUDA and HIP
 class Program {
  public:

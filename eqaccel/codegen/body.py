@@ -35,7 +35,7 @@ def print_body(plan: KernelPlan) -> str:
         f"struct Problem {{  // {spec.irreps_in1} (x) {spec.irreps_in2} -> {spec.irreps_out}",
         f"  static constexpr int x_dim = {spec.x_dim}, y_dim = {spec.y_dim}, z_dim = {spec.z_dim}, "
         f"w_dim = {spec.weight_numel};",
-        f"  static constexpr int entries = {max(plan.num_entries, 4)}, paths = {max(len(spec.paths), 1)}, "
+        f"  static constexpr int entries = {plan.num_entries}, paths = {max(len(spec.paths), 1)}, "
         f"largest_mul = {max((s.mul for s in plan.segments), default=0)};",
     ]
     lines += _gpu_tables(plan) if plan.target.is_gpu else _cpu_entries(plan)
@@ -52,6 +52,7 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
         f"struct Segment{number} {{  // {segment.mul} channels, {len(segment.paths)} paths",
         f"  static constexpr int mul = {segment.mul}, outputs = {len(segment.z_offsets)}, "
         f"lane_channels = {segment.channels_per_lane}, warps = {segment.warps};",
+        f"  using Lane = LaneOf<{segment.channels_per_lane}>;",
         "  static EQ_FN constexpr int z_offset(int component) {",
         f"    constexpr int offsets[] = {{{offsets}}};",
         "    return offsets[component];",
@@ -249,7 +250,7 @@ def _cpu_entries(plan: KernelPlan) -> list[str]:
 
 def _gpu_tables(plan: KernelPlan) -> list[str]:
     """Entries as a table of terms, so that all threads of a block build them together."""
-    entries = max(plan.num_entries, 4)
+    entries = plan.num_entries
     forms: list[tuple[tuple[int, float], ...]] = [()] * entries
     for matrix in plan.matrices:
         forms[matrix.first : matrix.first + len(matrix.entries)] = matrix.entries

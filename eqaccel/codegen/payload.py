@@ -55,4 +55,5 @@ def source(plan: KernelPlan) -> str:
     """The whole translation unit of a plan, as `Program::source` puts it together."""
     backend = "cpu" if not plan.target.is_gpu else "hip" if plan.target.name.startswith("gfx") else "cuda"
     number = list(Direction).index(plan.direction)
-    return f"#define EQ_DIRECTION {number}\n{prelude(backend)}{print_body(plan)}"
+    scalar = "float" if plan.scalar_bytes == 4 else "double"
+    return f"#define EQ_DIRECTION {number}\n#define EQ_SCALAR {scalar}\n{prelude(backend)}{print_body(plan)}"

@@ -130,7 +130,7 @@ def _pipeline(
     words = scalar_bytes // 4
     registers = max(
         words * (twice * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
-        + (40 if direction is Direction.FORWARD else 40 + words * spec.y_dim)
+        + (32 if direction is Direction.FORWARD else 40 + words * spec.y_dim)
         for s in segments
     )
     resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), 8)

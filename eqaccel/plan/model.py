@@ -119,7 +119,7 @@ class KernelPlan:
     @cached_property
     def num_entries(self) -> int:
         """Entries of all edge matrices of an edge, padding included."""
-        return max((matrix.first + -(-len(matrix.entries) // 4) * 4 for matrix in self.matrices), default=0)
+        return max((matrix.first + round_up(len(matrix.entries), 4) for matrix in self.matrices), default=4)
 
     @property
     def warps(self) -> int:

@@ -20,6 +20,8 @@ namespace {
 typedef EQ_SCALAR T;
 typedef T Lane __attribute__((vector_size(EQ_SIMD_BYTES)));
 typedef T UnalignedLane __attribute__((vector_size(EQ_SIMD_BYTES), aligned(sizeof(T)), may_alias));
+template <int>
+using LaneOf = Lane;  // segments name the width that a GPU thread would own
 typedef Lane Sum;  // one partial sum per SIMD element, added up once an edge
 constexpr int lanes = EQ_SIMD_BYTES / sizeof(T);
 constexpr int edges_per_block = 32;

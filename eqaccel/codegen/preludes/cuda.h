@@ -1,0 +1,87 @@
+// CUDA prelude: what gpu.h needs of the machine, in CUDA's words.
+#define EQ_FN __device__ __forceinline__
+#define EQ_KERNEL extern "C" __global__
+#define EQ_PARAMETER __grid_constant__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define EQ_BULK_COPY 1
+#else
+#define EQ_BULK_COPY 0
+#endif
+
+namespace {
+
+typedef EQ_SCALAR T;
+
+EQ_FN unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+
+// One element from device to shared memory without passing a register; finished by wait_copies.
+EQ_FN void copy_element(T* to, const T* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(sizeof(T)) : "memory");
+}
+EQ_FN void copy_16_bytes(T* to, const T* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+EQ_FN void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending>
+EQ_FN void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+#if EQ_BULK_COPY
+// Whole rows by the bulk copy engine, which reports to a barrier in shared memory.
+EQ_FN void init_barrier(unsigned barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+EQ_FN void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+EQ_FN void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+EQ_FN void wait_barrier(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra READY;\nbra WAIT;\nREADY:\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+// Weights are read once: they should leave the L2 cache first. Node rows are read by many edges: last.
+EQ_FN unsigned long long read_once() {
+  unsigned long long policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+EQ_FN unsigned long long read_often() {
+  unsigned long long policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(to)), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+}
+#endif
+
+EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+
+EQ_FN void stream_store(float* p, const float (&v)[1]) { __stcs(p, v[0]); }
+EQ_FN void stream_store(float* p, const float (&v)[2]) { __stcs((float2*)p, make_float2(v[0], v[1])); }
+EQ_FN void stream_store(float* p, const float (&v)[4]) { __stcs((float4*)p, make_float4(v[0], v[1], v[2], v[3])); }
+EQ_FN void stream_store(double* p, const double (&v)[1]) { __stcs(p, v[0]); }
+EQ_FN void stream_store(double* p, const double (&v)[2]) { __stcs((double2*)p, make_double2(v[0], v[1])); }
+
+template <int n>
+EQ_FN void atomic_add(double* p, const double (&v)[n]) {
+#pragma unroll
+  for (int u = 0; u < n; ++u) atomicAdd(p + u, v[u]);
+}
+template <int n>
+EQ_FN void atomic_add(float* p, const float (&v)[n]) {
+  if constexpr (EQ_BULK_COPY && n == 4) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+  } else if constexpr (EQ_BULK_COPY && n == 2) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(v[0]), "f"(v[1]) : "memory");
+  } else {
+#pragma unroll
+    for (int u = 0; u < n; ++u) atomicAdd(p + u, v[u]);
+  }
+}
+
+}  // namespace

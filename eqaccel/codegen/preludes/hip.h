@@ -1,0 +1,38 @@
+// HIP prelude: what gpu.h needs of the machine, in HIP's words. Copies to LDS pass through registers.
+#ifndef __HIPCC_RTC__
+#include <hip/hip_runtime.h>
+#endif
+#define EQ_FN __device__ __forceinline__
+#define EQ_KERNEL extern "C" __global__
+#define EQ_PARAMETER
+#define EQ_BULK_COPY 0
+
+namespace {
+
+typedef EQ_SCALAR T;
+
+EQ_FN void copy_element(T* to, const T* from) { *to = *from; }
+EQ_FN void copy_16_bytes(T* to, const T* from) {
+  constexpr int count = 16 / sizeof(T);
+#pragma unroll
+  for (int n = 0; n < count; ++n) to[n] = from[n];
+}
+EQ_FN void commit_copies() {}
+template <int pending>
+EQ_FN void wait_copies() {}
+
+// A wavefront of 64 threads runs two groups of 32 lanes.
+EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor(value, mask, 32); }
+
+template <int n>
+EQ_FN void stream_store(T* p, const T (&v)[n]) {
+#pragma unroll
+  for (int u = 0; u < n; ++u) __builtin_nontemporal_store(v[u], p + u);
+}
+template <int n>
+EQ_FN void atomic_add(T* p, const T (&v)[n]) {
+#pragma unroll
+  for (int u = 0; u < n; ++u) atomicAdd(p + u, v[u]);
+}
+
+}  // namespace

@@ -1,0 +1,207 @@
+"""The tensor product against its float64 reference: forward and derivatives, for every kind of operand."""
+
+import pytest
+import torch
+
+from eqaccel import Graph, TensorProduct, TensorProductConv, TensorProductSpec
+from eqaccel.errors import OperandError
+from eqaccel.testing import Operands, assert_product, random_operands
+
+SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
+SPECS = {
+    "one_channel": TensorProductSpec.channelwise("1x0e+1x1o", "0e+1o+2e", "0e+1o+2e"),
+    "mace": TensorProductSpec.channelwise("32x0e+32x1o", "0e+1o+2e", "0e+1o+2e"),
+    "first_layer": TensorProductSpec.channelwise("89x0e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+    "ragged": TensorProductSpec.channelwise("5x0e+33x1o+1x2e", "0e+1o", "0e+1o+2e"),
+    "ragged_wide": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o", "0e+1o"),
+    "high_degree": TensorProductSpec("2x7o", "3e", "2x6o", [(0, 0, 0, "uvu", True)]),
+    "unsorted_repeated_mixed": TensorProductSpec(
+        "4x1o+3x0e+4x1o",
+        "2e+0e+1o+0e",
+        "3x1o+4x1o+2x0e+4x0e",
+        [
+            (2, 0, 1, "uvu", True, 0.7),
+            (0, 1, 1, "uvu", False),
+            (1, 2, 0, "uvu", True),
+            (0, 2, 3, "uvu", True, 2.0),
+            (2, 3, 1, "uvu", True),
+            (2, 2, 3, "uvu", False),
+        ],
+    ),
+    "unweighted": TensorProductSpec("3x0e+2x1o", "1o", "2x0e+3x1o", [(1, 0, 0, "uvu", False), (0, 0, 1, "uvu", False)]),
+}
+MODES = [("mul_ir", True), ("ir_mul", False)]
+
+
+@pytest.mark.parametrize(("layout", "deterministic"), MODES)
+@pytest.mark.parametrize("name", SPECS)
+def test_convolution(name, layout, deterministic, device, dtype):
+    spec = SPECS[name]
+    module = TensorProductConv(spec, layout=layout, deterministic=deterministic).to(device)
+    assert_product(module, random_operands(spec, 9, 61, num_senders=11, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("name", ["mace", "unsorted_repeated_mixed", "unweighted"])
+def test_batch(name, layout, device, dtype):
+    spec = SPECS[name]
+    module = TensorProduct(spec, layout=layout).to(device)
+    assert_product(module, random_operands(spec, 13, 13, batch=True, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_shared_weights(batch, device, dtype):
+    module = (TensorProduct if batch else TensorProductConv)(SMALL).to(device)
+    operands = random_operands(SMALL, 50, 50 if batch else 300, batch=batch, shared=True, dtype=dtype, device=device)
+    assert_product(module, operands, order=3)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    ("receivers", "senders", "edges"),
+    [(0, 0, 0), (3, 5, 0), (0, 4, 0), (1, 1, 1), (1, 1, 7), (1, 40, 40), (4, 30, 50), (200, 150, 20), (70, 70, 2000)],
+)
+def test_graph_sizes(receivers, senders, edges, deterministic, device, dtype):
+    """Empty graphs, one node, self loops, one receiver, fewer receivers than senders, isolated nodes, high degree."""
+    module = TensorProductConv(SMALL, deterministic=deterministic).to(device)
+    assert_product(module, random_operands(SMALL, receivers, edges, num_senders=senders, dtype=dtype, device=device))
+
+
+def test_empty_batch(device, dtype):
+    module = TensorProduct(SMALL).to(device)
+    assert_product(module, random_operands(SMALL, 0, 0, batch=True, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_non_contiguous_operands(index_dtype, device, dtype):
+    o = random_operands(SMALL, 8, 40, dtype=dtype, device=device)
+    edge_index = o.edge_index.to(index_dtype).t().contiguous().t()
+    strided = Operands(
+        x=torch.cat([o.x, o.x], 1)[:, : SMALL.x_dim],
+        y=o.y.t().contiguous().t(),
+        w=torch.stack([o.w, o.w], 2)[:, :, 0],
+        edge_index=edge_index,
+        num_receivers=o.num_receivers,
+    )
+    assert not any(t.is_contiguous() for t in (strided.x, strided.y, strided.w, edge_index))
+    module = TensorProductConv(SMALL).to(device)
+    assert torch.equal(
+        module(strided.x, strided.y, strided.w, edge_index), module(o.x, o.y, o.w, o.edge_index)
+    )
+    z = module(strided.x.requires_grad_(), strided.y, strided.w, edge_index)
+    strided_gradient = torch.randn(SMALL.z_dim, 8, dtype=dtype, device=device).t()
+    (gx,) = torch.autograd.grad(z, strided.x, strided_gradient, retain_graph=True)
+    (expected,) = torch.autograd.grad(z, strided.x, strided_gradient.contiguous())
+    assert torch.equal(gx, expected)
+
+
+def test_expanded_weights_and_gradient(device, dtype):
+    """A weight row repeated by expand, and the gradient that sum() gives: both have stride 0."""
+    module = TensorProductConv(SMALL).to(device)
+    o = random_operands(SMALL, 6, 20, shared=True, dtype=dtype, device=device)
+    row = o.w.clone().requires_grad_()
+    shared = o.w.clone().requires_grad_()
+    module(o.x, o.y, row.expand(20, -1), o.edge_index).sum().backward()
+    module(o.x, o.y, shared[None], o.edge_index).sum().backward()
+    torch.testing.assert_close(row.grad, shared.grad)
+
+
+def test_layouts_are_permutations_of_each_other(device, dtype):
+    o = random_operands(SMALL, 6, 20, dtype=dtype, device=device)
+
+    def to_ir_mul(t, irreps):
+        blocks = t.split([item.mul * item.ir.dim for item in irreps], 1)
+        return torch.cat(
+            [b.reshape(-1, i.mul, i.ir.dim).mT.reshape(len(b), -1) for b, i in zip(blocks, irreps, strict=True)], 1
+        )
+
+    z = TensorProductConv(SMALL).to(device)(o.x, o.y, o.w, o.edge_index)
+    x = to_ir_mul(o.x, SMALL.irreps_in1)
+    other = TensorProductConv(SMALL, layout="ir_mul").to(device)(x, o.y, o.w, o.edge_index)
+    torch.testing.assert_close(to_ir_mul(z, SMALL.irreps_out), other)
+
+
+def test_calls_agree(device, dtype):
+    o = random_operands(SMALL, 6, 20, dtype=dtype, device=device)
+    graph = Graph.from_edge_index(o.edge_index, 6)
+    module = TensorProductConv(SMALL).to(device)
+    z = module(o.x, o.y, o.w, o.edge_index)
+    assert torch.equal(z, module(o.x, o.y, o.w, graph.index))
+    assert torch.equal(z, module.convolve(o.x, o.y, o.w, graph))
+    assert torch.equal(z, TensorProductConv(SMALL, deterministic=False).to(device)(o.x, o.y, o.w, o.edge_index))
+
+
+def test_weights_may_be_left_out_only_without_weighted_paths(device, dtype):
+    spec = SPECS["unweighted"]
+    o = random_operands(spec, 5, 5, batch=True, dtype=dtype, device=device)
+    module = TensorProduct(spec).to(device)
+    assert torch.equal(module(o.x, o.y), module(o.x, o.y, o.w))
+    o = random_operands(SMALL, 5, 5, batch=True, dtype=dtype, device=device)
+    with pytest.raises(OperandError, match=r"argument 'w' must have shape \(num_edges, 16\)"):
+        TensorProduct(SMALL).to(device)(o.x, o.y)
+
+
+def test_only_requested_gradients(device, dtype):
+    o = random_operands(SMALL, 6, 20, dtype=dtype, device=device)
+    module = TensorProductConv(SMALL).to(device)
+    assert not module(o.x, o.y, o.w, o.edge_index).requires_grad
+    o.y.requires_grad_()
+    (gy,) = torch.autograd.grad(module(o.x, o.y, o.w, o.edge_index).sum(), o.y)
+    assert not gy.requires_grad
+    with torch.no_grad():
+        assert not module(o.x, o.y, o.w, o.edge_index).requires_grad
+
+
+def operands_with(**changes):
+    o = random_operands(SMALL, 5, 12)
+    return {"x": o.x, "y": o.y, "w": o.w, "edge_index": o.edge_index, "num_receivers": 5} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.zeros(5, 15).double()}, r"'x' must have shape \(num_senders, 16\) = \(5, 16\), got \[5, 15\]"),
+        ({"x": torch.zeros(16).double()}, r"shapes \(num_senders, 16\) and \(num_edges, 4\), got \[16\]"),
+        ({"x": torch.zeros(5, 16).half()}, r"'x' must be float32 or float64, got Half"),
+        ({"y": torch.zeros(12, 3).double()}, r"'y' must have shape \(num_edges, 4\) = \(12, 4\), got \[12, 3\]"),
+        ({"y": torch.zeros(12, 4)}, r"'y' must be Double on cpu, like 'x', got Float on cpu"),
+        ({"y": torch.zeros(11, 4).double()}, r"'graph' must be the int32 result of eqaccel::graph"),
+        ({"w": torch.zeros(12, 17).double()}, r"'w' must have shape \(num_edges, 16\) = \(12, 16\), or \(16,\)"),
+        ({"w": torch.zeros(7, 16).double()}, r"'w' must have shape"),
+        ({"w": None}, r"'w' must have shape"),
+        ({"w": torch.zeros(12, 16).double().to("meta")}, r"'w' must be Double on cpu, like 'x', got Double on meta"),
+        ({"edge_index": torch.zeros(9, dtype=torch.int32)}, r"'graph' must be the int32 result of eqaccel::graph"),
+    ],
+)
+def test_wrong_operands(changes, message):
+    with pytest.raises(OperandError, match=message):
+        TensorProductConv(SMALL)(**operands_with(**changes))
+
+
+def test_batch_rows_must_match():
+    module = TensorProduct(SMALL)
+    with pytest.raises(OperandError, match=r"a batch .* must have as many rows .* num_receivers = 3, got 3 and 4"):
+        module(torch.zeros(3, 16), torch.zeros(4, 4), torch.zeros(16))
+
+
+def test_wrong_layout():
+    with pytest.raises(OperandError, match=r"layout: expected 'mul_ir' or 'ir_mul', got 'channels_last'"):
+        TensorProduct(SMALL, layout="channels_last")
+
+
+def test_gradient_of_the_wrong_shape():
+    module = TensorProduct(SMALL)
+    o = random_operands(SMALL, 3, 3, batch=True)
+    arguments = (o.x, o.y, o.w, torch.empty(0, dtype=torch.int32), 3, SMALL.z_dim, True, False)
+    with pytest.raises(RuntimeError, match=r"'gz' must have shape \(num_receivers, 32\) = \(3, 32\), got \[3, 31\]"):
+        torch.ops.eqaccel.tensor_product_backward(module.payload, module.key, torch.zeros(3, 31).double(), *arguments)
+
+
+def test_foreign_payload_and_dimensions():
+    module = TensorProduct(SMALL)
+    o = random_operands(SMALL, 3, 3, batch=True)
+    batch = torch.empty(0, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="argument 'payload' must be the uint8 tensor that belongs to key 12345"):
+        torch.ops.eqaccel.tensor_product(torch.zeros(3), 12345, o.x, o.y, o.w, batch, 3, SMALL.z_dim, True, False)
+    with pytest.raises(RuntimeError, match="argument 'z_dim' must be 32, as in the payload, got 31"):
+        torch.ops.eqaccel.tensor_product(module.payload, module.key, o.x, o.y, o.w, batch, 3, 31, True, False)
