@@ -123,11 +123,11 @@ def reference(
             coupling = coupling.abs()
         dim1, dim2, dim3 = coupling.shape
         block = rows.narrow(1, path.x_offset, path.mul * dim1)
-        block = block.reshape(-1, path.mul, dim1) if layout == "mul_ir" else block.reshape(-1, dim1, path.mul).mT
+        block = block.unflatten(1, (path.mul, dim1)) if layout == "mul_ir" else block.unflatten(1, (dim1, path.mul)).mT
         out = torch.einsum("ijk,nui,nj->nuk", coupling, block, y.narrow(1, path.y_offset, dim2))
         if path.weight_offset is not None:
             out = out * weights.narrow(1, path.weight_offset, path.mul).unsqueeze(-1)
-        out = (out if layout == "mul_ir" else out.mT).reshape(len(rows), -1)
+        out = (out if layout == "mul_ir" else out.mT).flatten(1)
         z = z + torch.nn.functional.pad(out, (path.z_offset, spec.z_dim - path.z_offset - out.shape[1]))
     if edge_index is None:
         return z

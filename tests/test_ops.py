@@ -169,7 +169,6 @@ def operands_with(**changes):
         ({"w": torch.zeros(12, 17).double()}, r"'w' must have shape \(num_edges, 16\) = \(12, 16\), or \(16,\)"),
         ({"w": torch.zeros(7, 16).double()}, r"'w' must have shape"),
         ({"w": None}, r"'w' must have shape"),
-        ({"w": torch.zeros(12, 16).double().to("meta")}, r"'w' must be Double on cpu, like 'x', got Double on meta"),
         ({"edge_index": torch.zeros(9, dtype=torch.int32)}, r"'graph' must be the int32 result of eqaccel::graph"),
     ],
 )

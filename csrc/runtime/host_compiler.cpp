@@ -98,13 +98,12 @@ std::string host_target() {
   return target;
 }
 
-std::string compile_host(const HostCompiler& compiler, const std::string& source, Scalar scalar, std::string& log) {
+std::string compile_host(const HostCompiler& compiler, const std::string& source, std::string& log) {
   cache::Scratch scratch;
   const std::string input = scratch.path() + "/kernel.cpp", output = scratch.path() + "/kernel.so";
   cache::write_file(input, source);
   std::vector<std::string> command = compiler.command;
   for (const std::string& flag : host_compile_flags()) command.push_back(flag);
-  command.push_back(scalar == Scalar::float32 ? "-DEQ_SCALAR=float" : "-DEQ_SCALAR=double");
   command.insert(command.end(), {"-o", output, input});
 
   const ProcessResult result = run_process(command, scratch.path() + "/log");

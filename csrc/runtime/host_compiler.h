@@ -14,11 +14,11 @@ struct HostCompiler {
 
 // Looks at EQACCEL_CXX, then CXX, then for g++, clang++ and c++ on PATH. Throws MissingCompilerError.
 HostCompiler find_host_compiler();
-// Flags of every CPU kernel, besides the scalar type.
+// Flags of every CPU kernel.
 std::vector<std::string> host_compile_flags();
 // Names the instruction set of this machine: a kernel of another machine's cache may not run here.
 std::string host_target();
 // Compiles one translation unit to a shared library; returns its bytes and sets `log`.
-std::string compile_host(const HostCompiler&, const std::string& source, Scalar, std::string& log);
+std::string compile_host(const HostCompiler&, const std::string& source, std::string& log);
 
 }  // namespace eqaccel

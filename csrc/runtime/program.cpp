@@ -126,9 +126,11 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
   std::string key;
   if (backend == Backend::cpu) {
     host = find_host_compiler();
-    std::string flags;
-    for (const std::string& flag : host_compile_flags()) flags += flag + " ";
-    key = cache::key({"cpu", text, name(scalar), host_target(), host.command.back(), host.version, flags});
+    std::string command;
+    for (const auto& words : {host.command, host_compile_flags()}) {
+      for (const std::string& word : words) command += word + " ";
+    }
+    key = cache::key({"cpu", text, host_target(), command, host.version});
   } else {
     if (arch.empty()) throw std::invalid_argument("arch: expected an architecture such as 'sm_90' or 'gfx90a', got ''");
     key = cache::key({name(backend), text, arch, gpu_compiler_version(backend), gpu_compile_options(backend)});
@@ -142,7 +144,7 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
     entry.emplace();
     try {
       if (backend == Backend::cpu) {
-        entry->code = compile_host(host, text, scalar, entry->log);
+        entry->code = compile_host(host, text, entry->log);
       } else {
         GpuBinary binary = compile_gpu(backend, text, arch);
         *entry = {std::move(binary.code), std::move(binary.log)};

@@ -106,7 +106,7 @@ def _backward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterabl
         yield from _path_head(plan, segment, path, tangent=False)
         for number, group in enumerate(path.passes):
             yield from (f"  {line}" for line in _backward_pass(plan, segment, path, group, first=number == 0))
-        yield from _path_tail(path)
+        yield from _path_tail(segment, path)
     yield "xb.flush();"
 
 
@@ -141,7 +141,7 @@ def _double_backward_block(plan: KernelPlan, segment: Segment, block: Block) -> 
         yield from _path_head(plan, segment, path, tangent=True)
         for number, group in enumerate(path.passes):
             yield from (f"  {line}" for line in _double_backward_pass(plan, segment, path, group, first=number == 0))
-        yield from _path_tail(path)
+        yield from _path_tail(segment, path)
     yield "xb.flush();"
 
 
@@ -190,8 +190,10 @@ def _path_head(plan: KernelPlan, segment: Segment, path: PlannedPath, tangent: b
         yield f"  auto wp = rows.template weight<{segment.mul}>({path.weight_offset});"
 
 
-def _path_tail(path: PlannedPath) -> Iterable[str]:
+def _path_tail(segment: Segment, path: PlannedPath) -> Iterable[str]:
     if path.weight_offset is not None:
+        if not path.passes:  # a coefficient of zero
+            yield f"  EQ_CHANNELS(c, {segment.mul}) wp.template add<true>(c, Lane{{}});"
         yield "  wp.flush();"
     yield "}"
 

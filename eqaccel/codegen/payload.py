@@ -7,6 +7,7 @@ import hashlib
 from importlib import resources
 
 from eqaccel.codegen.body import print_body
+from eqaccel.errors import SpecError
 from eqaccel.plan import TARGETS, Direction, KernelPlan, host_target, make_plan
 from eqaccel.spec import TensorProductSpec
 
@@ -24,9 +25,15 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
 
     Returns:
         The bytes, and a key of 63 bits derived from them.
+
+    Raises:
+        SpecError: The spec has no paths, so there is nothing to compute.
     """
+    if not spec.paths:
+        raise SpecError("spec: expected at least one path, got none: add instructions to the tensor product")
     entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
     meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim, "w_dim": spec.weight_numel}
+    meta["covers_all"] = int(_covers_all(spec))
     for direction in Direction:
         entries[f"cpu/{direction.value}"] = print_body(make_plan(spec, direction, host_target(), 4))
         for scalar, scalar_bytes in _SCALAR_BYTES.items():
@@ -57,3 +64,10 @@ def source(plan: KernelPlan) -> str:
     number = list(Direction).index(plan.direction)
     scalar = "float" if plan.scalar_bytes == 4 else "double"
     return f"#define EQ_DIRECTION {number}\n#define EQ_SCALAR {scalar}\n{prelude(backend)}{print_body(plan)}"
+
+
+def _covers_all(spec: TensorProductSpec) -> bool:
+    """Whether every element of x and z belongs to a path; a GPU kernel leaves the others to be zeroed beforehand."""
+    x = {path.x_offset: path.mul * (2 * path.l1 + 1) for path in spec.paths}
+    z = {path.z_offset: path.mul * (2 * path.l3 + 1) for path in spec.paths}
+    return sum(x.values()) == spec.x_dim and sum(z.values()) == spec.z_dim

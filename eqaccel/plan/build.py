@@ -89,7 +89,10 @@ def _gpu_segments(
         # The code of one multiplicity runs on every chunk of its channels.
         warps = -(-mul // (32 * channels))
         units = _units(spec, numbers, direction)
-        for group in _split(units, limit, lambda unit: _width(spec, unit), lambda unit: sum(map(cost, unit))):
+        # Forward kernels are bound by registers and memory, the others by arithmetic: balance that.
+        forward = direction is Direction.FORWARD
+        balance = (lambda u: _width(spec, u)) if forward else (lambda u: sum(map(cost, u)))
+        for group in _split(units, limit, lambda unit: _width(spec, unit), balance):
             segments.append(_segment(spec, group, matrices, matrix_of, mul, channels, warps, 1))
     return tuple(segments)
 
@@ -137,7 +140,7 @@ def _pipeline(
     warps = sum(segment.warps for segment in segments)
     row_bytes = (round_up(spec.x_dim, 4) + round_up(spec.weight_numel, 4)) * scalar_bytes * twice
     smallest = min(segment.mul for segment in segments)
-    wanted = 4 if row_bytes <= 3 * 1024 else 2 if row_bytes <= 8 * 1024 or smallest <= 64 else 1
+    wanted = 4 if row_bytes <= 3 * 1024 else 2 if row_bytes <= 8 * 1024 * twice or smallest <= 64 else 1
     resident = max(resident_warps // warps, 1)
     while True:
         for edges, stages in ((wanted, 3), (wanted, 2), (1, 3), (1, 2)):
