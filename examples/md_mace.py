@@ -29,7 +29,7 @@ from ase import Atoms, units
 from ase.io.trajectory import Trajectory
 from ase.md.langevin import Langevin
 from ase.md.md import MolecularDynamics
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary
+from ase.md.velocitydistribution import Stationary, thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 from mace.calculators import MACECalculator, mace_mp
 from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def start_frame(options: argparse.Namespace) -> Atoms:
     else:
         atoms = alloy(max(1, round((options.atoms / 4) ** (1 / 3))), gold=0.25, strain=np.zeros((3, 3)), rng=rng)
     # Atoms at rest on their sites take up half of the kinetic energy within the first vibration.
-    MaxwellBoltzmannDistribution(atoms, temperature_K=2 * options.temperature, rng=rng)
+    thermalize_momenta(atoms, temperature_K=2 * options.temperature, rng=rng)
     Stationary(atoms)
     return atoms
 
@@ -113,6 +113,7 @@ def dynamics_of(atoms: Atoms, options: argparse.Namespace) -> MolecularDynamics:
         options.timestep * units.fs,
         temperature_K=options.temperature,
         friction=0.01 / units.fs,
+        fixcm=False,
         rng=np.random.default_rng(options.seed),
     )
 

@@ -23,7 +23,7 @@ from ase import Atoms, units
 from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.md.langevin import Langevin
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from e3nn import o3  # after mace, which allows e3nn to read its own constants under torch 2.6 and later
 from mace import data, tools
 from mace.tools.torch_geometric.dataloader import DataLoader
@@ -69,7 +69,7 @@ def sample_configurations(count: int, rng: np.random.Generator) -> Iterator[Atom
             temperature = rng.choice(TEMPERATURES)
             atoms = alloy(2, rng.choice(COMPOSITIONS), strain, rng)
             atoms.calc = EMT()
-            MaxwellBoltzmannDistribution(atoms, temperature_K=2 * temperature, rng=rng)
+            thermalize_momenta(atoms, temperature_K=2 * temperature, rng=rng)
             dynamics = Langevin(
                 atoms, 4 * units.fs, temperature_K=temperature, friction=0.02 / units.fs, rng=rng, fixcm=False
             )

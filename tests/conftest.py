@@ -1,0 +1,32 @@
+"""Fixtures that every test shares: the devices and dtypes that a test runs on."""
+
+from __future__ import annotations
+
+import os
+
+# e3nn 0.4.4 stores a constants file that torch.load reads only with this set; it has to be set before e3nn is imported.
+os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+
+import pytest
+import torch
+
+# A runner that declares a GPU must not skip the tests that need it.
+GPU_DECLARED = os.environ.get("EQACCEL_TEST_GPU") == "1"
+
+
+def _devices() -> list[str]:
+    if torch.cuda.is_available():
+        return ["cpu", "cuda"]
+    if GPU_DECLARED:
+        raise RuntimeError("EQACCEL_TEST_GPU=1, but torch sees no GPU")
+    return ["cpu"]
+
+
+@pytest.fixture(params=_devices())
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param

@@ -1,0 +1,81 @@
+"""Generated text: it compiles for every target, without spills where speed matters, and the same input gives it again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from eqaccel import runtime
+from eqaccel.codegen import payload, source
+from eqaccel.errors import SpecError
+from eqaccel.plan import TARGETS, Direction, make_plan
+from eqaccel.spec import TensorProductSpec
+
+MAIN = {
+    "mace-large": ("128x0e+128x1o+128x2e", "128x0e+128x1o+128x2e+128x3o"),
+    "mace-medium": ("128x0e+128x1o", "128x0e+128x1o+128x2e"),
+    "mp0-first": ("128x0e", "128x0e+128x1o+128x2e+128x3o"),
+    "mp0-second": ("128x0e+128x1o", "128x0e+128x1o+128x2e+128x3o"),
+}
+OTHERS = {
+    "ragged": ("33x0e+5x1o+1x2e", "33x0e+5x1o+1x2e"),
+    "preset-L": ("128x0e+64x1o+32x2e+32x3o", "128x0e+64x1o+32x2e+32x3o"),
+}
+SPECS = {
+    name: TensorProductSpec.channelwise(irreps_in1, "0e+1o+2e+3o", irreps_out)
+    for name, (irreps_in1, irreps_out) in (MAIN | OTHERS).items()
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("name", MAIN)
+def test_main_cuda_kernels_compile_without_spills(name: str, direction: Direction, arch: str) -> None:
+    plan = make_plan(SPECS[name], direction, TARGETS["sm_90"], 4)
+    _, log = runtime.compile_cuda(source(plan), arch)
+    kernel = runtime.resources(log)["eq_main"]
+    assert kernel["spill_store_bytes"] == 0, log
+    assert kernel["registers"] <= 255
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("scalar_bytes", [4, 8])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_cuda_kernel_compiles(name: str, scalar_bytes: int, arch: str) -> None:
+    for direction in Direction:
+        runtime.compile_cuda(source(make_plan(SPECS[name], direction, TARGETS["sm_90"], scalar_bytes)), arch)
+
+
+@pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
+@pytest.mark.parametrize("direction", Direction)
+def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
+    file = tmp_path / "kernel.hip"
+    file.write_text(source(make_plan(SPECS["mp0-second"], direction, TARGETS["gfx90a"], 4)))
+    command = ["hipcc", "--offload-arch=gfx90a", "-std=c++17", "-c", "-nogpulib", str(file), "-o", str(tmp_path / "k.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_payload_is_reproducible_and_names_its_paths() -> None:
+    spec = SPECS["mp0-second"]
+    content, key = payload(spec)
+    payload.cache_clear()
+    assert payload(spec) == (content, key)
+    assert 0 <= key < 2**63
+    for path in spec.paths:
+        assert str(path).encode() in content
+
+
+def test_text_is_for_readers() -> None:
+    plan = make_plan(SPECS["mace-large"], Direction.FORWARD, TARGETS["sm_90"], 4)
+    text = source(plan)
+    for path in plan.spec.paths:
+        assert str(path) in text
+
+
+def test_nothing_to_compute_is_an_error() -> None:
+    with pytest.raises(SpecError, match="at least one path"):
+        payload(TensorProductSpec("4x0e", "0e", "4x0e", []))

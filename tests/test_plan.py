@@ -1,0 +1,113 @@
+"""Plans: what they cover, and the reference executor against plain sums over CG tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eqaccel.plan import TARGETS, Direction, execute, make_plan
+from eqaccel.plan.reference import to_ir_mul, to_mul_ir
+from eqaccel.spec import TensorProductSpec
+
+SPECS = {
+    "mp0": TensorProductSpec.channelwise("8x0e+8x1o", "0e+1o+2e+3o", "8x0e+8x1o+8x2e+8x3o"),
+    "ragged": TensorProductSpec.channelwise("33x0e+5x1o+1x2e", "0e+1o+2e", "33x0e+5x1o+1x2e"),
+    "shared output": TensorProductSpec("4x0e+4x1o", "0e+1o", "4x1o", [(0, 1, 0, "uvu", True), (1, 0, 0, "uvu", False)]),
+}
+
+
+def _operands(spec: TensorProductSpec) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    edges, nodes = 9, 4
+    shapes = {"x": (nodes, spec.x_dim), "y": (edges, spec.y_dim), "w": (edges, spec.weight_numel)}
+    operands = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    operands |= {t: rng.normal(size=shapes[n]) for t, n in (("a", "x"), ("b", "y"), ("c", "w"))}
+    operands["gz"] = rng.normal(size=(nodes, spec.z_dim))
+    operands["receiver"], operands["sender"] = rng.integers(0, nodes, edges), rng.integers(0, nodes, edges)
+    return operands
+
+
+def _forward(spec: TensorProductSpec, operands: dict[str, np.ndarray]) -> np.ndarray:
+    """The convolution as e3nn defines it, path by path and edge by edge, in the (2l+1, mul) layout."""
+    x, y, w = operands["x"], operands["y"], operands["w"]
+    z = np.zeros((len(x), spec.z_dim))
+    for path in spec.paths:
+        cg = path.cg()
+        d1, d2, d3 = cg.shape
+        for e, (r, s) in enumerate(zip(operands["receiver"], operands["sender"], strict=True)):
+            xs = x[s, path.x_offset : path.x_offset + d1 * path.mul].reshape(d1, path.mul)
+            ys = y[e, path.y_offset : path.y_offset + d2]
+            offset = path.weight_offset
+            ws = np.ones(path.mul) if offset is None else w[e, offset : offset + path.mul]
+            z[r, path.z_offset : path.z_offset + d3 * path.mul] += (
+                np.einsum("ijk,iu,j,u->ku", cg, xs, ys, ws).reshape(-1)
+            )
+    return z
+
+
+@pytest.mark.parametrize("target", ["cpu-avx512", "cpu-avx2", "sm_90"])
+@pytest.mark.parametrize("name", SPECS)
+def test_executor_agrees_with_the_definition_and_its_derivatives(name: str, target: str) -> None:
+    spec, operands = SPECS[name], _operands(SPECS[name])
+    edges = {key: operands[key] for key in ("receiver", "sender")} | {"num_receivers": len(operands["x"])}
+    plans = {direction: make_plan(spec, direction, TARGETS[target], 8) for direction in Direction}
+    x, y, w, gz = (operands[key] for key in ("x", "y", "w", "gz"))
+
+    z = execute(plans[Direction.FORWARD], x, y, w, **edges).z
+    np.testing.assert_allclose(z, _forward(spec, operands), rtol=0, atol=1e-13)
+
+    backward = execute(plans[Direction.BACKWARD], x, y, w, gz=gz, **edges)
+    tangents = {key: operands[key] for key in ("a", "b", "c")}
+    # The forward is linear in x, y and w separately, so the directional derivative is a sum of three forwards.
+    moved = sum(
+        execute(plans[Direction.FORWARD], *(tangents[t] if t == "abc"[n] else operands["xyw"[n]] for n in range(3)), **edges).z
+        for t in "abc"
+    )
+    along = sum((g * tangents[t]).sum() for g, t in zip((backward.gx, backward.gy, backward.gw), "abc", strict=True))
+    np.testing.assert_allclose(along, (gz * moved).sum(), rtol=1e-12)
+
+    double = execute(plans[Direction.DOUBLE_BACKWARD], x, y, w, gz=gz, **tangents, **edges)
+    np.testing.assert_allclose(double.z, moved, rtol=0, atol=1e-12)
+    step = 1e-6
+    for operand, gradient in (("x", double.gx), ("y", double.gy), ("w", double.gw)):
+        if not gradient.size:
+            continue
+        change = np.random.default_rng(2).normal(size=gradient.shape)
+
+        def along_tangents(scale: float, operand: str = operand, change: np.ndarray = change) -> float:
+            moved_operands = [operands[o] + (scale * change if o == operand else 0) for o in "xyw"]
+            result = execute(plans[Direction.BACKWARD], *moved_operands, gz=gz, **edges)
+            return sum((g * tangents[t]).sum() for g, t in zip((result.gx, result.gy, result.gw), "abc", strict=True))
+
+        numeric = (along_tangents(step) - along_tangents(-step)) / (2 * step)
+        np.testing.assert_allclose((gradient * change).sum(), numeric, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", SPECS)
+def test_segments_hold_every_path_once(name: str, target: str, direction: Direction) -> None:
+    plan = make_plan(SPECS[name], direction, TARGETS[target], 4)
+    numbers = sorted(path.number for segment in plan.segments for path in segment.paths)
+    assert numbers == list(range(len(SPECS[name].paths)))
+    assert plan == make_plan(SPECS[name], direction, TARGETS[target], 4)
+    assert str(SPECS[name].paths[0]) in plan.explain()
+
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.DOUBLE_BACKWARD])
+def test_gpu_segments_do_not_share_an_output(direction: Direction) -> None:
+    spec = TensorProductSpec(
+        "64x0e+64x1o+64x2e",
+        "0e+1o+2e",
+        "64x0e+64x1o+64x2e",
+        [(i, j, k, "uvu", True) for i in range(3) for j in range(3) for k in range(3) if abs(i - j) <= k <= i + j and (i + j + k) % 2 == 0],
+    )
+    plan = make_plan(spec, direction, TARGETS["sm_90"], 8)
+    offsets = [offset for segment in plan.segments for offset in segment.z_offsets]
+    assert len(offsets) == len(set(offsets))
+
+
+def test_layouts_are_inverse_to_each_other() -> None:
+    spec = SPECS["ragged"]
+    rows = np.random.default_rng(0).normal(size=(3, spec.x_dim))
+    assert (to_mul_ir(spec.irreps_in1, to_ir_mul(spec.irreps_in1, rows)) == rows).all()

@@ -1,0 +1,50 @@
+"""Imports go from left to right along the rooms only, and nothing but numpy is needed before the ops room."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ["errors", "settings", "irreps", "wigner", "spec", "plan", "codegen", "runtime", "ops", "patches", "integrations"]
+FOLDERS = {"patches": ROOT / "patches", "integrations": ROOT / "integrations"}
+FOREIGN = {"e3nn", "mace", "nequip"}
+
+
+def _imports(file: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+def _files(room: str) -> list[Path]:
+    folder = FOLDERS.get(room, ROOT / "eqaccel" / room)
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_go_left_to_right(room: str) -> None:
+    # Errors and settings are common ground: every room may read them.
+    allowed = set(ROOMS[: ROOMS.index(room) + 1]) | {"errors", "settings", "_runtime"}
+    for file in _files(room):
+        for name in _imports(file):
+            parts = name.split(".")
+            if parts[0] == "eqaccel" and len(parts) > 1 and parts[1] in ROOMS:
+                assert parts[1] in allowed, f"{file.relative_to(ROOT)} imports {name}"
+            if parts[0] == "torch":
+                assert ROOMS.index(room) >= ROOMS.index("ops"), f"{file.relative_to(ROOT)} imports torch"
+            assert parts[0] not in FOREIGN, f"{file.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("room", ["spec", "plan", "codegen", "runtime", "ops", "patches", "integrations"])
+def test_every_room_says_what_it_is_for(room: str) -> None:
+    folder = FOLDERS.get(room, ROOT / "eqaccel" / room)
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert text
+    assert "must not" in text.lower(), f"{room}/__init__.py says what it takes and gives, and what it must not know"
