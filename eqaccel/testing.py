@@ -121,7 +121,7 @@ def reference(
         coupling = torch.as_tensor(path.cg(), dtype=x.dtype, device=x.device)
         if absolute:
             coupling = coupling.abs()
-        dim1, dim2, dim3 = coupling.shape
+        dim1, dim2, _ = coupling.shape
         block = rows.narrow(1, path.x_offset, path.mul * dim1)
         block = block.unflatten(1, (path.mul, dim1)) if layout == "mul_ir" else block.unflatten(1, (dim1, path.mul)).mT
         out = torch.einsum("ijk,nui,nj->nuk", coupling, block, y.narrow(1, path.y_offset, dim2))

@@ -60,6 +60,7 @@ def test_second_derivatives_of_some_operands(wanted, device):
         torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # no batching rule: torch loops over the samples
 def test_hessian_by_vmap(device):
     """MACE's Hessian: vmap of a vector-Jacobian product through a graph that is recorded already."""
     function, (x, y, w) = differentiable(SPEC, device)
@@ -75,6 +76,7 @@ def test_hessian_by_vmap(device):
     torch.testing.assert_close(loop, loop.T)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_functorch_transforms_are_right_or_refused(device):
     function, operands = differentiable(SPEC, device)
     x, y, w = (t.detach() for t in operands)

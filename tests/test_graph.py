@@ -20,7 +20,8 @@ def random_edges(receivers, senders, edges, device, dtype=torch.int64, seed=0):
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(
-    ("receivers", "senders", "edges"), [(0, 0, 0), (0, 3, 0), (4, 2, 0), (1, 1, 1), (1, 1, 5), (5, 9, 200), (300, 200, 90)]
+    ("receivers", "senders", "edges"),
+    [(0, 0, 0), (0, 3, 0), (4, 2, 0), (1, 1, 1), (1, 1, 5), (5, 9, 200), (300, 200, 90)],
 )
 def test_order(receivers, senders, edges, index_dtype, device):
     receiver, sender = random_edges(receivers, senders, edges, device, index_dtype)

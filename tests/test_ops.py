@@ -85,9 +85,7 @@ def test_non_contiguous_operands(index_dtype, device, dtype):
     )
     assert not any(t.is_contiguous() for t in (strided.x, strided.y, strided.w, edge_index))
     module = TensorProductConv(SMALL).to(device)
-    assert torch.equal(
-        module(strided.x, strided.y, strided.w, edge_index), module(o.x, o.y, o.w, o.edge_index)
-    )
+    assert torch.equal(module(strided.x, strided.y, strided.w, edge_index), module(o.x, o.y, o.w, o.edge_index))
     z = module(strided.x.requires_grad_(), strided.y, strided.w, edge_index)
     strided_gradient = torch.randn(SMALL.z_dim, 8, dtype=dtype, device=device).t()
     (gx,) = torch.autograd.grad(z, strided.x, strided_gradient, retain_graph=True)

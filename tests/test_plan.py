@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -58,11 +60,10 @@ def test_executor_agrees_with_the_definition_and_its_derivatives(name: str, targ
 
     backward = execute(plans[Direction.BACKWARD], x, y, w, gz=gz, **edges)
     tangents = {key: operands[key] for key in ("a", "b", "c")}
-    # The forward is linear in x, y and w separately, so the directional derivative is a sum of three forwards.
-    moved = sum(
-        execute(plans[Direction.FORWARD], *(tangents[t] if t == "abc"[n] else operands["xyw"[n]] for n in range(3)), **edges).z
-        for t in "abc"
-    )
+    # The forward is linear in x and in y, and affine in w where some paths have no weights: its directional derivative.
+    forward = plans[Direction.FORWARD]
+    moved = execute(forward, tangents["a"], y, w, **edges).z + execute(forward, x, tangents["b"], w, **edges).z
+    moved += execute(forward, x, y, tangents["c"], **edges).z - execute(forward, x, y, np.zeros_like(w), **edges).z
     along = sum((g * tangents[t]).sum() for g, t in zip((backward.gx, backward.gy, backward.gw), "abc", strict=True))
     np.testing.assert_allclose(along, (gz * moved).sum(), rtol=1e-12)
 
@@ -100,7 +101,11 @@ def test_gpu_segments_do_not_share_an_output(direction: Direction) -> None:
         "64x0e+64x1o+64x2e",
         "0e+1o+2e",
         "64x0e+64x1o+64x2e",
-        [(i, j, k, "uvu", True) for i in range(3) for j in range(3) for k in range(3) if abs(i - j) <= k <= i + j and (i + j + k) % 2 == 0],
+        [
+            (i, j, k, "uvu", True)
+            for i, j, k in itertools.product(range(3), repeat=3)
+            if abs(i - j) <= k <= i + j and (i + j + k) % 2 == 0
+        ],
     )
     plan = make_plan(spec, direction, TARGETS["sm_90"], 8)
     offsets = [offset for segment in plan.segments for offset in segment.z_offsets]

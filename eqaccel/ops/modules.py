@@ -22,8 +22,6 @@ Layout = Literal["mul_ir", "ir_mul"]
 class _Product(nn.Module):
     """What both modules hold: the spec, and the payload that carries its kernels into exported programs."""
 
-    payload: Tensor
-
     def __init__(self, spec: TensorProductSpec, *, atomic: bool, layout: Layout) -> None:
         super().__init__()
         if layout not in ("mul_ir", "ir_mul"):
