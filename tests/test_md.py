@@ -76,3 +76,14 @@ def test_patched_trajectories_repeat_bitwise(dtype):
     np.testing.assert_array_equal(first.positions, second.positions)
     np.testing.assert_array_equal(first.get_momenta(), second.get_momenta())
     np.testing.assert_array_equal(first.get_stress(), second.get_stress())
+
+
+def test_a_model_rounded_to_float32_can_be_patched_in_float64():
+    # Many published models are saved in float32, and MACE runs them in float64 with the coefficients rounded as saved.
+    rounded = calculator("float64")
+    rounded.models = [model.float().double() for model in rounded.models]
+    atoms = start_frame()
+    expected = rounded.get_forces(atoms)
+    eqaccel.patch(rounded)
+    rounded.reset()
+    np.testing.assert_allclose(rounded.get_forces(atoms), expected, atol=100 * np.finfo("float32").eps)

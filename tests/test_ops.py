@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eqaccel import Graph, TensorProduct, TensorProductConv, TensorProductSpec
-from eqaccel.errors import OperandError
+from eqaccel.errors import CompileError, MissingCompilerError, OperandError
 from eqaccel.testing import Operands, assert_product, random_operands
 
 SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
@@ -202,3 +202,17 @@ def test_foreign_payload_and_dimensions():
         torch.ops.eqaccel.tensor_product(torch.zeros(3), 12345, o.x, o.y, o.w, batch, 3, SMALL.z_dim, True, False)
     with pytest.raises(RuntimeError, match="argument 'z_dim' must be 32, as in the payload, got 31"):
         torch.ops.eqaccel.tensor_product(module.payload, module.key, o.x, o.y, o.w, batch, 3, 31, True, False)
+
+
+@pytest.mark.parametrize(("compiler", "error"), [("/bin/false", CompileError), ("/no/such/c++", MissingCompilerError)])
+def test_compiler_errors(compiler, error, monkeypatch, tmp_path):
+    """The kinds and the logs of the runtime's errors survive torch, which knows only RuntimeError."""
+    monkeypatch.setenv("EQACCEL_CXX", compiler)
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
+    degree = 3 if error is CompileError else 4  # a spec that no other test compiles
+    module = TensorProduct(TensorProductSpec.channelwise(f"7x{degree}e", "0e", f"{degree}e"))
+    dim = 7 * (2 * degree + 1)
+    with pytest.raises(error) as raised:
+        module(torch.zeros(2, dim), torch.zeros(2, 1), torch.zeros(7))
+    assert "Compiler output" not in str(raised.value)
+    assert isinstance(raised.value.log, str)

@@ -66,9 +66,8 @@ def assert_close(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0
 
 def assert_untouched(model: Model, reference: Model) -> None:
     """Same modules, same state dict, same outputs to the last bit, and no trace of a patch."""
-    assert [(name, type(m)) for name, m in model.named_modules()] == [
-        (name, type(m)) for name, m in reference.named_modules()
-    ]
+    kinds, wanted = ([(name, type(m).__name__) for name, m in m.named_modules()] for m in (model, reference))
+    assert kinds == wanted
     assert not any(hasattr(block, "conv_fusion") for block in model.interactions)
     state, expected = model.state_dict(), reference.state_dict()
     assert list(state) == list(expected)

@@ -124,10 +124,16 @@ class Call {
     const auto backend = backend_of(like_.device());
     const auto scalar = like_.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64;
     const int device = std::max<int>(like_.device().index(), 0);
-    const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
-    const Tensor workspace = at::empty({bytes}, like_.options().dtype(at::kByte));
-    ops_.workspace = workspace.mutable_data_ptr();
-    program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
+    try {
+      const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
+      const Tensor workspace = at::empty({bytes}, like_.options().dtype(at::kByte));
+      ops_.workspace = workspace.mutable_data_ptr();
+      program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
+    } catch (const MissingCompilerError& error) {
+      fail("MissingCompilerError", error);
+    } catch (const CompileError& error) {
+      fail("CompileError", error);
+    }
   }
 
   eq_operands& operands() { return ops_; }
@@ -170,6 +176,11 @@ class Call {
     ops_.sender = ops_.edge + E;
     ops_.t_row_ptr = ops_.sender + E;
     ops_.t_slot = ops_.t_row_ptr + S + 1;
+  }
+
+  // torch passes on the text alone, so that has to hold the kind and the log; Python takes it apart again (library.py).
+  [[noreturn]] static void fail(const char* kind, const CompileError& error) {
+    C10_THROW_ERROR(Error, c10::str("eqaccel::", kind, ": ", error.what(), "\nCompiler output:\n", error.log));
   }
 
   const char* op_;

@@ -256,7 +256,7 @@ def _gpu_tables(plan: KernelPlan) -> list[str]:
     forms: list[tuple[tuple[int, float], ...]] = [()] * entries
     for matrix in plan.matrices:
         forms[matrix.first : matrix.first + len(matrix.entries)] = matrix.entries
-    terms = max((len(form) for form in forms), default=0) or 1
+    terms = plan.terms
     factors = [form[t][1] if t < len(form) else 0.0 for t in range(terms) for form in forms]
     indices = [form[t][0] if t < len(form) else 0 for t in range(terms) for form in forms]
     return [

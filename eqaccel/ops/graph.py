@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from eqaccel.errors import GraphError
-from eqaccel.ops.library import load_library
+from eqaccel.ops.library import load_library, translate
 
 load_library()
 
@@ -161,9 +161,7 @@ def _sort(receiver: Tensor, sender: Tensor, num_receivers: Any, num_senders: Any
     try:
         return torch.ops.eqaccel.graph(receiver, sender, num_receivers, num_senders)
     except (IndexError, RuntimeError) as error:
-        if str(error).startswith("eqaccel::graph: "):
-            raise GraphError(str(error)) from None
-        raise
+        raise translate(error) from None
 
 
 def _check_edge_index(edge_index: Tensor) -> None:

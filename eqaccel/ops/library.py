@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 import eqaccel
+import eqaccel.runtime  # noqa: F401  (turns warnings of the C++ runtime into Python's)
+from eqaccel.errors import CompileError, GraphError, MissingCompilerError, OperandError
 
 
 @functools.lru_cache(maxsize=1)
@@ -44,3 +46,24 @@ def load_library() -> None:
             f"{library_path()} does not load with torch {torch.__version__}: {error}. Build eqaccel again with this "
             "torch: pip install --no-build-isolation ."
         ) from error
+
+
+def translate(error: Exception) -> Exception:
+    """The eqaccel error that an operator meant; torch makes every C++ error a RuntimeError or IndexError.
+
+    Args:
+        error: What the call of an operator raised.
+
+    Returns:
+        A GraphError, OperandError, CompileError or MissingCompilerError; or `error` itself if it is none of ours.
+    """
+    prefix, colon, text = str(error).partition(": ")
+    if prefix == "eqaccel::graph":
+        return GraphError(str(error))
+    if colon and prefix.startswith("eqaccel::tensor_product"):
+        return OperandError(str(error))
+    for kind in (CompileError, MissingCompilerError):
+        if prefix == f"eqaccel::{kind.__name__}":
+            message, _, log = text.partition("\nCompiler output:\n")
+            return kind(message, log)
+    return error

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eqaccel.codegen import payload
 from eqaccel.errors import OperandError
 from eqaccel.ops.graph import Graph, packed_index
-from eqaccel.ops.library import load_library
+from eqaccel.ops.library import load_library, translate
 from eqaccel.spec import TensorProductSpec
 
 load_library()
@@ -67,6 +67,8 @@ class TensorProduct(_Product):
 
         Raises:
             OperandError: If an operand does not fit (in scripted or compiled programs: RuntimeError).
+            CompileError: If the kernel, which is compiled when it is first needed, does not compile (in scripted or
+                compiled programs, and from derivatives: RuntimeError with the same text).
         """
         weights = x.new_empty([0]) if w is None else w
         graph = x.new_empty([0], dtype=torch.int32)
@@ -115,6 +117,8 @@ class TensorProductConv(_Product):
 
         Raises:
             OperandError: If an operand does not fit (in scripted or compiled programs: RuntimeError).
+            CompileError: If the kernel, which is compiled when it is first needed, does not compile (in scripted or
+                compiled programs, and from derivatives: RuntimeError with the same text).
             GraphError: If the edges do not fit.
         """
         weights = x.new_empty([0]) if w is None else w
@@ -138,7 +142,7 @@ class TensorProductConv(_Product):
 
 
 def _call_eager(module: _Product, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> Tensor:
-    """Calls the operator; its complaints about operands, which are written once, in C++, become `OperandError`s."""
+    """Calls the operator; its complaints, which are written once, in C++, become errors of eqaccel."""
     operator: Callable[..., Tensor] = torch.ops.eqaccel.tensor_product
     arguments = (module.payload, module.key, x, y, w, graph, num_receivers, module.z_dim, module.mul_ir, module.atomic)
     if torch.compiler.is_compiling():
@@ -146,6 +150,4 @@ def _call_eager(module: _Product, x: Tensor, y: Tensor, w: Tensor, graph: Tensor
     try:
         return operator(*arguments)
     except RuntimeError as error:
-        if str(error).startswith("eqaccel::tensor_product: "):
-            raise OperandError(str(error)) from None
-        raise
+        raise translate(error) from None

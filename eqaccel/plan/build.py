@@ -104,12 +104,9 @@ def _channels_per_lane(
     offsets = [mul] + [offset for n in numbers for offset in _offsets(spec.paths[n])]
     # Rows are read as vectors, so every row length has to be a multiple of the vector too.
     offsets += [spec.x_dim, spec.z_dim, spec.weight_numel]
-    widest = 4 if scalar_bytes == 4 else 2
-    if direction is Direction.DOUBLE_BACKWARD:
-        widest = min(widest, 2)
     outputs = _width(spec, numbers)
-    for channels in (4, 2, 1):
-        fits_vector = channels <= widest and all(offset % channels == 0 for offset in offsets)
+    for channels in (2, 1):
+        fits_vector = all(offset % channels == 0 for offset in offsets)
         fits_warp = channels == 1 or mul >= 32 * channels
         fits_cache = channels == 1 or 1.3 * channels * cost <= _LOOP_INSTRUCTIONS
         fits_registers = channels == 1 or channels * outputs * scalar_bytes <= 4 * 160

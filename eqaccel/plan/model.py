@@ -122,6 +122,11 @@ class KernelPlan:
         return max((matrix.first + round_up(len(matrix.entries), 4) for matrix in self.matrices), default=4)
 
     @property
+    def terms(self) -> int:
+        """Terms of the longest entry of an edge matrix."""
+        return max((len(terms) for matrix in self.matrices for terms in matrix.entries), default=1)
+
+    @property
     def warps(self) -> int:
         return sum(segment.warps for segment in self.segments)
 
@@ -176,8 +181,10 @@ class KernelPlan:
         matrices = 2 * edges * self.num_entries * twice
         attributes = round_up((self.stages + 1) * edges * spec.y_dim * twice, 4)
         sums = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.warps * spec.y_dim, 4)
-        barriers = 8 * self.stages + 8
-        return (rows + matrices + attributes + sums) * scalar + barriers
+        barriers = 8 * round_up(self.stages, 2)
+        ids = 8 * round_up(edges * (self.stages + 3), 2)
+        table = self.terms * self.num_entries * (scalar + 4)
+        return (rows + matrices + attributes + sums) * scalar + barriers + ids + table
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -5,7 +5,7 @@
 // (stride 0). Pointers that a direction does not use are null.
 #ifndef EQACCEL_ABI_H
 #define EQACCEL_ABI_H
-#ifndef __CUDACC_RTC__
+#if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
 typedef int int32_t;

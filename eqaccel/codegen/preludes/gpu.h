@@ -92,6 +92,8 @@ struct Layout {
   static constexpr int sums = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
   static constexpr int sums_stage = edges * P::warps * P::y_dim;
   static constexpr int barriers = sums + (EQ_DIRECTION > 0 ? round_up(2 * sums_stage, 4) : 0);
+  // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
+  static constexpr int id_stages = stages + 3, ids_bytes = 8 * ((edges * id_stages + 1) / 2 * 2);
 };
 
 // The edges of a block, brought to shared memory stage by stage.
@@ -102,7 +104,10 @@ struct Pipeline {
   T* shared;
   int thread, lane, warp;
   int first, last, steps;  // slots of the block
-  int next_edge, next_sender;  // of this lane's edge in the stage that is issued next
+  int2* ids;                   // (edge, sender) of every slot of some stages
+  T* factors;                  // of the terms of edge matrices
+  int* indices;                // of y in these terms
+  int2 next;                   // ids on their way to shared memory
 #if EQ_BULK_COPY
   static constexpr bool bulk = P::x_dim * sizeof(T) % 16 == 0 && P::w_dim * sizeof(T) % 16 == 0 && L::edges <= 32;
   unsigned barrier;
@@ -113,7 +118,17 @@ struct Pipeline {
 
   EQ_FN Pipeline(const eq_operands& o_, T* shared_, int first_, int last_)
       : o(o_), shared(shared_), thread(threadIdx.x), lane(threadIdx.x % 32), warp(threadIdx.x / 32), first(first_),
-        last(last_), steps((last_ - first_ + L::edges - 1) / L::edges), next_edge(0), next_sender(0) {
+        last(last_), steps((last_ - first_ + L::edges - 1) / L::edges) {
+    unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * (L::stages + L::stages % 2);
+    ids = reinterpret_cast<int2*>(tail);
+    factors = reinterpret_cast<T*>(tail + L::ids_bytes);
+    indices = reinterpret_cast<int*>(factors + P::terms * P::entries);
+    for (int t = thread; t < P::terms * P::entries; t += L::threads) {
+      factors[t] = P::factor(t);
+      indices[t] = P::index(t);
+    }
+    for (int t = thread; t < (L::stages + 1) * L::edges; t += L::threads) ids[t] = read_id(first + t);
+    look_up(L::stages + 1);
 #if EQ_BULK_COPY
     warp = __shfl_sync(0xffffffffu, warp, 0);
     barrier = shared_address(shared + L::barriers);
@@ -127,31 +142,30 @@ struct Pipeline {
     __syncthreads();
     issue_attributes(0);
     for (int step = 0; step < L::stages - 1; ++step) {
-      look_up(step);
       issue_rows(step);
       issue_attributes(step + 1);
       commit_copies();
     }
-    look_up(L::stages - 1);
     wait_copies<L::stages - 2>();
     __syncthreads();
     build_matrices(0);
   }
 
-  EQ_FN int edge_of(int slot) const { return o.row_ptr ? o.edge[slot] : slot; }
-  EQ_FN int sender_of(int slot) const { return o.row_ptr ? o.sender[slot] : slot; }
+  // Edge (x) and sender (y) of edge e of a stage.
+  EQ_FN int2 id(int step, int e) const { return ids[step % L::id_stages * L::edges + e]; }
   EQ_FN T* rows(int step, int e) const { return shared + ((step % L::stages) * L::edges + e) * L::edge; }
   EQ_FN int count(int step) const { return min(L::edges, last - first - step * L::edges); }
 
-  // Indices are read one step before they are needed.
+  EQ_FN int2 read_id(int slot) const {
+    if (slot >= last) return make_int2(0, 0);
+    return o.row_ptr ? make_int2(o.edge[slot], o.sender[slot]) : make_int2(slot, slot);
+  }
+  // Ids are read from device memory one step before they are published to the block.
   EQ_FN void look_up(int step) {
-    if (bulk && warp == 0 && lane < L::edges) {
-      const int slot = min(first + step * L::edges + lane, last - 1);
-      if (slot >= first) {
-        next_edge = edge_of(slot);
-        next_sender = sender_of(slot);
-      }
-    }
+    if (thread < L::edges) next = read_id(first + step * L::edges + thread);
+  }
+  EQ_FN void publish_ids(int step) {
+    if (thread < L::edges) ids[step % L::id_stages * L::edges + thread] = next;
   }
 
   EQ_FN void copy_row(T* to, const T* from, int elements) const {
@@ -180,12 +194,13 @@ struct Pipeline {
     __syncwarp();
     if (lane < count(step)) {
       T* to = rows(step, lane);
-      if (w_bytes > 0) bulk_copy(to + L::x_row, w + next_edge * o.w_stride, w_bytes, ready, once);
-      bulk_copy(to, x + int64_t(next_sender) * P::x_dim, x_bytes, ready, often);
+      const int2 of = id(step, lane);
+      if (w_bytes > 0) bulk_copy(to + L::x_row, w + of.x * o.w_stride, w_bytes, ready, once);
+      bulk_copy(to, x + int64_t(of.y) * P::x_dim, x_bytes, ready, often);
       if (tangents > 1) {
         to += L::x_row + L::w_row;
-        if (w_bytes > 0) bulk_copy(to + L::x_row, c + next_edge * o.c_stride, w_bytes, ready, once);
-        bulk_copy(to, a + int64_t(next_sender) * P::x_dim, x_bytes, ready, often);
+        if (w_bytes > 0) bulk_copy(to + L::x_row, c + of.x * o.c_stride, w_bytes, ready, once);
+        bulk_copy(to, a + int64_t(of.y) * P::x_dim, x_bytes, ready, often);
       }
     }
 #endif
@@ -194,8 +209,7 @@ struct Pipeline {
     const T *x = static_cast<const T*>(o.x), *w = static_cast<const T*>(o.w);
     const T *a = static_cast<const T*>(o.a), *c = static_cast<const T*>(o.c);
     for (int e = 0; e < count(step); ++e) {
-      const int slot = first + step * L::edges + e;
-      const int64_t edge = edge_of(slot), sender = sender_of(slot);
+      const int64_t edge = id(step, e).x, sender = id(step, e).y;
       T* to = rows(step, e);
       copy_row(to, x + sender * P::x_dim, P::x_dim);
       copy_row(to + L::x_row, w + edge * o.w_stride, P::w_dim);
@@ -214,7 +228,7 @@ struct Pipeline {
     if (step >= steps) return;
     for (int t = thread; t < count(step) * P::y_dim; t += L::threads) {
       const int e = t / P::y_dim, j = t - e * P::y_dim;
-      const int64_t from = int64_t(edge_of(first + step * L::edges + e)) * P::y_dim + j;
+      const int64_t from = int64_t(id(step, e).x) * P::y_dim + j;
       T* to = attributes(step, e) + j;
       copy_element(to, static_cast<const T*>(o.y) + from);
       if (tangents > 1) copy_element(to + P::y_dim, static_cast<const T*>(o.b) + from);
@@ -233,7 +247,7 @@ struct Pipeline {
       T value = 0;
 #pragma unroll
       for (int term = 0; term < P::terms; ++term)
-        value += P::factor(term * P::entries + n) * y[P::index(term * P::entries + n)];
+        value += factors[term * P::entries + n] * y[indices[term * P::entries + n]];
       entries(step, 0)[row * P::entries + n] = value;
     }
   }
@@ -242,8 +256,9 @@ struct Pipeline {
   EQ_FN void advance(int step) {
     wait_copies<L::stages - 2>();
     __syncthreads();
+    publish_ids(step + L::stages + 1);
+    look_up(step + L::stages + 2);
     issue_rows(step + L::stages - 1);
-    look_up(step + L::stages);
     issue_attributes(step + L::stages);
     commit_copies();
     build_matrices(step + 1);
@@ -411,7 +426,8 @@ struct Worker {
       Sum gy[sums];
 #pragma unroll
       for (int j = 0; j < sums; ++j) gy[j] = 0;
-      const int64_t gx_row = o.atomic ? pipe.sender_of(slot) : slot;
+      const int2 id = pipe.id(step, e);
+      const int64_t gx_row = o.atomic ? id.y : slot;
       T* gx = static_cast<T*>(o.row_ptr && !o.atomic ? o.workspace : o.gx);
       const T* tangent_rows = rows + L::x_row + L::w_row;
       EdgeRows<S> operands{rows,
@@ -419,7 +435,7 @@ struct Worker {
                            tangent_rows,
                            tangent_rows + L::x_row,
                            gx + gx_row * P::x_dim + channels.first,
-                           static_cast<T*>(o.gw) + int64_t(pipe.edge_of(slot)) * P::w_dim + channels.first,
+                           static_cast<T*>(o.gw) + int64_t(id.x) * P::w_dim + channels.first,
                            channels.active,
                            o.atomic != 0,
                            g,
@@ -447,7 +463,7 @@ struct Worker {
       T total = 0;
 #pragma unroll
       for (int warp = 0; warp < P::warps; ++warp) total += from[(e * P::warps + warp) * P::y_dim + j];
-      const int64_t edge = pipe.edge_of(pipe.first + step * L::edges + e);
+      const int64_t edge = pipe.id(step, e).x;
       static_cast<T*>(o.gy)[edge * P::y_dim + j] = total;
     }
   }
