@@ -196,7 +196,7 @@ def _check(path: str, interaction: Any) -> None:
     if not _honours_switch(interaction):
         raise PatchError(
             f"{path}: the forward method of {type(interaction).__name__} never looks for `{_SWITCH}`, so it cannot "
-            f"call a fused convolution; use a newer mace-torch (0.3.14 or later), or follow its blocks in a custom one"
+            f"call a fused convolution; use a newer mace-torch (0.3.16 will do), or write a custom block as it does"
         )
     if product.shared_weights or product.internal_weights:
         raise PatchError(

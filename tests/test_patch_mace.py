@@ -332,6 +332,10 @@ def _wrong_mode(model: Model) -> None:
     product.instructions = [item._replace(connection_mode="uvw") for item in product.instructions]
 
 
+def _narrow_radial(model: Model) -> None:
+    model.interactions[1].conv_tp_weights.hs[-1] = 8
+
+
 def _shared_weights(model: Model) -> None:
     model.interactions[1].conv_tp.shared_weights = True
 
@@ -349,7 +353,7 @@ def _deaf_block(model: Model) -> None:
         (_second_block(oeq_config=_config(enabled=True)), AlreadyPatchedError, "OpenEquivariance"),
         (_second_block(conv_fusion="atomic"), AlreadyPatchedError, "conv_fusion"),
         (_second_block(conv_tp=torch.nn.Identity()), PatchError, "Identity"),
-        (_second_block(conv_tp_weights=_config(hs=[4, 8])), PatchError, "expected 56 weights"),
+        (_narrow_radial, PatchError, "expected 56 weights"),
         (_wrong_mode, PatchError, "uvw"),
         (_shared_weights, PatchError, "shared"),
         (_deaf_block, PatchError, "DeafBlock"),

@@ -258,7 +258,7 @@ def _gpu_tables(plan: KernelPlan) -> list[str]:
         forms[matrix.first : matrix.first + len(matrix.entries)] = matrix.entries
     terms = plan.terms
     factors = [form[t][1] if t < len(form) else 0.0 for t in range(terms) for form in forms]
-    indices = [form[t][0] if t < len(form) else 0 for t in range(terms) for form in forms]
+    indices = [form[t][0] if t < len(form) else -min(t, 1) for t in range(terms) for form in forms]
     return [
         f"  static constexpr int terms = {terms}, warps = {plan.warps}, stages = {plan.stages}, "
         f"edges_per_stage = {plan.edges_per_stage}, blocks_per_sm = {plan.blocks_per_sm};",

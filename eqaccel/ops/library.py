@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import eqaccel
-import eqaccel.runtime  # noqa: F401  (turns warnings of the C++ runtime into Python's)
+import eqaccel.runtime  # turns warnings of the C++ runtime into Python's
 from eqaccel.errors import CompileError, GraphError, MissingCompilerError, OperandError
 
 

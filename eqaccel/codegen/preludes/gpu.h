@@ -244,10 +244,13 @@ struct Pipeline {
     for (int t = thread; t < rows * P::entries; t += L::threads) {
       const int row = t / P::entries, n = t - row * P::entries;
       const T* y = attributes(step, 0) + row * P::y_dim;
-      T value = 0;
-#pragma unroll
-      for (int term = 0; term < P::terms; ++term)
-        value += factors[term * P::entries + n] * y[indices[term * P::entries + n]];
+      T value = factors[n] * y[indices[n]];
+      // Most entries have one term: the others end at a negative index.
+      for (int term = 1; term < P::terms; ++term) {
+        const int j = indices[term * P::entries + n];
+        if (j < 0) break;
+        value += factors[term * P::entries + n] * y[j];
+      }
       entries(step, 0)[row * P::entries + n] = value;
     }
   }
