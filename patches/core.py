@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
+from eqaccel.patches.verify import Structure, Verification
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
-from eqaccel.patches.verify import Structure, Verification
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
+from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
 
 from eqaccel.errors import AlreadyPatchedError, PatchError, SpecError
 from eqaccel.ops import TensorProductConv
-from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
-from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
 from eqaccel.spec import TensorProductSpec
 
 _SWITCH = "conv_fusion"

@@ -54,7 +54,16 @@ def test_every_cuda_kernel_compiles(name: str, scalar_bytes: int, arch: str) -> 
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
     file = tmp_path / "kernel.hip"
     file.write_text(source(make_plan(SPECS["mp0-second"], direction, TARGETS["gfx90a"], 4)))
-    command = ["hipcc", "--offload-arch=gfx90a", "-std=c++17", "-c", "-nogpulib", str(file), "-o", str(tmp_path / "k.o")]
+    command = [
+        "hipcc",
+        "--offload-arch=gfx90a",
+        "-std=c++17",
+        "-c",
+        "-nogpulib",
+        str(file),
+        "-o",
+        str(tmp_path / "k.o"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

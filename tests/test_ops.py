@@ -214,7 +214,7 @@ def test_compiler_errors(degree, error, monkeypatch, tmp_path):
     monkeypatch.setenv("EQACCEL_CXX", str(compiler))
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path / "cache"))
     module = TensorProduct(TensorProductSpec.channelwise(f"7x{degree}e", "0e", f"{degree}e"))  # compiled nowhere else
-    with pytest.raises(error, match="compiler|executable") as raised:
+    with pytest.raises(error, match=r"compiler|executable") as raised:
         module(torch.zeros(2, module.spec.x_dim), torch.zeros(2, 1), torch.zeros(7))
     assert type(raised.value) is error
     assert ("boom" in raised.value.log) == (error is CompileError)

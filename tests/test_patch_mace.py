@@ -16,12 +16,12 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
 from e3nn.util import jit
+from eqaccel.patches import mace as mace_patch
 from mace.calculators import MACECalculator
 from mace.modules import ScaleShiftMACE
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, UnsupportedError, VerificationError
-from eqaccel.patches import mace as mace_patch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Model = torch.nn.Module

@@ -41,8 +41,8 @@ def _forward(spec: TensorProductSpec, operands: dict[str, np.ndarray]) -> np.nda
             ys = y[e, path.y_offset : path.y_offset + d2]
             offset = path.weight_offset
             ws = np.ones(path.mul) if offset is None else w[e, offset : offset + path.mul]
-            z[r, path.z_offset : path.z_offset + d3 * path.mul] += (
-                np.einsum("ijk,iu,j,u->ku", cg, xs, ys, ws).reshape(-1)
+            z[r, path.z_offset : path.z_offset + d3 * path.mul] += np.einsum("ijk,iu,j,u->ku", cg, xs, ys, ws).reshape(
+                -1
             )
     return z
 

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ["errors", "settings", "irreps", "wigner", "spec", "plan", "codegen", "runtime", "ops", "patches", "integrations"]
+ROOMS = [
+    "errors",
+    "settings",
+    "irreps",
+    "wigner",
+    "spec",
+    "plan",
+    "codegen",
+    "runtime",
+    "ops",
+    "patches",
+    "integrations",
+]
 FOLDERS = {"patches": ROOT / "patches", "integrations": ROOT / "integrations"}
 FOREIGN = {"e3nn", "mace", "nequip"}
 

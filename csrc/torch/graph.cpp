@@ -11,6 +11,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <string_view>
@@ -49,8 +50,8 @@ void check_range(const char* name, const char* nodes, const Tensor& index, int64
                       ". Check the edge list against the number of nodes.");
 }
 
-// Stable counting sort: the items `take(0) ... take(E-1)` ordered by `node_of`, written to `order`; returns nothing
-// else but the first position of each node, in `row_ptr` (count + 1).
+// Stable counting sort: writes the items take(0), ..., take(E-1) to `order`, by increasing node_of(item), and the first
+// position of each node to `row_ptr` (count + 1). Items are the numbers 0 to E-1, in whatever order `take` has them.
 template <class Take, class NodeOf>
 void counting_sort(int64_t num_edges, int64_t count, Take take, NodeOf node_of, int32_t* row_ptr, int32_t* order) {
   std::fill(row_ptr, row_ptr + count + 1, 0);
@@ -114,7 +115,9 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
   const auto options = receiver.options().dtype(at::kInt);
   if (receiver.numel() == 0) return at::zeros({num_receivers + num_senders + 2}, options);
 
-  const auto order_of = [](const Tensor& keys) { return std::get<1>(at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false)); };
+  const auto order_of = [](const Tensor& keys) {
+    return std::get<1>(at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false));
+  };
   const auto row_ptr_of = [&](const Tensor& sorted, int64_t count) {
     return at::searchsorted(sorted, at::arange(count + 1, options), /*out_int32=*/true);
   };

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <list>
+#include <vector>
 
 #include "device.h"
 #include "ops.h"

@@ -1,4 +1,4 @@
-// The operators of eqaccel as C++ calls that go through torch's dispatcher, so that autograd, tracing and vmap see them.
+// The operators of eqaccel as C++ calls through torch's dispatcher, so that autograd, tracing and vmap see them.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>

@@ -50,7 +50,7 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
     return content, int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
     folder = resources.files("eqaccel.codegen") / "preludes"

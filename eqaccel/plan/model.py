@@ -166,7 +166,11 @@ class KernelPlan:
         for number, segment in enumerate(self.segments):
             lines.append(
                 f"  segment {number}: {segment.mul} channels, {len(segment.z_offsets)} output components in registers"
-                + (f", {segment.channels_per_lane} channels a lane, {segment.warps} warps" if self.target.is_gpu else "")
+                + (
+                    f", {segment.channels_per_lane} channels a lane, {segment.warps} warps"
+                    if self.target.is_gpu
+                    else ""
+                )
             )
             lines += [f"    path {path.number}: {path.label}" for path in segment.paths]
         return "\n".join(lines)

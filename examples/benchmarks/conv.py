@@ -51,7 +51,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=20.0, help="seconds for one implementation and direction")
     arguments = parser.parse_args(argv)
     gpu = arguments.device == "cuda"
-    arguments.graphs = arguments.graphs or (["carbon", "dhfr", "covid"] if gpu else ["local-200x60"])
+    arguments.graphs = arguments.graphs or (["carbon", "dhfr", "covid"] if gpu else ["local-100x60"])
     arguments.repetitions = arguments.repetitions or (20 if gpu else 7)
     return arguments
 

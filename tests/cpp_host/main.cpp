@@ -1,4 +1,4 @@
-// A host without Python: loads the operator library and a scripted energy, and prints derivatives for the test to check.
+// A host without Python: loads the operator library and a scripted energy, and prints its derivatives.
 // Usage: host <libeqaccel_ops.so> <model.pt>; the model holds its own operands x, y, w and edge_index.
 #include <dlfcn.h>
 #include <torch/csrc/autograd/autograd.h>
