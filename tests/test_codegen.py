@@ -1,4 +1,4 @@
-"""Generated text: it compiles for every target, without spills where speed matters, and the same input gives it again."""
+"""Generated text: it compiles for every target, without spills where speed matters, and is reproducible."""
 
 from __future__ import annotations
 

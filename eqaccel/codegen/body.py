@@ -96,7 +96,8 @@ def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable
                 row = [element for element in matrix.elements if element.k == k]
                 if row:
                     z = f"z[{path.accumulators[k]}]"
-                    yield f"  {{ {_sum_of_products('t', ((_entry(e), f'x{e.i}') for e in row))} {z} = fma(wv, t, {z}); }}"
+                    total = _sum_of_products("t", ((_entry(e), f"x{e.i}") for e in row))
+                    yield f"  {{ {total} {z} = fma(wv, t, {z}); }}"
         yield "}"
 
 

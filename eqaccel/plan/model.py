@@ -99,6 +99,7 @@ class Segment:
 
     @property
     def paths(self) -> tuple[PlannedPath, ...]:
+        """The paths of all blocks, in the order in which they run."""
         return tuple(path for block in self.blocks for path in block.paths)
 
 
@@ -128,6 +129,7 @@ class KernelPlan:
 
     @property
     def warps(self) -> int:
+        """Warps of a GPU block."""
         return sum(segment.warps for segment in self.segments)
 
     @property
