@@ -64,6 +64,15 @@ def assert_close(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0
     assert float((value - expected).detach().abs().max()) <= RELATIVE * scale
 
 
+def assert_same_bits(model: Model, reference: Model) -> None:
+    # e3nn scripts its spherical harmonics once for the whole process. The first run is only profiled and rounds
+    # differently from the specialised runs after it, even between two runs of one unpatched model.
+    with torch.jit.optimized_execution(False):
+        values, wanted = model(mm.batch(model), **FULL), reference(mm.batch(reference), **FULL)
+    for name in ("energy", "forces", "stress"):
+        assert torch.equal(values[name], wanted[name]), name
+
+
 def assert_untouched(model: Model, reference: Model) -> None:
     """Same modules, same state dict, same outputs to the last bit, and no trace of a patch."""
     kinds, wanted = ([(name, type(m).__name__) for name, m in m.named_modules()] for m in (model, reference))
@@ -72,9 +81,7 @@ def assert_untouched(model: Model, reference: Model) -> None:
     state, expected = model.state_dict(), reference.state_dict()
     assert list(state) == list(expected)
     assert all(torch.equal(state[key], expected[key]) for key in expected)
-    values, wanted = model(mm.batch(model), **FULL), reference(mm.batch(reference), **FULL)
-    for name in ("energy", "forces", "stress"):
-        assert torch.equal(values[name], wanted[name]), name
+    assert_same_bits(model, reference)
 
 
 def test_energy_forces_stress_virials(pair: tuple[Model, Model]) -> None:
@@ -228,7 +235,7 @@ def test_copies(model: Model, duplicate: str) -> None:
         torch.save(fast, buffer)
         buffer.seek(0)
         twin = torch.load(buffer, weights_only=False)
-    assert torch.equal(twin(mm.batch(twin))["forces"], fast(mm.batch(fast))["forces"])
+    assert_same_bits(twin, fast)
     assert list(twin.state_dict()) == list(fast.state_dict())
     assert_untouched(unpatch(twin), build(mm.energy_model))
     assert report(fast).accelerated == 2
