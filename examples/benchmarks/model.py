@@ -101,26 +101,19 @@ def time_models(arguments: argparse.Namespace) -> dict[str, Any]:
     originals = [e3nn_convolution(block.conv_tp) for block in plain.interactions]
     # Each replay gets edges of its own, as the model does in each step.
     fused = [lambda x, y, w, edges, conv=block.conv_tp: conv(x, y, w, edges.clone()) for block in patched.interactions]
-    work = {
-        ("e3nn", "call"): lambda: lambda: call(plain, batch),
-        ("eqaccel", "call"): lambda: lambda: call(patched, batch),
-    }
+    work = {"e3nn call": lambda: lambda: call(plain, batch), "eqaccel call": lambda: lambda: call(patched, batch)}
     for name, convolutions in (("e3nn", originals), ("eqaccel", fused)):
-        work |= {(name, part): setup for part, setup in replays(convolutions, inputs).items()}
-    timings: dict[tuple[str, str], Timing | str] = {}
-    for part in ("call", "forward", "backward"):
-        chosen = {key: setup for key, setup in work.items() if key[1] == part}
-        timings |= measure(chosen, device, arguments.repetitions, arguments.budget)
-    return facts | {"timings": timings}
+        work |= {f"{name} {part}": setup for part, setup in replays(convolutions, inputs).items()}
+    return facts | {"timings": measure(work, device, arguments.repetitions, arguments.budget)}
 
 
-def summarise(timings: Mapping[tuple[str, str], Timing | str]) -> list[dict[str, Any]]:
+def summarise(timings: Mapping[str, Timing | str]) -> list[dict[str, Any]]:
     """A row for each of the two models."""
     rows = []
     for name in ("e3nn", "eqaccel"):
         row: dict[str, Any] = {"implementation": name}
         for part in ("call", "forward", "backward"):
-            timing = timings[name, part]
+            timing = timings[f"{name} {part}"]
             row[part] = timing.to_json() if isinstance(timing, Timing) else {"note": timing}
         medians = [row[part].get("median_ms") for part in ("call", "forward", "backward")]
         if None not in medians:

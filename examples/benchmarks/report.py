@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "threads": threads,
+        # Above one for each thread used, others had a part of the processor and the times are too long.
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
 
 
@@ -66,6 +69,8 @@ def heading(results: Mapping[str, Any]) -> str:
     roofline = results.get("roofline", {})
     limits = ", ".join(f"{name} {value:.0f}" for name, value in roofline.items() if value)
     parts = [facts["device"], f"{facts['threads']} threads", results["dtype"], found, f"commit {facts['commit']}"]
+    if facts["load_average"] is not None:
+        parts.append(f"load {facts['load_average']:.1f}")
     return "; ".join([*parts, facts["date"], *([limits] if limits else [])])
 
 
