@@ -14,7 +14,7 @@ END = "<!-- end of speed -->"
 def section(file: Path) -> str:
     """One result file as a heading, its picture and its table."""
     results = json.loads(file.read_text())
-    facts = results["facts"] if "facts" in results else results
+    facts = results["environment"]
     title = f"### {file.stem.replace('_', ' ')}: {facts['device']}, commit {facts['commit']}"
     lines = [line for line in file.with_suffix(".md").read_text().splitlines() if line.startswith("|")]
     picture = f"![{file.stem}]({file.with_suffix('.png').relative_to(README.parent)})"
