@@ -15,7 +15,7 @@ from eqaccel.plan.target import Target
 from eqaccel.spec import Path, TensorProductSpec
 
 _LOOP_INSTRUCTIONS = 2000
-_ACCUMULATORS = {Direction.FORWARD: 72, Direction.BACKWARD: 160, Direction.DOUBLE_BACKWARD: 80}
+_ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBLE_BACKWARD: 80}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 
 
@@ -89,12 +89,10 @@ def _gpu_segments(
         # The code of one multiplicity runs on every chunk of its channels.
         warps = -(-mul // (32 * channels))
         units = _units(spec, numbers, direction)
-        # Forward kernels are bound by registers, the others by arithmetic: balance that.
-        if direction is Direction.FORWARD:
-            groups = _balance(units, limit, lambda unit: _width(spec, unit))
-        else:
-            groups = _split(units, limit, lambda unit: _width(spec, unit), lambda unit: sum(map(cost, unit)))
-        for group in groups:
+        # Forward kernels are bound by registers and memory, the others by arithmetic: balance that.
+        forward = direction is Direction.FORWARD
+        balance = (lambda u: _width(spec, u)) if forward else (lambda u: sum(map(cost, u)))
+        for group in _split(units, limit, lambda unit: _width(spec, unit), balance):
             segments.append(_segment(spec, group, matrices, matrix_of, mul, channels, warps, 1))
     return tuple(segments)
 
@@ -132,7 +130,7 @@ def _pipeline(
     words = scalar_bytes // 4
     registers = max(
         words * (twice * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
-        + (44 if direction is Direction.FORWARD else 40 + words * spec.y_dim)
+        + (32 if direction is Direction.FORWARD else 40 + words * spec.y_dim)
         for s in segments
     )
     resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), 8)
@@ -206,15 +204,6 @@ def _split(
         if len(groups) <= count:
             return groups
     return units
-
-
-def _balance(units: list[list[int]], limit: int, width: Callable[[list[int]], int]) -> list[list[int]]:
-    """Groups of nearly equal width, as few as the limit allows: the widest unit first, to the emptiest group."""
-    count = min(max(1, -(-sum(map(width, units)) // limit)), len(units))
-    groups: list[list[list[int]]] = [[] for _ in range(count)]
-    for unit in sorted(units, key=width, reverse=True):
-        min(groups, key=lambda group: sum(map(width, group))).append(unit)
-    return [[number for unit in units if unit in group for number in unit] for group in groups]
 
 
 def _segment(

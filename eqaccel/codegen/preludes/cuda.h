@@ -7,6 +7,12 @@
 #else
 #define EQ_BULK_COPY 0
 #endif
+// Plans are measured on sm_90; elsewhere one resident block fewer leaves the registers that its code may need there.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+#define EQ_RESIDENT(blocks) ((blocks) > 1 ? (blocks) - 1 : 1)
+#else
+#define EQ_RESIDENT(blocks) (blocks)
+#endif
 
 namespace {
 

@@ -566,7 +566,7 @@ EQ_FN void collect(const eq_operands& o) {
 
 // The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them.
 #define EQ_EXPORT(P)                                                                                              \
-  EQ_KERNEL void __launch_bounds__(Layout<P>::threads, P::blocks_per_sm)                                          \
+  EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                          \
       eq_main(const EQ_PARAMETER eq_operands o, int receivers) {                                             \
     extern __shared__ __align__(128) unsigned char shared[];                                                      \
     run_block<P>(o, receivers, reinterpret_cast<T*>(shared));                                                     \

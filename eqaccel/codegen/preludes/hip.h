@@ -6,6 +6,7 @@
 #define EQ_KERNEL extern "C" __global__
 #define EQ_PARAMETER
 #define EQ_BULK_COPY 0
+#define EQ_RESIDENT(blocks) 1
 
 namespace {
 
