@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from eqaccel.plan.matrices import edge_matrices
-from eqaccel.plan.model import Block, Direction, EdgeMatrix, Element, KernelPlan, PlannedPath, Segment, round_up
+from eqaccel.plan.model import (
+    Block,
+    Direction,
+    EdgeMatrix,
+    Element,
+    KernelPlan,
+    PlannedPath,
+    Segment,
+    multiply_adds,
+    round_up,
+)
 from eqaccel.plan.target import Target
 from eqaccel.spec import Path, TensorProductSpec
 
@@ -36,14 +46,6 @@ def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, sca
     segments = build(spec, matrices, matrix_of, direction, target, scalar_bytes)
     edges, stages, resident = _pipeline(spec, matrices, segments, direction, target, scalar_bytes)
     return KernelPlan(spec, direction, target, scalar_bytes, matrices, segments, edges, stages, resident)
-
-
-def path_cost(path: Path, matrix: EdgeMatrix, direction: Direction) -> int:
-    """Multiply-adds of a path for one channel of one edge."""
-    pairs, d1, d3 = len(matrix.elements), 2 * path.l1 + 1, 2 * path.l3 + 1
-    if direction is Direction.FORWARD:
-        return pairs + min(d1, d3)
-    return 2 * pairs + 3 * d1 if direction is Direction.BACKWARD else 5 * pairs + 7 * d1
 
 
 def _cpu_segments(
@@ -80,7 +82,8 @@ def _gpu_segments(
     scalar_bytes: int,
 ) -> tuple[Segment, ...]:
     def cost(number: int) -> int:
-        return path_cost(spec.paths[number], matrices[matrix_of[number]], direction)
+        path = spec.paths[number]
+        return multiply_adds(direction, len(matrices[matrix_of[number]].elements), 2 * path.l1 + 1, 2 * path.l3 + 1)
 
     segments = []
     for mul, numbers in _by_multiplicity(spec):

@@ -142,14 +142,8 @@ class KernelPlan:
         total = 0
         for segment in self.segments:
             for path in segment.paths:
-                pairs = sum(len(group) for group in path.passes)
-                if self.direction is Direction.FORWARD:
-                    count = pairs + min(path.d1, path.d3)
-                elif self.direction is Direction.BACKWARD:
-                    count = 2 * pairs + 3 * path.d1
-                else:
-                    count = 5 * pairs + 7 * path.d1
-                total += count * segment.mul
+                elements = sum(len(group) for group in path.passes)
+                total += multiply_adds(self.direction, elements, path.d1, path.d3) * segment.mul
         return total
 
     def explain(self) -> str:
@@ -191,6 +185,13 @@ class KernelPlan:
         ids = 8 * round_up(edges * (self.stages + 3), 2)
         table = self.terms * self.num_entries * (scalar + 4)
         return (rows + matrices + attributes + sums) * scalar + barriers + ids + table
+
+
+def multiply_adds(direction: Direction, elements: int, d1: int, d3: int) -> int:
+    """Multiply-adds of a path for one channel of one edge, from the nonzero elements of its edge matrix."""
+    if direction is Direction.FORWARD:
+        return elements + min(d1, d3)
+    return 2 * elements + 3 * d1 if direction is Direction.BACKWARD else 5 * elements + 7 * d1
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import ase.build
 import mace  # noqa: F401  (before e3nn: it sets what e3nn 0.4.4 needs under a recent torch)
 import numpy as np
@@ -13,6 +10,7 @@ from e3nn import o3
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils
+from peers import default_dtype
 from torch import Tensor
 
 CUTOFF = 5.0  # angstrom
@@ -61,14 +59,3 @@ def make_batch(model: torch.nn.Module, atoms: ase.Atoms, dtype: torch.dtype, dev
         graph = mace_data.AtomicData.from_config(config, z_table=table, cutoff=float(model.r_max))
         loader = torch_geometric.dataloader.DataLoader([graph], batch_size=1, shuffle=False)
         return {name: value.to(device) for name, value in next(iter(loader)).to_dict().items() if value is not None}
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets torch's default dtype, in which MACE and e3nn build their constants."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -103,7 +103,7 @@ def _e3nn(spec: TensorProductSpec, dtype: torch.dtype, device: str) -> Contender
     torch.serialization.add_safe_globals([slice])
     from e3nn import o3
 
-    with _default_dtype(dtype):
+    with default_dtype(dtype):
         irreps = map(str, (spec.irreps_in1, spec.irreps_in2, spec.irreps_out))
         product = o3.TensorProduct(*irreps, _instructions(spec), shared_weights=False, internal_weights=False)
     product = product.to(device)
@@ -207,8 +207,8 @@ def _instructions(spec: TensorProductSpec) -> list[tuple[int, int, int, str, boo
 
 
 @contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """e3nn builds its constants in torch's default dtype."""
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Sets torch's default dtype, in which MACE and e3nn build their constants."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
