@@ -48,11 +48,11 @@ class AlreadyPatchedError(PatchError):
 
 
 class CompileError(EqaccelError, RuntimeError):
-    """Raised when a generated kernel does not compile.
+    """Raised when a generated kernel does not compile, or when a compiled one fails the check against its reference.
 
     Args:
         message: What failed, for which target, and the next step.
-        log: The compiler's full output, kept out of the message because it can be long.
+        log: The compiler's full output and what the check found, kept out of the message because it can be long.
     """
 
     def __init__(self, message: str, log: str = "") -> None:
