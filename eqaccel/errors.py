@@ -47,6 +47,10 @@ class AlreadyPatchedError(PatchError):
     """Raised when a model, or a part of it, is accelerated already, by eqaccel or by another library."""
 
 
+class WarmupError(EqaccelError, ValueError):
+    """Raised when there is no kernel to warm up, or a direction, dtype or device is not one that kernels run on."""
+
+
 class CompileError(EqaccelError, RuntimeError):
     """Raised when a generated kernel does not compile, or when a compiled one fails the check against its reference.
 
