@@ -21,7 +21,7 @@ SPECS = {
     "small": TensorProductSpec.channelwise("16x0e+16x1o", "0e+1o+2e", "0e+1o+2e"),
     "ragged": TensorProductSpec.channelwise("33x0e+5x1o+1x2e", "0e+1o", "0e+1o+2e"),
     "untouched blocks": TensorProductSpec(
-        "4x1o+3x0e", "2e+0e", "3x1o+4x1o+2x0e", [(0, 0, 1, "uvu", True, 0.7), (0, 1, 1, "uvu", False)]
+        "4x1o+0x2e+3x0e", "2e+0e", "3x1o+0x0e+4x1o+2x0e", [(0, 0, 2, "uvu", True, 0.7), (0, 1, 2, "uvu", False)]
     ),
     "unweighted": TensorProductSpec("3x0e+2x1o", "1o", "2x0e+3x1o", [(1, 0, 0, "uvu", False), (0, 0, 1, "uvu", False)]),
 }

@@ -11,7 +11,7 @@ are swapped.
 
 from __future__ import annotations
 
-import math
+import functools
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +49,7 @@ def problem(spec: TensorProductSpec, direction: Direction) -> dict[str, NDArray]
 
 def blocks(spec: TensorProductSpec) -> str:
     """A line "<x, y, z or w> <channels> <components>" for each block of a row, in the order of the row."""
-    rows = [("x", block.mul, block.ir.dim) for block in spec.irreps_in1]
-    rows += [("y", 1, block.dim) for block in spec.irreps_in2]
-    rows += [("z", block.mul, block.ir.dim) for block in spec.irreps_out]
-    rows += [("w", path.mul, 1) for path in spec.paths if path.weight_offset is not None]
-    return "".join(f"{kind} {channels} {components}\n" for kind, channels, components in rows)
+    return "".join(f"{kind} {channels} {components}\n" for kind, channels, components in _blocks(spec))
 
 
 def figures(plan: KernelPlan) -> str:
@@ -66,27 +62,32 @@ def figures(plan: KernelPlan) -> str:
     result, absolute = (execute(plan, **operands, **graph, absolute=flag) for flag in (False, True))
     lines = []
     for name in OUTPUTS[plan.direction]:
-        sums = project(plan.spec, name, getattr(result, name))
-        sizes = [math.sqrt((block**2).sum()) for block in _split(plan.spec, name, getattr(absolute, name))]
-        lines += [
-            f"{name} {size:.4g} {first!r} {second!r}\n" for size, (first, second) in zip(sizes, sums, strict=True)
-        ]
+        sizes = np.sqrt(_sum_blocks(plan.spec, name, getattr(absolute, name) ** 2)).tolist()
+        projections = project(plan.spec, name, getattr(result, name)).tolist()
+        lines += [f"{name} {size:.4g} {a!r} {b!r}\n" for size, (a, b) in zip(sizes, projections, strict=True)]
     return "".join(lines)
 
 
-def project(spec: TensorProductSpec, name: str, values: NDArray) -> list[tuple[float, ...]]:
-    """The projections of each block of an output ("z", "gx", "gy" or "gw"), in the (2l+1, mul) layout."""
-    products = [_numbers(sequence, *values.shape) * values for sequence in _PROJECTIONS]
-    parts = [[float(block.sum()) for block in _split(spec, name, product)] for product in products]
-    return list(zip(*parts, strict=True))
+def project(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
+    """The projections, (blocks, 2), of an output ("z", "gx", "gy" or "gw") in the (2l+1, mul) layout."""
+    products = (_numbers(sequence, *values.shape) * values for sequence in _PROJECTIONS)
+    return np.stack([_sum_blocks(spec, name, product) for product in products], axis=1)
 
 
-def _split(spec: TensorProductSpec, name: str, values: NDArray) -> list[NDArray]:
-    lines = (line.split() for line in blocks(spec).splitlines())
-    widths = [int(channels) * int(components) for kind, channels, components in lines if kind == _KINDS[name]]
-    return np.split(values, np.cumsum(widths)[:-1], axis=1) if widths else []
+def _blocks(spec: TensorProductSpec) -> list[tuple[str, int, int]]:
+    rows = [("x", block.mul, block.ir.dim) for block in spec.irreps_in1]
+    rows += [("y", 1, block.dim) for block in spec.irreps_in2]
+    rows += [("z", block.mul, block.ir.dim) for block in spec.irreps_out]
+    rows += [("w", path.mul, 1) for path in spec.paths if path.weight_offset is not None]
+    return [row for row in rows if row[1] * row[2] > 0]
 
 
+def _sum_blocks(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
+    widths = [channels * components for kind, channels, components in _blocks(spec) if kind == _KINDS[name]]
+    return np.add.reduceat(values.sum(0), np.cumsum([0, *widths])[:-1])
+
+
+@functools.lru_cache(maxsize=16)
 def _numbers(sequence: int, rows: int, columns: int) -> NDArray:
     """Numbers from a hash of their position (lowbias32, https://github.com/skeeto/hash-prospector)."""
     n = np.arange(rows * columns, dtype=np.uint32) + np.uint32(sequence << 24)
@@ -95,4 +96,6 @@ def _numbers(sequence: int, rows: int, columns: int) -> NDArray:
         n *= np.uint32(factor)
     n ^= n >> np.uint32(16)
     magnitude = (128.0 + (n & np.uint32(127))) / 128.0
-    return np.where(n & np.uint32(128), -magnitude, magnitude).reshape(rows, columns)
+    numbers = np.where(n & np.uint32(128), -magnitude, magnitude).reshape(rows, columns)
+    numbers.flags.writeable = False  # kept for the other directions
+    return numbers

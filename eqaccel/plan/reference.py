@@ -67,6 +67,8 @@ def execute(
     receiver = np.arange(edges) if receiver is None else receiver
     sender = np.arange(edges) if sender is None else sender
     rows = edges if num_receivers is None else num_receivers
+    w = np.broadcast_to(w, (edges, w.shape[-1]))
+    c = None if c is None else np.broadcast_to(c, (edges, c.shape[-1]))
     dtype = x.dtype
     z = np.zeros((rows, plan.spec.z_dim), dtype)
     gx_edge = np.zeros((edges, plan.spec.x_dim), dtype)
@@ -74,6 +76,7 @@ def execute(
     z_edge = np.zeros((edges, plan.spec.z_dim), dtype)
     matrices = _evaluate(plan, y, absolute)
     tangents = None if b is None else _evaluate(plan, b, absolute)
+    # By einsum, not by BLAS, whose last digits depend on the kind of CPU: payloads hold figures from here.
     x_edge = x[sender]
     gz_edge = None if gz is None else gz[receiver]
     a_edge = None if a is None else a[sender]
@@ -84,10 +87,10 @@ def execute(
                 xs, ws = step.rows(x_edge, block.x_offset, block.d1), step.weights(w, edges, dtype)
                 m = matrices[path.matrix]
                 if plan.direction is Direction.FORWARD:
-                    step.add(z_edge, path.z_offset, ws * (m.swapaxes(1, 2) @ xs))
+                    step.add(z_edge, path.z_offset, ws * np.einsum("eik,eiu->eku", m, xs))
                     continue
                 g = step.rows(gz_edge, path.z_offset, path.d3)
-                t = m @ g
+                t = np.einsum("eik,eku->eiu", m, g)
                 if plan.direction is Direction.BACKWARD:
                     v = ws * xs
                     step.add(gx_edge, block.x_offset, ws * t)
@@ -96,11 +99,12 @@ def execute(
                     mb = tangents[path.matrix]
                     xa, wc = step.rows(a_edge, block.x_offset, block.d1), step.tangent_weights(c, edges, dtype)
                     v = ws * xa + wc * xs
-                    tb = mb @ g
-                    step.add(z_edge, path.z_offset, m.swapaxes(1, 2) @ v + mb.swapaxes(1, 2) @ (ws * xs))
+                    tb = np.einsum("eik,eku->eiu", mb, g)
+                    step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", m, v))
+                    step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", mb, ws * xs))
                     step.add(gx_edge, block.x_offset, ws * tb + wc * t)
                     step.add_weight(gw, (xa * t + xs * tb).sum(1))
-                _add_attribute_gradient(plan, path, v @ g.swapaxes(1, 2), gy, absolute)
+                _add_attribute_gradient(plan, path, np.einsum("eiu,eku->eik", v, g), gy, absolute)
     gx = np.zeros((len(x), plan.spec.x_dim), dtype)
     for edge in range(edges):  # by whole rows: np.add.at takes the elements one by one
         gx[sender[edge]] += gx_edge[edge]
@@ -140,7 +144,7 @@ def _evaluate(plan: KernelPlan, y: np.ndarray, absolute: bool) -> list[np.ndarra
         elements = [(e.i, e.k, e.entry, 1 if absolute else e.sign) for e in matrix.elements]
         i, k, entry, sign = np.array(elements, int).reshape(-1, 4).T
         out = np.zeros((len(y), *dims[number]), y.dtype)
-        out[:, i, k] = sign * (y @ forms)[:, entry]
+        out[:, i, k] = sign * np.einsum("ej,jn->en", y, forms)[:, entry]
         values.append(out)
     return values
 
@@ -170,12 +174,12 @@ class _PathStep:
     def weights(self, w: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
         if self.path.weight_offset is None:
             return np.ones((edges, 1, self.segment.mul), dtype)
-        return self.rows(np.broadcast_to(w, (edges, w.shape[-1])), self.path.weight_offset, 1)
+        return self.rows(w, self.path.weight_offset, 1)
 
     def tangent_weights(self, c: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
         if self.path.weight_offset is None:
             return np.zeros((edges, 1, self.segment.mul), dtype)
-        return self.rows(np.broadcast_to(c, (edges, c.shape[-1])), self.path.weight_offset, 1)
+        return self.rows(c, self.path.weight_offset, 1)
 
     def add(self, target: np.ndarray, offset: int, values: np.ndarray) -> None:
         target[:, offset : offset + values.shape[1] * values.shape[2]] += values.reshape(len(values), -1)
