@@ -112,7 +112,8 @@ def _channels_per_lane(
         fits_vector = all(offset % channels == 0 for offset in offsets)
         fits_warp = channels == 1 or mul >= 32 * channels
         fits_cache = channels == 1 or 1.3 * channels * cost <= _LOOP_INSTRUCTIONS
-        fits_registers = channels == 1 or channels * outputs * scalar_bytes <= 4 * 160
+        # A double takes two registers, and so does everything computed from it: it counts four times.
+        fits_registers = channels == 1 or channels * outputs * (scalar_bytes // 4) ** 2 <= 160
         if fits_vector and fits_warp and fits_cache and fits_registers:
             return channels
     return 1
