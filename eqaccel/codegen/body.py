@@ -86,11 +86,11 @@ def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable
         if weighted:
             yield f"  const Lane wv = w.at({path.weight_offset}, {path.number});"
         if path.weight_first or not weighted:
-            for i in sorted({element.i for element in matrix.elements}):
+            for i, row in _rows(matrix.elements):
                 yield f"  const Lane u{i} = {f'wv * x{i}' if weighted else f'x{i}'};"
-            for element in matrix.elements:
-                z = f"z[{path.accumulators[element.k]}]"
-                yield f"  {z} = fma({_entry(element)}, u{element.i}, {z});"
+                for element in row:
+                    z = f"z[{path.accumulators[element.k]}]"
+                    yield f"  {z} = fma({_entry(element)}, u{i}, {z});"
         else:
             for k in range(path.d3):
                 row = [element for element in matrix.elements if element.k == k]
@@ -104,7 +104,7 @@ def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable
 def _backward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
     yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}>({block.x_offset});"
     for path in block.paths:
-        yield from _path_head(plan, segment, path, tangent=False)
+        yield from _path_head(segment, path)
         for number, group in enumerate(path.passes):
             yield from (f"  {line}" for line in _backward_pass(plan, segment, path, group, first=number == 0))
         yield from _path_tail(segment, path)
@@ -117,6 +117,7 @@ def _backward_pass(
     mul, weighted = segment.mul, path.weight_offset is not None
     yield from _sums(group)
     yield f"  EQ_CHANNELS(c, {mul}) {{"
+    yield f"    const auto m = {_read_entries(plan.matrices[path.matrix])};"
     if weighted:
         yield "    const Lane wv = wp.at(c);"
     yield from _gradients(segment, path, group)
@@ -139,7 +140,7 @@ def _backward_pass(
 def _double_backward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
     yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}>({block.x_offset});"
     for path in block.paths:
-        yield from _path_head(plan, segment, path, tangent=True)
+        yield from _path_head(segment, path)
         for number, group in enumerate(path.passes):
             yield from (f"  {line}" for line in _double_backward_pass(plan, segment, path, group, first=number == 0))
         yield from _path_tail(segment, path)
@@ -153,6 +154,8 @@ def _double_backward_pass(
     outputs = sorted({element.k for element in group})
     yield from _sums(group)
     yield f"  EQ_CHANNELS(c, {mul}) {{"
+    matrix = plan.matrices[path.matrix]
+    yield f"    const auto m = {_read_entries(matrix)}, n = {_read_entries(matrix, 'entries_b')};"
     if weighted:
         yield "    const Lane wv = wp.at(c), cv = wp.tangent(c);"
     yield from _gradients(segment, path, group)
@@ -181,12 +184,8 @@ def _double_backward_pass(
     yield from _fold(plan.matrices[path.matrix], group)
 
 
-def _path_head(plan: KernelPlan, segment: Segment, path: PlannedPath, tangent: bool) -> Iterable[str]:
-    matrix = plan.matrices[path.matrix]
+def _path_head(segment: Segment, path: PlannedPath) -> Iterable[str]:
     yield f"{{  // path {path.number}: {path.label}"
-    yield f"  const auto m = {_read_entries(matrix)};"
-    if tangent:
-        yield f"  const auto n = {_read_entries(matrix, 'entries_b')};"
     if path.weight_offset is not None:
         yield f"  auto wp = rows.template weight<{segment.mul}>({path.weight_offset});"
 
@@ -243,7 +242,7 @@ def _literal(value: float) -> str:
 
 
 def _cpu_entries(plan: KernelPlan) -> list[str]:
-    lines = ["  static EQ_FN void build_entries(const T* y, T* m) {"]
+    lines = ["  static EQ_FN void build_entries(const Lane* y, Lane* m) {"]
     for matrix in plan.matrices:
         for number, terms in enumerate(matrix.entries):
             total = " + ".join(f"{_literal(factor)} * y[{j}]" for j, factor in terms)

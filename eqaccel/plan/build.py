@@ -41,7 +41,7 @@ def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, sca
     Returns:
         The plan; the same arguments always give the same plan.
     """
-    matrices, matrix_of = edge_matrices(spec)
+    matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu)
     build = _gpu_segments if target.is_gpu else _cpu_segments
     segments = build(spec, matrices, matrix_of, direction, target, scalar_bytes)
     edges, stages, resident = _pipeline(spec, matrices, segments, direction, target, scalar_bytes)

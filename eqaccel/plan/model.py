@@ -35,7 +35,7 @@ class EdgeMatrix:
     Attributes:
         first: Position of its first entry in the array of all entries of an edge; a multiple of four, so that a GPU
             lane reads four entries with one instruction.
-        entries: Distinct linear forms up to sign; each is a tuple of (index into the y row, factor).
+        entries: Linear forms; each is a tuple of (index into the y row, factor).
         elements: The nonzero elements, each naming an entry.
     """
 

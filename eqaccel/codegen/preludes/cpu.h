@@ -24,7 +24,6 @@ template <int>
 using LaneOf = Lane;  // segments name the width that a GPU thread would own
 typedef Lane Sum;  // one partial sum per SIMD element, added up once an edge
 constexpr int lanes = EQ_SIMD_BYTES / sizeof(T);
-constexpr int edges_per_block = 32;
 
 EQ_FN Lane fma(T a, Lane b, Lane c) { return a * b + c; }
 EQ_FN Lane fma(Lane a, Lane b, Lane c) { return a * b + c; }
@@ -49,13 +48,18 @@ EQ_FN void store(T* component, int c, Lane value) {
 
 #define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
 
+// Edge matrices are built for as many edges at once as a SIMD vector holds, so an entry of one edge and the next are
+// `lanes` elements apart.
 template <int first, int count>
 struct Entries {
   const T* values;
-  EQ_FN T operator[](int n) const { return values[first + n]; }
+  EQ_FN T operator[](int n) const { return values[(first + n) * lanes]; }
 };
+// The compiler is kept from reading entries once for all channels: they would fill the registers and spill, while a
+// multiply-add takes a broadcast operand from memory at no cost.
 template <int first, int count>
 EQ_FN Entries<first, count> read_entries(const T* entries) {
+  asm volatile("" : "+r"(entries));
   return {entries};
 }
 
@@ -72,6 +76,18 @@ struct Topology {
   EQ_FN int64_t sender(int64_t slot) const { return o.row_ptr ? o.sender[slot] : slot; }
   EQ_FN bool batch() const { return !o.row_ptr; }
 };
+
+// Entries of the edges in slots `slot` to slot + lanes, one SIMD element an edge; slots from `end` on repeat the last.
+template <class P>
+void build_entries(const Topology& g, const void* rows, int64_t slot, int64_t end, Lane* entries) {
+  const T* y = static_cast<const T*>(rows);
+  Lane columns[P::y_dim];
+  for (int e = 0; e < lanes; ++e) {
+    const T* row = y + g.edge(slot + e < end ? slot + e : end - 1) * P::y_dim;
+    for (int j = 0; j < P::y_dim; ++j) columns[j][e] = row[j];
+  }
+  P::build_entries(columns, entries);
+}
 
 // ---- forward
 
@@ -93,14 +109,21 @@ struct ForwardW {
   }
 };
 
+// Edges of a receiver that run together while its outputs stay in registers.
 template <class P>
 struct ForwardBlock {
-  const T* x[edges_per_block];
-  const T* w[edges_per_block];
-  const T* ahead[edges_per_block];
-  const T* entries;
+  // As many as leave this block's and the next one's weights in the L2 cache.
+  static constexpr int w_bytes = P::w_dim * sizeof(T), size = w_bytes <= 6144 ? 64 : w_bytes <= 12288 ? 32 : 16;
+  const T* x[size];
+  const T* w[size];
+  const T* ahead[size];
+  Lane* entries;
   int count;
   T* z;
+
+  EQ_FN const T* entries_of(int e) const {
+    return reinterpret_cast<const T*>(entries + e / lanes * P::entries) + e % lanes;
+  }
 
   template <class Segment>
   EQ_FN void run(Segment, int c) const {
@@ -109,30 +132,29 @@ struct ForwardBlock {
     for (int k = 0; k < Segment::outputs; ++k) acc[k] = load<Segment::mul>(z + Segment::z_offset(k), c);
     for (int e = 0; e < count; ++e) {
       Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul, P::paths>{w[e], ahead[e], c},
-                    entries + e * P::entries, acc);
+                    entries_of(e), acc);
     }
     for (int k = 0; k < Segment::outputs; ++k) store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
   }
 };
 
 template <class P>
-void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, T* entries) {
-  const T* y = static_cast<const T*>(g.o.y);
+void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lane* entries) {
   const T* w = static_cast<const T*>(g.o.w);
   memset(z, 0, P::z_dim * sizeof(T));
   const int64_t end = g.end(receiver);
   ForwardBlock<P> block;
   block.entries = entries;
   block.z = z;
-  for (int64_t slot = g.begin(receiver); slot < end; slot += edges_per_block) {
-    block.count = end - slot < edges_per_block ? int(end - slot) : edges_per_block;
+  for (int64_t slot = g.begin(receiver); slot < end; slot += block.size) {
+    block.count = end - slot < block.size ? int(end - slot) : block.size;
     for (int e = 0; e < block.count; ++e) {
       const int64_t edge = g.edge(slot + e), last = g.o.num_edges - 1;
-      const int64_t later = slot + e + edges_per_block < last ? slot + e + edges_per_block : last;
+      const int64_t later = slot + e + block.size < last ? slot + e + block.size : last;
       block.x[e] = x + g.sender(slot + e) * P::x_dim;
       block.w[e] = w + edge * g.o.w_stride;
       block.ahead[e] = w + g.edge(later) * g.o.w_stride;
-      P::build_entries(y + edge * P::y_dim, entries + e * P::entries);
+      if (e % lanes == 0) build_entries<P>(g, g.o.y, slot + e, end, entries + e / lanes * P::entries);
     }
     for (int c = 0; c < P::largest_mul; c += lanes) P::each_segment([&](auto segment) { block.run(segment, c); });
   }
@@ -191,10 +213,16 @@ struct EdgeRows {
   }
 };
 
-EQ_FN T add_up(Sum sum) {
-  T total = 0;
-  for (int n = 0; n < lanes; ++n) total += sum[n];
-  return total;
+// The sum of n elements, half of them added to the other half at each level.
+template <int n>
+EQ_FN T add_up(const T* v) {
+  if constexpr (n == 1) {
+    return v[0];
+  } else {
+    typedef T Half __attribute__((vector_size(n / 2 * sizeof(T)), aligned(sizeof(T)), may_alias));
+    const Half half = *(const Half*)v + *(const Half*)(v + n / 2);
+    return add_up<n / 2>((const T*)&half);
+  }
 }
 
 // Receivers in contiguous chunks of nearly equal edges. A chunk adds gx into a buffer of its own and the buffers are
@@ -272,7 +300,7 @@ void launch_forward(const eq_operands& o) {
   const Topology g{o};
 #pragma omp parallel num_threads(o.threads)
   {
-    T* entries = scratch(edges_per_block * P::entries);
+    Lane* entries = reinterpret_cast<Lane*>(scratch(ForwardBlock<P>::size * P::entries));
     T* z = scratch(P::z_dim);
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
 #pragma omp for schedule(dynamic, 8)
@@ -299,14 +327,11 @@ int64_t chunk_begin(const Topology& g, int64_t chunk, int64_t chunks) {
 }
 
 template <class P>
-void run_edge(const Topology& g, const EdgeRows& rows, int64_t edge, T* entries, Sum* sums) {
-  const T* y = static_cast<const T*>(g.o.y) + edge * P::y_dim;
-  P::build_entries(y, entries);
-  if (EQ_DIRECTION > 1) P::build_entries(static_cast<const T*>(g.o.b) + edge * P::y_dim, entries + P::entries);
+void run_edge(const Topology& g, const EdgeRows& rows, int64_t edge, const T* entries, Sum* sums) {
   for (int j = 0; j < P::y_dim; ++j) sums[j] = Sum{};
-  P::each_segment([&](auto segment) { decltype(segment)::edge(rows, entries, entries + P::entries, sums); });
+  P::each_segment([&](auto segment) { decltype(segment)::edge(rows, entries, entries + P::entries * lanes, sums); });
   T* gy = static_cast<T*>(g.o.gy) + edge * P::y_dim;
-  for (int j = 0; j < P::y_dim; ++j) gy[j] = add_up(sums[j]);
+  for (int j = 0; j < P::y_dim; ++j) gy[j] = add_up<lanes>((const T*)&sums[j]);
 }
 
 template <class P>
@@ -320,7 +345,7 @@ void launch_gradient(const eq_operands& o) {
   Window* windows = static_cast<Window*>(malloc(sizeof(Window) * chunks));
 #pragma omp parallel num_threads(o.threads)
   {
-    T* entries = scratch(2 * P::entries);
+    Lane* entries = reinterpret_cast<Lane*>(scratch(2 * P::entries * lanes));
     T* ggz = scratch(P::z_dim);
     T* gx_row = scratch(P::x_dim);
     Sum* sums = reinterpret_cast<Sum*>(scratch(P::y_dim * lanes));
@@ -330,8 +355,9 @@ void launch_gradient(const eq_operands& o) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t first = chunk_begin(g, chunk, chunks), last = chunk_begin(g, chunk + 1, chunks);
+      const int64_t begin = first < last ? g.begin(first) : 0, end = first < last ? g.end(last - 1) : 0;
       Window window{o.num_senders, 0};
-      for (int64_t slot = first < last ? g.begin(first) : 0; first < last && slot < g.end(last - 1); ++slot) {
+      for (int64_t slot = begin; slot < end; ++slot) {
         const int64_t sender = g.sender(slot);
         if (sender < window.begin) window.begin = sender;
         if (sender >= window.end) window.end = sender + 1;
@@ -352,7 +378,12 @@ void launch_gradient(const eq_operands& o) {
                               gx + sender * P::x_dim,
                               static_cast<T*>(o.gw) + edge * P::w_dim,
                               ggz};
-          run_edge<P>(g, rows, edge, entries, sums);
+          const int lane = (slot - begin) % lanes;
+          if (lane == 0) {
+            build_entries<P>(g, o.y, slot, end, entries);
+            if (EQ_DIRECTION > 1) build_entries<P>(g, o.b, slot, end, entries + P::entries);
+          }
+          run_edge<P>(g, rows, edge, reinterpret_cast<const T*>(entries) + lane, sums);
         }
         if (EQ_DIRECTION > 1) write_z<P>(o, ggz, receiver);
       }
