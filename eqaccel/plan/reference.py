@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eqaccel.irreps import Irreps
-from eqaccel.plan.model import Direction, KernelPlan, PlannedPath, Segment
+from eqaccel.plan.model import Block, Direction, KernelPlan, PlannedPath, Segment
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def execute(
                     step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", mb, ws * xs))
                     step.add(gx_edge, block.x_offset, ws * tb + wc * t)
                     step.add_weight(gw, (xa * t + xs * tb).sum(1))
-                _add_attribute_gradient(plan, path, np.einsum("eiu,eku->eik", v, g), gy)
+                _add_attribute_gradient(plan, block, path, np.einsum("eiu,eku->eik", v, g), gy)
     gx = np.zeros((len(x), plan.spec.x_dim), dtype)
     np.add.at(gx, sender, gx_edge)
     np.add.at(z, receiver, z_edge)
@@ -134,12 +134,14 @@ def _evaluate(plan: KernelPlan, y: np.ndarray) -> list[np.ndarray]:
     return values
 
 
-def _add_attribute_gradient(plan: KernelPlan, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray) -> None:
+def _add_attribute_gradient(
+    plan: KernelPlan, block: Block, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray
+) -> None:
     matrix = plan.matrices[path.matrix]
-    for group in path.passes:
-        for element in group:
-            for j, factor in matrix.entries[element.entry]:
-                gy[:, j] += element.sign * factor * pairs[:, element.i, element.k]
+    parts = [part for parts in block.passes for part in parts if part.path is path]
+    for element in (element for part in parts for element in part.elements):
+        for j, factor in matrix.entries[element.entry]:
+            gy[:, j] += element.sign * factor * pairs[:, element.i, element.k]
 
 
 @dataclass(frozen=True)

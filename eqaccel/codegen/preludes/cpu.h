@@ -46,6 +46,22 @@ EQ_FN void store(T* component, int c, Lane value) {
   }
 }
 
+// Past the caches, for rows that fill them and are not read again here; `component` is aligned.
+EQ_FN void stream_store(T* component, Lane value) {
+#if defined(__x86_64__)
+  asm volatile("vmovntps %1, %0" : "=m"(*(Lane*)component) : "v"(value));
+#else
+  *(Lane*)component = value;
+#endif
+}
+
+// What was streamed is visible to other threads afterwards.
+EQ_FN void finish_streams() {
+#if defined(__x86_64__)
+  asm volatile("sfence" ::: "memory");
+#endif
+}
+
 #define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
 
 // Edge matrices are built for as many edges at once as a SIMD vector holds, so an entry of one edge and the next are
@@ -176,28 +192,40 @@ struct XBlock {
 };
 template <int mul>
 struct Weight {
-  const T* w_row;
-  const T* c_row;
+  const T *w_row, *w_ahead;  // the row of the edge that comes next is fetched meanwhile
+  const T *c_row, *c_ahead;
   T* gw_row;
-  EQ_FN Lane at(int c) const { return load<mul>(w_row, c); }
-  EQ_FN Lane tangent(int c) const { return load<mul>(c_row, c); }
-  template <bool first>
+  bool stream;
+  alignas(EQ_SIMD_BYTES) T partial[(mul + lanes - 1) / lanes * lanes];  // of a path that takes several passes
+  EQ_FN Lane at(int c) const {
+    __builtin_prefetch(w_ahead + c, 0, 2);
+    return load<mul>(w_row, c);
+  }
+  EQ_FN Lane tangent(int c) const {
+    __builtin_prefetch(c_ahead + c, 0, 2);
+    return load<mul>(c_row, c);
+  }
+  template <bool first, bool last>
   EQ_FN void add(int c, Lane value) {
-    store<mul>(gw_row, c, first ? value : load<mul>(gw_row, c) + value);
+    if (!first) value = value + *(const Lane*)(partial + c);
+    if (!last) *(Lane*)(partial + c) = value;
+    else if (stream) stream_store(gw_row + c, value);
+    else store<mul>(gw_row, c, value);
   }
   EQ_FN void flush() {}
 };
-// The rows of one edge.
+// The rows of one edge, and those of the edge that comes next.
 struct EdgeRows {
-  const T *x, *a, *w, *c, *gz;
+  const T *x, *a, *w, *c, *gz, *w_ahead, *c_ahead;
   T *gx, *gw, *ggz;
+  bool stream;
   template <int d1, int mul>
   EQ_FN XBlock<d1, mul> x_block(int offset) const {
     return {x + offset, a + offset, gx + offset};
   }
   template <int mul>
   EQ_FN Weight<mul> weight(int offset) const {
-    return {w + offset, c + offset, gw + offset};
+    return {w + offset, w_ahead + offset, c + offset, c_ahead + offset, gw + offset, stream && mul % lanes == 0, {}};
   }
   template <int mul>
   EQ_FN Lane g(int, int offset, int channel) const {
@@ -339,6 +367,8 @@ void launch_gradient(const eq_operands& o) {
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
   const Topology g{o};
   const int64_t chunks = chunk_count<P>(o);
+  const bool aligned = uintptr_t(o.gw) % EQ_SIMD_BYTES == 0 && P::w_dim % lanes == 0;
+  const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > (16 << 20);
   struct Window {
     int64_t begin, end;
   };
@@ -369,15 +399,18 @@ void launch_gradient(const eq_operands& o) {
       for (int64_t receiver = first; receiver < last; ++receiver) {
         if (EQ_DIRECTION > 1) memset(ggz, 0, P::z_dim * sizeof(T));
         for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot) {
-          const int64_t edge = g.edge(slot), sender = g.sender(slot);
+          const int64_t edge = g.edge(slot), sender = g.sender(slot), next = g.edge(slot + 1 < end ? slot + 1 : slot);
           const EdgeRows rows{x + sender * P::x_dim,
                               a + sender * P::x_dim,
                               static_cast<const T*>(o.w) + edge * o.w_stride,
                               static_cast<const T*>(o.c) + edge * o.c_stride,
                               gz + receiver * P::z_dim,
+                              static_cast<const T*>(o.w) + next * o.w_stride,
+                              static_cast<const T*>(o.c) + next * o.c_stride,
                               gx + sender * P::x_dim,
                               static_cast<T*>(o.gw) + edge * P::w_dim,
-                              ggz};
+                              ggz,
+                              stream};
           const int lane = (slot - begin) % lanes;
           if (lane == 0) {
             build_entries<P>(g, o.y, slot, end, entries);
@@ -388,6 +421,7 @@ void launch_gradient(const eq_operands& o) {
         if (EQ_DIRECTION > 1) write_z<P>(o, ggz, receiver);
       }
     }
+    finish_streams();
 #pragma omp for schedule(static)
     for (int64_t sender = 0; sender < o.num_senders; ++sender) {
       T* row = gx_row;

@@ -242,7 +242,7 @@ struct Weight {
   bool active;
   EQ_FN LaneOf<n> at(int) const { return w; }
   EQ_FN LaneOf<n> tangent(int) const { return c; }
-  template <bool first>
+  template <bool first, bool>
   EQ_FN void add(int, LaneOf<n> value) {
     gw = first ? value : gw + value;
   }
