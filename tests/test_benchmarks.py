@@ -129,6 +129,10 @@ def test_a_limit_of_time_is_kept(tmp_path):
     bench("kernels", *TINY, *CASE, "--time-limit", "0", "--json", tmp_path / "result.json")
     (row,) = json.loads((tmp_path / "result.json").read_text())["rows"]
     assert row["note"] == "not begun within 0 s"
+    bench("kernels", *TINY, *CASE, "--compare", "none", "--json", tmp_path / "later.json")
+    bench("report", tmp_path / "later.json", tmp_path / "result.json", "--json", tmp_path / "both.json")
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert [row["implementation"] for row in both["rows"]] == ["eqaccel (ir_mul)", "eqaccel (mul_ir)"]
 
 
 def test_batch_refuses_what_is_not_supported(tmp_path, capsys):

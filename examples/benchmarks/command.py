@@ -1,7 +1,7 @@
-"""`python -m eqaccel bench`: times eqaccel beside its peers.
+"""`eqaccel bench`, or `python -m eqaccel bench`: times eqaccel beside its peers.
 
-    python -m eqaccel bench kernels --device cuda --problems mace-large --graphs carbon --compare e3nn,cue,oeq
-    python -m eqaccel bench report first.json second.json --markdown table.md --plot picture.png
+    eqaccel bench kernels --device cuda --problems mace-large --graphs carbon --compare e3nn,cue,oeq
+    eqaccel bench report first.json second.json --markdown table.md --plot picture.png
 
 Every implementation is checked against float64, derivatives included, before it is timed. Ratios are times over those
 of eqaccel in the same layout; the floor is each input read once and each output written once, at the bandwidth of a

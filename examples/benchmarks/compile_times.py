@@ -62,7 +62,8 @@ def cold_and_warm(
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"EQACCEL_CACHE_DIR": folder}
         for state in ("cold", "warm"):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            # Not from where this was started: a checkout there would hide the installed package.
+            done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"compiling for {backend} failed: {done.stderr.strip()[-500:]}")
             results[state] = json.loads(done.stdout.splitlines()[-1])

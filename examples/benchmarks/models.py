@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> report.Results:
             sizes_given = {"elements": arguments.elements, "channels": arguments.channels}
             shape = replace(shape, **{key: value for key, value in sizes_given.items() if value})
             for atoms in sizes:
-                bar.set_description(f"{name}, {atoms} atoms")
+                suite.describe_step(bar, f"{name}, {atoms} atoms")
                 results["rows"] += [{"model": name} | row for row in _time_model(shape, atoms, arguments)]
                 bar.update()
     for backend in filter(lambda name: name != "none", arguments.backends.split(",")):

@@ -76,6 +76,8 @@ def version(package: str) -> str | None:
 def load(files: Iterable[Path]) -> Results:
     """Joins the results of one benchmark that was run in pieces; of equal rows the last one counts.
 
+    A case that one piece did not begin, for lack of time, is dropped if another piece has it.
+
     Raises:
         ValueError: If the files do not belong together.
     """
@@ -87,7 +89,11 @@ def load(files: Iterable[Path]) -> Results:
     rows = {}
     for row in (row for part in parts for row in part["rows"]):
         rows[tuple(row.get(key) for key in ("model", "atoms", "problem", "graph", "edges", "implementation"))] = row
-    return parts[-1] | {"rows": list(rows.values())}
+    begun = {(row.get("problem"), row.get("graph")) for row in rows.values() if row.get("begun", True)}
+    kept = [
+        row for row in rows.values() if row.get("begun", True) or (row.get("problem"), row.get("graph")) not in begun
+    ]
+    return parts[-1] | {"rows": kept}
 
 
 def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:

@@ -100,14 +100,14 @@ def run(
     # What was measured before an interrupt is kept: a run over all peers takes long.
     with contextlib.suppress(KeyboardInterrupt), progress(len(problems) * (1 + len(graphs))) as bar:
         for problem in problems:
-            bar.set_description(f"{problem.name}: build and check")
+            describe_step(bar, f"{problem.name}: build and check")
             late = time.monotonic() - start > arguments.time_limit
             # A batch is checked as a batch: the implementations differ.
             check = batch(40) if graphs[0].edge_index is None else make_graph("radius-24x8").to(device)
             rows = [] if late else build(problem, dtype, device, arguments.compare, table, check)
             bar.update()
             for edges in graphs:
-                bar.set_description(f"{problem.name} on {edges.name}")
+                describe_step(bar, f"{problem.name} on {edges.name}")
                 if late or time.monotonic() - start > arguments.time_limit:
                     results["rows"].append(_untimed(problem, edges, f"not begun within {arguments.time_limit:.0f} s"))
                 else:
@@ -125,6 +125,11 @@ def progress(total: int) -> Any:
     from tqdm import tqdm
 
     return tqdm(total=total, mininterval=0.1 if sys.stderr.isatty() else 10)
+
+
+def describe_step(bar: Any, text: str) -> None:
+    """Says what is being done, at once if somebody watches."""
+    bar.set_description(text, refresh=sys.stderr.isatty())
 
 
 def compile_kernels(problems: Sequence[Problem], arguments: argparse.Namespace) -> float:
@@ -279,4 +284,4 @@ def run_case(
 
 def _untimed(problem: Problem, edges: EdgeList, note: str) -> dict[str, Any]:
     facts = {"graph": edges.name, "nodes": edges.num_nodes, "edges": edges.num_edges, "problem": problem.name}
-    return facts | {"implementation": "eqaccel", "layout": None, "note": note}
+    return facts | {"implementation": "eqaccel", "layout": None, "note": note, "begun": False}
