@@ -7,5 +7,6 @@ loads the operator library. Knows torch, specs and payloads; must not know model
 from eqaccel.ops.graph import Graph
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
+from eqaccel.ops.morton import morton_order
 
-__all__ = ["Graph", "TensorProduct", "TensorProductConv", "library_path", "load_library"]
+__all__ = ["Graph", "TensorProduct", "TensorProductConv", "library_path", "load_library", "morton_order"]
