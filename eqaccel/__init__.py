@@ -19,6 +19,7 @@ _HOMES = {
     "TensorProduct": "eqaccel.ops",
     "TensorProductConv": "eqaccel.ops",
     "Graph": "eqaccel.ops",
+    "morton_order": "eqaccel.ops",
     "warmup": "eqaccel.ops",
     "patch": "eqaccel.patches",
     "unpatch": "eqaccel.patches",

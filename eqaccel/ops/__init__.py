@@ -8,6 +8,7 @@ from eqaccel.ops.compilation import WarmKernel, Warmup, warmup
 from eqaccel.ops.graph import Graph
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
+from eqaccel.ops.morton import morton_order
 
 __all__ = [
     "Graph",
@@ -17,5 +18,6 @@ __all__ = [
     "Warmup",
     "library_path",
     "load_library",
+    "morton_order",
     "warmup",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eqaccel.irreps import Irreps
-from eqaccel.plan.model import Direction, KernelPlan, PlannedPath, Segment
+from eqaccel.plan.model import Block, Direction, KernelPlan, PlannedPath, Segment
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def execute(
                     step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", mb, ws * xs))
                     step.add(gx_edge, block.x_offset, ws * tb + wc * t)
                     step.add_weight(gw, (xa * t + xs * tb).sum(1))
-                _add_attribute_gradient(plan, path, np.einsum("eiu,eku->eik", v, g), gy, absolute)
+                _add_attribute_gradient(plan, block, path, np.einsum("eiu,eku->eik", v, g), gy, absolute)
     gx = np.zeros((len(x), plan.spec.x_dim), dtype)
     for edge in range(edges):  # by whole rows: np.add.at takes the elements one by one
         gx[sender[edge]] += gx_edge[edge]
@@ -150,14 +150,14 @@ def _evaluate(plan: KernelPlan, y: np.ndarray, absolute: bool) -> list[np.ndarra
 
 
 def _add_attribute_gradient(
-    plan: KernelPlan, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray, absolute: bool
+    plan: KernelPlan, block: Block, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray, absolute: bool
 ) -> None:
     matrix = plan.matrices[path.matrix]
-    for group in path.passes:
-        for element in group:
-            for j, factor in matrix.entries[element.entry]:
-                signed = element.sign * factor
-                gy[:, j] += (abs(signed) if absolute else signed) * pairs[:, element.i, element.k]
+    parts = [part for parts in block.passes for part in parts if part.path is path]
+    for element in (element for part in parts for element in part.elements):
+        for j, factor in matrix.entries[element.entry]:
+            signed = element.sign * factor
+            gy[:, j] += (abs(signed) if absolute else signed) * pairs[:, element.i, element.k]
 
 
 @dataclass(frozen=True)
