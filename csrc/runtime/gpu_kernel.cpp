@@ -124,7 +124,9 @@ class GpuKernel : public Kernel {
       void* target = to;
       int x_flag = is_x, mul_ir_flag = to_mul_ir;
       void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
-      driver_.launch(relayout_, {grid(rows)}, {copy_threads}, 0, stream, parameters);
+      const int64_t columns = ((is_x ? x_dim_ : z_dim_) + copy_threads - 1) / copy_threads;
+      driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads}, 0,
+                     stream, parameters);
     }
     return to;
   }
