@@ -58,7 +58,8 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
 def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
     folder = resources.files("eqaccel.codegen") / "preludes"
-    names = ["abi.h", "cpu.h"] if backend == "cpu" else ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_pipeline.h", "gpu.h"]
+    gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_pipeline.h", "gpu.h"]
+    names = ["abi.h", "cpu.h"] if backend == "cpu" else gpu
     return "".join((folder / name).read_text() for name in names)
 
 

@@ -65,13 +65,6 @@ EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, uns
 }
 #endif
 
-// Brings a row that is needed soon into the L2 cache.
-EQ_FN void fetch_row(const T* row, unsigned bytes) {
-#if EQ_BULK_COPY
-  if (bytes % 16 == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(bytes) : "memory");
-#endif
-}
-
 EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
 EQ_FN void stream_store(float* p, const float (&v)[1]) { __stcs(p, v[0]); }

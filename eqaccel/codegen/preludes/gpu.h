@@ -138,8 +138,6 @@ struct Worker {
       : pipe(pipe_), o(pipe_.o), channels(warp_of_segment, pipe_.lane) {}
 
   EQ_FN void begin(int receiver) {
-    if (EQ_DIRECTION == 1 && pipe.thread == 0 && receiver + 1 < o.num_receivers)
-      fetch_row(static_cast<const T*>(o.gz) + int64_t(receiver + 1) * P::z_dim, P::z_dim * sizeof(T));
 #pragma unroll
     for (int k = 0; k < S::outputs; ++k) {
       if (EQ_DIRECTION != 1) z[k] = load<n>(nullptr, false);

@@ -23,8 +23,6 @@ template <int pending>
 EQ_FN void wait_copies() {}
 
 // A wavefront of 64 threads runs two groups of 32 lanes.
-EQ_FN void fetch_row(const T*, unsigned) {}
-
 EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor(value, mask, 32); }
 
 template <int n>
