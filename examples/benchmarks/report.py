@@ -142,7 +142,7 @@ def product_table(results: Results) -> str:
 
 
 def compact_table(results: Results) -> str:
-    """Where eqaccel stands: its best variant against the best variant of any peer, and against the floor.
+    """Where eqaccel stands: its deterministic mode against the best variant of any peer, and against the floor.
 
     One line for each problem, on the graph that most of them ran on, and the medians over the problems on every graph.
     """
@@ -198,7 +198,7 @@ def write(path: Path, text: str) -> None:
 
 
 def _standings(rows: Sequence[Row], direction: str) -> tuple[Row, Row | None] | None:
-    own = best(rows, direction, ["eqaccel"])
+    own = best([row for row in rows if not _is_atomic(row)], direction, ["eqaccel"])
     if own is None:
         return None
     return own, best(rows, direction, {family(row) for row in rows} - {"eqaccel"})
@@ -213,7 +213,17 @@ def _standing(rows: Sequence[Row], direction: str) -> str:
     if peer is None:
         return cell
     ratio = peer[direction]["median_ms"] / own[direction]["median_ms"]
-    return f"{cell}, **{ratio:.1f}x** {_SHORT.get(family(peer), family(peer))}"
+    cell = f"{cell}, **{ratio:.1f}x** {_SHORT.get(family(peer), family(peer))}"
+    atomic = best([row for row in rows if _is_atomic(row)], direction, ["eqaccel"])
+    if atomic is None or direction == "forward":
+        return cell
+    ratio = peer[direction]["median_ms"] / atomic[direction]["median_ms"]
+    return f"{cell}; atomic {atomic[direction]['median_ms']:.3f}, {ratio:.1f}x"
+
+
+def _is_atomic(row: Row) -> bool:
+    """Whether gradients of x were added in no fixed order; peers are compared in whatever order is fastest for them."""
+    return "atomic" in row["implementation"]
 
 
 def _median_standing(cases: Sequence[Sequence[Row]], direction: str) -> str:
