@@ -20,6 +20,9 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("tensor_product_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
               "Tensor a, Tensor b, Tensor c, " EQ_PROBLEM_ARGUMENTS
               ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)", tags);
+  // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
+  library.def("exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor", tags);
+  library.def("exchange_backward(Tensor gradient, int handle, SymInt num_local) -> Tensor", tags);
 }
 
 namespace eqaccel::ops {
