@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ import torch
 
 pytest.importorskip("mace", reason="needs mace-torch")
 
+import hosts
 import mace_models as mm
 from mace.modules import MACE, NonLinearBiasReadoutBlock
 from test_exchange import Images
 
 import eqaccel
+from eqaccel.__main__ import main
 from eqaccel.errors import ExportError
+from eqaccel.ops import include_path, library_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -307,3 +312,53 @@ def test_bad_operands(change: Any, message: str, file: Path) -> None:
     loaded = eqaccel.load_exported(file)
     with pytest.raises(Exception, match=message):
         loaded(*change(*arguments(_model("residual"))))
+
+
+@pytest.mark.slow
+def test_cpp_host(tmp_path: Path) -> None:
+    """A C++ program without Python opens a file and exchanges ghosts."""
+    model = patched("three layers")
+    eqaccel.export(model, tmp_path / "model.pt", verify=False)
+    whole = arguments(model)
+    *rest, images = with_ghosts(*whole)
+    operands = torch.nn.Module()
+    for name, tensor in zip(("vectors", "edge_index", "types", "owner"), (*rest[:3], images.owner), strict=True):
+        operands.register_buffer(name, tensor)
+    torch.jit.script(operands).save(tmp_path / "operands.pt")
+    program = hosts.build("exported.cpp", tmp_path)
+    printed = hosts.run(program, library_path(), tmp_path / "model.pt", tmp_path / "operands.pt")
+    for values, wanted in zip(printed, eqaccel.load_exported(tmp_path / "model.pt")(*whole), strict=True):
+        assert_close(torch.tensor(values, dtype=torch.float64), wanted.flatten())
+
+
+def test_a_program_without_the_operators_says_what_to_load(file: Path) -> None:
+    script = f"import torch; torch.jit.load({str(file)!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "Unknown builtin op: eqaccel::graph" in done.stderr
+    assert "load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where" in done.stderr
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "plain.model", tmp_path / "model.pt"
+    torch.save(_model("residual"), source)
+    assert main(["export", str(source), str(target), "--dtype", "float32"]) == 0
+    assert json.loads(capsys.readouterr().out) == eqaccel.load_exported(target).metadata
+    torch.save({}, tmp_path / "state.pt")
+    for path, message in (
+        (target, "does not open"),
+        (tmp_path / "no", "No such file"),
+        (tmp_path / "state.pt", "a dict"),
+    ):
+        assert main(["export", str(path), str(tmp_path / "other.pt")]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["libs"]) == 0
+    assert str(library_path()) in capsys.readouterr().out
+    assert main(["libs", "--ld-preload"]) == 0
+    assert capsys.readouterr().out == f"LD_PRELOAD={library_path()}\n"
+    assert main(["libs", "--link"]) == 0
+    assert f"-I{include_path()} " in capsys.readouterr().out
+    assert (include_path() / "eqaccel/exchange.h").is_file()

@@ -222,21 +222,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """A file beside the target, which takes the target's name if all goes well and vanishes if not."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
-    os.close(handle)
-    try:
-        yield Path(name)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    """A file of the target's name in a folder beside it; it takes the target's place if all goes well."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".eqaccel-") as folder:
+        file = Path(folder) / target.name
+        yield file
+        os.replace(file, target)
 
 
 def _compare(exported: Exported, structure: Structure, expected: Sequence[Tensor]) -> None:
