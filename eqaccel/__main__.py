@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export.add_argument("--format", default="torchscript", help="torchscript (default)")
     export.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     export.add_argument("--dtype", help="float32 or float64; default: that of the model")
+    export.add_argument(
+        "--seal", default=[], nargs="+", metavar="TARGET", help="compile the kernels now: cpu-avx2 sm_90 ..."
+    )
     export.add_argument("--head", help="name of the head, if the model has several")
     libs = commands.add_parser("libs", help="libraries and headers that a C++ program needs to open exported files")
     libs.add_argument("--ld-preload", action="store_true", help="print an environment variable for an existing program")
@@ -89,7 +92,13 @@ def _export(options: argparse.Namespace) -> str:
     with contextlib.suppress(AlreadyPatchedError):
         eqaccel.patch(model)
     metadata = eqaccel.export(
-        model, options.path, options.format, device=options.device, dtype=options.dtype, head=options.head
+        model,
+        options.path,
+        options.format,
+        device=options.device,
+        dtype=options.dtype,
+        head=options.head,
+        seal=options.seal,
     )
     return json.dumps(metadata, indent=1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -25,6 +26,7 @@ import eqaccel
 from eqaccel.__main__ import main
 from eqaccel.errors import ExportError
 from eqaccel.ops import include_path, library_path
+from eqaccel.plan import host_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -171,6 +173,27 @@ def test_single_precision(tmp_path: Path) -> None:
     assert_close(forces(gradient, edge_index, len(types)).double(), wanted["forces"], 4096 * eps)
 
 
+def test_sealed_files_need_no_compiler(tmp_path: Path) -> None:
+    model, target = patched(), host_target().name
+    eqaccel.export(model, tmp_path / "model.pt", seal=[target])
+    whole = arguments(model)
+    expected = eqaccel.load_exported(tmp_path / "model.pt")(*whole)
+    torch.save((whole, expected), tmp_path / "whole.pt")
+    script = f"""
+import sys, torch, eqaccel
+whole, expected = torch.load("whole.pt")
+loaded = eqaccel.load_exported("model.pt")
+assert loaded.metadata["sealed"] == [{target!r}]
+with torch.jit.optimized_execution(False):
+    assert all(torch.equal(a, b) for a, b in zip(loaded(*whole), expected))
+"""
+    environment = {"EQACCEL_CXX": "/nonexistent", "EQACCEL_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_metadata(file: Path) -> None:
     metadata = eqaccel.load_exported(file).metadata
     assert metadata | {"versions": 0, "kernels": 0} == {
@@ -184,6 +207,7 @@ def test_metadata(file: Path) -> None:
         "device": "cpu",
         "units": {"energy": "eV", "length": "angstrom"},
         "exchange_widths": [32],
+        "sealed": [],
         "versions": 0,
         "kernels": 0,
     }
@@ -229,6 +253,10 @@ def _doubled(self: torch.nn.Module, *arguments: Any, **options: Any) -> dict[str
     return outputs | {name: 2 * outputs[name] for name in ("node_energy", "forces")}
 
 
+def _foreign_target() -> str:
+    return "cpu-avx2" if host_target().name == "cpu-neon" else "cpu-neon"
+
+
 def _mixed() -> torch.nn.Module:
     model = patched()
     model.readouts[0].to("meta")
@@ -242,6 +270,9 @@ def _mixed() -> torch.nn.Module:
         (patched, {"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
         (lambda: patched().half(), {}, "dtype: .* got a model in torch.float16"),
         (patched, {"device": "tpu"}, "device: expected 'cpu' or 'cuda', got 'tpu'"),
+        (patched, {"seal": "sm_90"}, "seal: expected a list of cpu-avx512, .*, got 'sm_90'"),
+        (patched, {"seal": ["sm_90", "h100"]}, "seal: .* got 'h100'"),
+        (patched, {"seal": [_foreign_target()]}, f"seal: no kernel for {_foreign_target()}: .* of this machine"),
         (patched, {"head": "other"}, "head: expected one of 'Default', got 'other'"),
         (patched, {"path": "missing/model.pt"}, "path: expected the name of a file in an existing folder"),
         (patched, {"path": "."}, "path: .* got a folder"),

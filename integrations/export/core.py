@@ -16,6 +16,7 @@ import torch
 from eqaccel.integrations.export.loading import FORMAT, METADATA, Exported, load_exported
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
+from eqaccel.integrations.export.sealing import check_targets, sealed_entries
 from eqaccel.patches.verify import ROUNDING, Structure, model_device, model_dtype
 from torch import Tensor, nn
 
@@ -89,6 +90,7 @@ def export(
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     head: str | None = None,
+    seal: Sequence[str] = (),
     verify: bool = True,
 ) -> dict[str, Any]:
     """Writes a patched model to a file that a C++ program, LAMMPS for one, runs without Python.
@@ -103,6 +105,8 @@ def export(
         device: Where the tensors in the file are, "cpu" or "cuda"; default: where the model is.
         dtype: torch.float32 or torch.float64; default: that of the model.
         head: Name of the head to export, needed if the model has several.
+        seal: Targets to compile the kernels for now, so that they need no compiler later: "cpu-avx512", "cpu-avx2",
+            "sm_80", "sm_90", ... None of them has to be present here.
         verify: Whether to open the file and compare energies and forces with the model, on two generated structures.
 
     Returns:
@@ -110,11 +114,13 @@ def export(
 
     Raises:
         ExportError: If an argument makes no sense, if the model is not patched or of an unknown kind, if a module of it
-            cannot be scripted, or if the file does not reproduce the model. No file is left behind then.
+            cannot be scripted or a kernel not be sealed, or if the file does not reproduce the model. No file is left
+            behind then.
     """
     target = _checked_path(path)
     if format != "torchscript":
         raise ExportError(f"format: expected 'torchscript', got {format!r}")
+    check_targets(seal)
     family = _family(model)
     heads = family.heads(model)
     if head not in heads and (head is not None or len(heads) > 1):
@@ -130,7 +136,10 @@ def export(
         with torch.jit.optimized_execution(False):
             expected = [family.evaluate(duplicate, structure, index) for structure in structures]
         potential = family.potential(duplicate, index)
-        metadata = _metadata(family.name, heads[index], facts, potential, kind, place)
+        for module in potential.modules():
+            if seal and isinstance(module, Convolution):
+                module.seal(sealed_entries(module.spec, str(kind).removeprefix("torch."), tuple(seal)))
+        metadata = _metadata(family.name, heads[index], facts, potential, kind, place, seal)
         scripted = script(potential)
     with _temporary(target) as file:
         scripted.save(str(file), _extra_files={METADATA: json.dumps(metadata, indent=1)})
@@ -191,7 +200,13 @@ def _family(model: nn.Module) -> ExportFamily:
 
 
 def _metadata(
-    family: str, head: str, facts: Facts, potential: Potential, dtype: torch.dtype, device: torch.device
+    family: str,
+    head: str,
+    facts: Facts,
+    potential: Potential,
+    dtype: torch.dtype,
+    device: torch.device,
+    seal: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -205,6 +220,7 @@ def _metadata(
         "units": {"energy": "eV", "length": "angstrom"},
         "exchange_widths": potential.exchange_widths.value,
         "versions": {"eqaccel": eqaccel.__version__, "torch": torch.__version__},
+        "sealed": list(seal),
         "kernels": [f"{module.key:016x}" for module in potential.modules() if isinstance(module, Convolution)],
     }
 
