@@ -32,7 +32,7 @@ def reorder_weights_to_e3nn(spec: TensorProductSpec, w: Tensor) -> Tensor:
 def _checked(spec: TensorProductSpec, w: Tensor) -> Tensor:
     if w.dim() == 0 or w.shape[-1] != spec.weight_numel:
         raise OperandError(
-            f"w: expected shape (..., {spec.weight_numel}), the weight_numel of the spec, got {tuple(w.shape)}. Check that "
-            "the weights and the spec belong together."
+            f"w: expected shape (..., {spec.weight_numel}), the weight_numel of the spec, got {tuple(w.shape)}. Check "
+            "that the weights and the spec belong together."
         )
     return w
