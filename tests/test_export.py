@@ -24,7 +24,7 @@ from test_exchange import Images
 
 import eqaccel
 from eqaccel.__main__ import main
-from eqaccel.errors import ExportError
+from eqaccel.errors import ExportError, OperandError
 from eqaccel.ops import include_path, library_path
 from eqaccel.plan import host_target
 
@@ -266,7 +266,8 @@ def _mixed() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (patched, {"format": "onnx"}, "format: expected 'torchscript'"),
+        (patched, {"format": "onnx"}, "format: expected 'torchscript' or 'aotinductor', got 'onnx'"),
+        (patched, {"format": "aotinductor"}, "path: expected a name that ends in '.pt2' .*, got 'model.pt'"),
         (patched, {"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
         (lambda: patched().half(), {}, "dtype: .* got a model in torch.float16"),
         (patched, {"device": "tpu"}, "device: expected 'cpu' or 'cuda', got 'tpu'"),
@@ -360,6 +361,25 @@ def test_cpp_host(tmp_path: Path) -> None:
     printed = hosts.run(program, library_path(), tmp_path / "model.pt", tmp_path / "operands.pt")
     for values, wanted in zip(printed, eqaccel.load_exported(tmp_path / "model.pt")(*whole), strict=True):
         assert_close(torch.tensor(values, dtype=torch.float64), wanted.flatten())
+
+
+@pytest.mark.slow
+def test_aotinductor(tmp_path: Path) -> None:
+    """One compilation serves every number of atoms and edges."""
+    plain = mm.energy_model(hidden_irreps="4x0e", max_ell=1, correlation=1, radial_MLP=[8])
+    path = tmp_path / "model.pt2"
+    eqaccel.export(eqaccel.patch(copy.deepcopy(plain), verify=False), path, "aotinductor")
+    loaded = eqaccel.load_exported(path)
+    assert loaded.metadata["kind"] == "aotinductor"
+    wanted = plain(mm.batch(plain))
+    vectors, edge_index, types = arguments(plain)
+    energies, gradient = loaded(vectors, edge_index, types)
+    assert_close(energies, wanted["node_energy"].detach())
+    assert_close(forces(gradient, edge_index, len(types)), wanted["forces"])
+    with pytest.raises(OperandError, match="num_local: an AOTInductor package needs all atoms to be local"):
+        loaded(vectors, edge_index, types, len(types) - 1)
+    with pytest.raises(OperandError, match=r"vectors: expected torch.float64, got torch.float32"):
+        loaded(vectors.float(), edge_index, types)
 
 
 def test_a_program_without_the_operators_says_what_to_load(file: Path) -> None:

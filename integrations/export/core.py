@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from eqaccel.integrations.export.loading import FORMAT, METADATA, Exported, load_exported
+from eqaccel.integrations.export.aot import compile_package
+from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
 from eqaccel.integrations.export.sealing import check_targets, sealed_entries
@@ -97,11 +98,13 @@ def export(
 
     The model itself is not changed. What the module in the file takes and returns is described at `Potential.forward`;
     a program opens it with `torch::jit::load` after it has loaded the operator library (`python -m eqaccel libs`).
+    An AOTInductor package, which holds code compiled for machines like this one, takes (vectors, edge_index, types):
+    it knows no ghosts, and needs two atoms and two edges at least.
 
     Args:
         model: A model that `eqaccel.patch` has accelerated.
         path: The file to write; replaced only when everything has succeeded.
-        format: "torchscript".
+        format: "torchscript", or "aotinductor" for a package (".pt2", CPU only, compiles for a minute or more).
         device: Where the tensors in the file are, "cpu" or "cuda"; default: where the model is.
         dtype: torch.float32 or torch.float64; default: that of the model.
         head: Name of the head to export, needed if the model has several.
@@ -118,8 +121,7 @@ def export(
             behind then.
     """
     target = _checked_path(path)
-    if format != "torchscript":
-        raise ExportError(f"format: expected 'torchscript', got {format!r}")
+    _check_format(format, target)
     check_targets(seal)
     family = _family(model)
     heads = family.heads(model)
@@ -128,6 +130,8 @@ def export(
     index = 0 if head is None else heads.index(head)
     kind = _checked_dtype(dtype, model)
     place = _checked_device(device, model)
+    if format == "aotinductor" and place.type != "cpu":
+        raise ExportError(f"device: expected 'cpu' for format 'aotinductor', got '{place}'; pass device='cpu'")
 
     duplicate = copy.deepcopy(model).to(place, kind).eval().requires_grad_(False)
     facts = family.facts(duplicate)
@@ -142,7 +146,11 @@ def export(
         metadata = _metadata(family.name, heads[index], facts, potential, kind, place, seal)
         scripted = script(potential)
     with _temporary(target) as file:
-        scripted.save(str(file), _extra_files={METADATA: json.dumps(metadata, indent=1)})
+        if format == "torchscript":
+            scripted.save(str(file), _extra_files={METADATA: json.dumps(metadata, indent=1)})
+        else:
+            metadata |= {"kind": format, "exchange_widths": []}
+            compile_package(scripted, file, kind, {PACKAGE_KEY: json.dumps(metadata)})
         if verify:
             exported = load_exported(file)
             for structure, reference in zip(structures, expected, strict=True):
@@ -156,6 +164,13 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
         what = "a folder" if target.is_dir() else "a file in a folder that does not exist"
         raise ExportError(f"path: expected the name of a file in an existing folder, got {what}: '{target}'")
     return target
+
+
+def _check_format(format: str, target: Path) -> None:
+    if format not in ("torchscript", "aotinductor"):
+        raise ExportError(f"format: expected 'torchscript' or 'aotinductor', got {format!r}")
+    if format == "aotinductor" and target.suffix != ".pt2":
+        raise ExportError(f"path: expected a name that ends in '.pt2' for format 'aotinductor', got '{target.name}'")
 
 
 def _checked_dtype(dtype: torch.dtype | str | None, model: nn.Module) -> torch.dtype:
