@@ -19,6 +19,7 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import hosts
 import mace_models as mm
+from export_checks import assert_close, assert_ghosts, forces, with_ghosts
 from mace.modules import MACE, NonLinearBiasReadoutBlock
 from test_exchange import Images
 
@@ -40,8 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "non-linear": {"interaction": NON_LINEAR, "use_agnostic_product": True, "apply_cutoff": False},
     "last read-out": {"interaction": NON_LINEAR, "use_last_readout_only": True},
 }
-RELATIVE = 1e-12
-"""Bound of float64 comparisons, relative to the largest entry: some thousand units of rounding."""
 
 
 @functools.cache
@@ -67,16 +66,6 @@ def arguments(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
     return vectors.detach(), batch["edge_index"], batch["node_attrs"].argmax(dim=1)
 
 
-def forces(gradient: torch.Tensor, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    zeros = gradient.new_zeros(num_nodes, 3)
-    return zeros.index_add(0, edge_index[0], gradient).index_add(0, edge_index[1], -gradient)
-
-
-def assert_close(value: torch.Tensor, expected: torch.Tensor, relative: float = RELATIVE) -> None:
-    assert value.shape == expected.shape
-    assert float((value - expected).abs().max()) <= relative * float(expected.abs().max())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers(kind: str, tmp_path: Path) -> None:
     """Equal to the unpatched model, on structures of other sizes than those that the file was checked on."""
@@ -93,27 +82,11 @@ def test_numbers(kind: str, tmp_path: Path) -> None:
     assert loaded.metadata["exchange_widths"] == [32] * (len(plain.interactions) - 1)
 
 
-def with_ghosts(vectors: torch.Tensor, edge_index: torch.Tensor, types: torch.Tensor) -> tuple[Any, ...]:
-    """Every other edge comes from a ghost, an image of its sender."""
-    edges = torch.arange(1, edge_index.shape[1], 2)
-    owner = edge_index[0, edges]
-    ghosts = edge_index.clone()
-    ghosts[0, edges] = len(types) + torch.arange(len(edges))
-    return vectors, ghosts, torch.cat([types, types[owner]]), len(types), Images(owner.tolist())
-
-
 @pytest.mark.parametrize("kind", ["agnostic", "three layers", "density residual", "non-linear"])
 def test_ghosts(kind: str, tmp_path: Path) -> None:
     model = patched(kind)
     eqaccel.export(model, tmp_path / "model.pt", verify=False)
-    loaded = eqaccel.load_exported(tmp_path / "model.pt")
-    whole = arguments(model)
-    expected = loaded(*whole)
-    *rest, images = with_ghosts(*whole)
-    for value, wanted in zip(loaded(*rest, images.handle), expected, strict=True):
-        assert_close(value, wanted)
-    widths = loaded.metadata["exchange_widths"]
-    assert images.calls == [("forward", w) for w in widths] + [("reverse", w) for w in reversed(widths)]
+    assert_ghosts(eqaccel.load_exported(tmp_path / "model.pt"), arguments(model))
 
 
 def test_a_rank_without_atoms_takes_part(file: Path) -> None:
