@@ -370,7 +370,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out) == eqaccel.load_exported(target).metadata
     torch.save({}, tmp_path / "state.pt")
     for path, message in (
-        (target, "does not open"),
+        (target, "a TorchScript model"),
         (tmp_path / "no", "No such file"),
         (tmp_path / "state.pt", "a dict"),
     ):

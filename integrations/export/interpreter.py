@@ -140,7 +140,7 @@ def _run_loop(node: Any, inputs: list[Any], values: dict[str, Any]) -> list[Any]
 def _operator(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), base, None)
+    packet = None if namespace == "prim" else getattr(getattr(torch.ops, namespace), base, None)
     if packet is None:
         raise NotImplementedError(f"TorchScript operation '{name}'")
     return getattr(packet, overload or "default")
