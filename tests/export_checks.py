@@ -25,10 +25,10 @@ def assert_close(value: torch.Tensor, expected: torch.Tensor, relative: float = 
 
 def with_ghosts(vectors: torch.Tensor, edge_index: torch.Tensor, types: torch.Tensor) -> tuple[Any, ...]:
     """Every other edge comes from a ghost, an image of its sender."""
-    edges = torch.arange(1, edge_index.shape[1], 2)
+    edges = torch.arange(1, edge_index.shape[1], 2, device=edge_index.device)
     owner = edge_index[0, edges]
     ghosts = edge_index.clone()
-    ghosts[0, edges] = len(types) + torch.arange(len(edges))
+    ghosts[0, edges] = len(types) + torch.arange(len(edges), device=edges.device)
     return vectors, ghosts, torch.cat([types, types[owner]]), len(types), Images(owner.tolist())
 
 
