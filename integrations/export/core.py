@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from eqaccel.integrations.export.aot import compile_package
-from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported
+from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
 from eqaccel.integrations.export.sealing import check_targets, sealed_entries
@@ -170,6 +170,8 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
     if target.is_dir() or not target.parent.is_dir():
         what = "a folder" if target.is_dir() else "a file in a folder that does not exist"
         raise ExportError(f"path: expected the name of a file in an existing folder, got {what}: '{target}'")
+    if not os.access(target.parent, os.W_OK):
+        raise ExportError(f"path: expected a folder that can be written to, got '{target.parent}'; choose another one")
     return target
 
 
@@ -195,12 +197,7 @@ def _checked_device(device: torch.device | str | None, model: nn.Module) -> torc
             f"model: expected all of its tensors on one device, got {', '.join(sorted(devices))}; move it with "
             ".to(device)"
         )
-    try:
-        found = model_device(model) if device is None else torch.device(device)
-    except RuntimeError:
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
-        raise ExportError(f"device: expected 'cpu' or 'cuda', got {str(device)!r}")
+    found = parse_device(model_device(model) if device is None else device)
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ExportError(
             "device: expected 'cpu', because this machine has no GPU that torch can use, got 'cuda'; export for the "
@@ -218,7 +215,10 @@ def _family(model: nn.Module) -> ExportFamily:
         if family.recognises(model):
             return family
     known = ", ".join(family.name for family in FAMILIES)
-    raise ExportError(f"model: expected a model of a kind that can be exported ({known}), got {type(model).__name__}")
+    raise ExportError(
+        f"model: expected a model of a kind that can be exported ({known}), got {type(model).__name__}; if it holds "
+        "such a model, as calculators do, pass the model inside"
+    )
 
 
 def _metadata(
