@@ -21,9 +21,13 @@ _HOMES = {
     "Graph": "eqaccel.ops",
     "morton_order": "eqaccel.ops",
     "warmup": "eqaccel.ops",
+    "reorder_weights_from_e3nn": "eqaccel.ops",
+    "reorder_weights_to_e3nn": "eqaccel.ops",
     "patch": "eqaccel.patches",
     "unpatch": "eqaccel.patches",
     "report": "eqaccel.patches",
+    "export": "eqaccel.integrations.export",
+    "load_exported": "eqaccel.integrations.export",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -51,6 +51,10 @@ class WarmupError(EqaccelError, ValueError):
     """Raised when there is no kernel to warm up, or a direction, dtype or device is not one that kernels run on."""
 
 
+class ExportError(EqaccelError, ValueError):
+    """Raised when a model cannot be exported, or an exported file cannot be opened."""
+
+
 class CompileError(EqaccelError, RuntimeError):
     """Raised when a generated kernel does not compile, or when a compiled one fails the check against its reference.
 

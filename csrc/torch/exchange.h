@@ -2,6 +2,8 @@
 //
 // The operator eqaccel::exchange takes a handle, the address of a GhostExchange as an integer, so that a TorchScript
 // model can carry it as an argument. Plain C++: an engine's plugin includes this file and links nothing for it.
+// On a GPU `reverse` is called from torch's autograd thread while the caller of the model waits: one call at a time, but
+// not always on one thread.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +13,7 @@ class GhostExchange {
  public:
   virtual ~GhostExchange() = default;
   // `rows` is (num_nodes, width) in host memory, contiguous, double or float; nodes of this rank come first. Fills the
-  // rows of the ghosts from the ranks that own them.
+  // rows of the ghosts from the ranks that own them. Without nodes `rows` is null; the call is made all the same.
   virtual void forward(void* rows, int64_t num_nodes, int64_t width, bool is_double) = 0;
   // Adds the rows of the ghosts to the rows of their owners, on whatever rank these are.
   virtual void reverse(void* rows, int64_t num_nodes, int64_t width, bool is_double) = 0;

@@ -1,0 +1,110 @@
+// eqaccel::exchange: rows of ghost nodes, filled by the simulation program behind a handle (exchange.h). Linear, so its
+// derivative is its transpose eqaccel::exchange_backward, and the derivative of that is eqaccel::exchange again.
+#include "exchange.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+namespace eqaccel {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+GhostExchange* engine(int64_t handle) { return reinterpret_cast<GhostExchange*>(static_cast<intptr_t>(handle)); }
+
+void check(const char* op, const char* name, const Tensor& t, int64_t num_local, int64_t num_nodes, int64_t handle) {
+  TORCH_CHECK(t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble, op, ": argument '", name,
+              "' must be float32 or float64, got ", t.scalar_type(), ". Convert it with .float() or .double().");
+  TORCH_CHECK(num_nodes >= num_local && num_local >= 0, op, ": expected num_nodes >= num_local >= 0, got ", num_nodes,
+              " and ", num_local, ". Count ghosts as nodes.");
+  TORCH_CHECK(handle != 0 || num_nodes == num_local, op, ": argument 'handle' is 0, which means that there are no "
+              "ghosts, but num_nodes is ", num_nodes, " and num_local ", num_local, ". Pass the address of an "
+              "eqaccel::GhostExchange, or fold ghosts onto the local nodes that they are images of.");
+}
+
+void check_matrix(const char* op, const char* name, const Tensor& t) {
+  TORCH_CHECK(t.dim() == 2, op, ": argument '", name, "' must have shape (nodes, width), got ", t.sizes(),
+              ". Flatten the features of a node with .flatten(1).");
+}
+
+Tensor forward(const Tensor& x, int64_t handle, int64_t num_nodes) {
+  constexpr const char* op = "eqaccel::exchange";
+  check_matrix(op, "x", x);
+  check(op, "x", x, x.size(0), num_nodes, handle);
+  if (handle == 0) return x.clone(at::MemoryFormat::Contiguous);
+  // In host memory whatever the device: that is where a simulation program packs its messages.
+  const Tensor rows = at::zeros({num_nodes, x.size(1)}, x.options().device(at::kCPU));
+  rows.narrow(0, 0, x.size(0)).copy_(x);
+  engine(handle)->forward(rows.mutable_data_ptr(), num_nodes, x.size(1), x.scalar_type() == at::kDouble);
+  return rows.to(x.device());
+}
+
+Tensor backward(const Tensor& gradient, int64_t handle, int64_t num_local) {
+  constexpr const char* op = "eqaccel::exchange_backward";
+  check_matrix(op, "gradient", gradient);
+  check(op, "gradient", gradient, num_local, gradient.size(0), handle);
+  if (handle == 0) return gradient.clone(at::MemoryFormat::Contiguous);
+  Tensor rows = at::empty(gradient.sizes(), gradient.options().device(at::kCPU));
+  rows.copy_(gradient);
+  engine(handle)->reverse(rows.mutable_data_ptr(), rows.size(0), rows.size(1), rows.scalar_type() == at::kDouble);
+  // The rows of the ghosts have been handed to their owners, so nothing of them stays here.
+  return rows.narrow(0, 0, num_local).to(gradient.device(), gradient.scalar_type(), false, /*copy=*/true);
+}
+
+Tensor forward_meta(const Tensor& x, int64_t, c10::SymInt num_nodes) {
+  return at::empty_symint({std::move(num_nodes), x.sym_size(1)}, x.options());
+}
+
+using Signature = Tensor(const Tensor&, int64_t, c10::SymInt);
+
+Tensor call(const char* name, const Tensor& x, int64_t handle, c10::SymInt rows) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>().call(x, handle, std::move(rows));
+}
+
+// Either operator as a function of its matrix: `transposed` says which.
+struct Exchange : Function<Exchange> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, int64_t handle, c10::SymInt rows, bool transposed) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    context->saved_data["handle"] = handle;
+    context->saved_data["rows"] = x.sym_size(0);
+    context->saved_data["transposed"] = transposed;
+    return call(transposed ? "eqaccel::exchange_backward" : "eqaccel::exchange", x, handle, std::move(rows));
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto& saved = context->saved_data;
+    const char* name = saved["transposed"].toBool() ? "eqaccel::exchange" : "eqaccel::exchange_backward";
+    // Called for undefined gradients too (as zeros): every rank must take part in every exchange.
+    return {call(name, gradients[0], saved["handle"].toInt(), saved["rows"].toSymInt()), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+template <bool transposed>
+Tensor differentiable(const Tensor& x, int64_t handle, c10::SymInt rows) {
+  return Exchange::apply(x, handle, std::move(rows), transposed);
+}
+
+void register_kernels(torch::Library& library) {
+  library.impl("exchange", forward);
+  library.impl("exchange_backward", backward);
+}
+
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
+  library.impl("exchange", forward_meta);
+  library.impl("exchange_backward", forward_meta);
+}
+TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
+  library.impl("exchange", differentiable<false>);
+  library.impl("exchange_backward", differentiable<true>);
+}
+
+}  // namespace
+}  // namespace eqaccel

@@ -1,0 +1,130 @@
+"""The exchange of ghost rows: values, derivatives of any order, what torch does with the operator, bad input."""
+
+import ctypes
+
+import pytest
+import torch
+
+import eqaccel.ops  # noqa: F401
+
+_METHOD = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_bool)
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+class Images:
+    """A GhostExchange written in Python: an object of the Itanium C++ ABI is a pointer to a table of its methods.
+
+    Ghost number g is an image of the local node owner[g], as in a periodic system on one rank.
+    """
+
+    def __init__(self, owner):
+        self.owner, self.calls = torch.tensor(owner, dtype=torch.int64), []
+        self._methods = [_METHOD(self.forward), _METHOD(self.reverse)]
+        destructors = [None, None]
+        self._table = (ctypes.c_void_p * 4)(
+            *destructors, *(ctypes.cast(method, ctypes.c_void_p) for method in self._methods)
+        )
+        self._object = ctypes.c_void_p(ctypes.addressof(self._table))
+        self.handle = ctypes.addressof(self._object)
+
+    def _rows(self, address, num_nodes, width, is_double):
+        if num_nodes == 0:  # the address is null then
+            return torch.empty(0, width)
+        scalar = ctypes.c_double if is_double else ctypes.c_float
+        buffer = (scalar * (num_nodes * width)).from_address(address)
+        return torch.frombuffer(buffer, dtype=torch.float64 if is_double else torch.float32).view(num_nodes, width)
+
+    def forward(self, this, address, num_nodes, width, is_double):
+        rows = self._rows(address, num_nodes, width, is_double)
+        self.calls.append(("forward", width))
+        rows[num_nodes - len(self.owner) :] = rows[self.owner]
+
+    def reverse(self, this, address, num_nodes, width, is_double):
+        rows = self._rows(address, num_nodes, width, is_double)
+        self.calls.append(("reverse", width))
+        rows.index_add_(0, self.owner, rows[num_nodes - len(self.owner) :].clone())
+
+
+@pytest.fixture
+def images():
+    return Images([2, 0, 2, 1])
+
+
+def test_values(images, device, dtype):
+    x = torch.randn(3, 5, dtype=dtype, device=device)
+    filled = torch.ops.eqaccel.exchange(x.T.contiguous().T, images.handle, 7)
+    assert torch.equal(filled, torch.cat([x, x[images.owner.to(device)]]))
+    assert filled.is_contiguous()
+    alone = torch.ops.eqaccel.exchange(x, 0, 3)
+    assert torch.equal(alone, x)
+    assert alone.data_ptr() != x.data_ptr()
+
+
+def test_a_rank_without_atoms_takes_part():
+    nobody = Images([])
+    x = torch.zeros(0, 5, requires_grad=True)
+    filled = torch.ops.eqaccel.exchange(x, nobody.handle, 0)
+    filled.sum().backward()
+    assert filled.shape == (0, 5)
+    assert nobody.calls == [("forward", 5), ("reverse", 5)]
+
+
+def test_derivatives(images, device):
+    x = torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True)
+
+    def cubes(x):
+        return torch.ops.eqaccel.exchange(x, images.handle, 7).pow(3)
+
+    assert torch.autograd.gradcheck(cubes, x)
+    assert torch.autograd.gradgradcheck(cubes, x)
+    images.calls.clear()
+    (gradient,) = torch.autograd.grad(cubes(x).sum(), x)
+    assert images.calls == [("forward", 2), ("reverse", 2)]
+    counts = 1 + torch.bincount(images.owner, minlength=3)
+    torch.testing.assert_close(gradient, 3 * x**2 * counts[:, None].to(x))
+
+
+def test_opcheck(images, device):
+    x = torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True)
+    ghosts = torch.randn(7, 2, dtype=torch.float64, device=device, requires_grad=True)
+    torch.library.opcheck(torch.ops.eqaccel.exchange.default, (x, images.handle, 7))
+    torch.library.opcheck(torch.ops.eqaccel.exchange.default, (x, 0, 3))
+    torch.library.opcheck(torch.ops.eqaccel.exchange_backward.default, (ghosts, images.handle, 3))
+
+
+def test_script(images):
+    @torch.jit.script
+    def energy(x: torch.Tensor, handle: int, num_nodes: int):
+        return torch.ops.eqaccel.exchange(x, handle, num_nodes).square().sum()
+
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(energy(x, images.handle, 7), x)
+    counts = 1 + torch.bincount(images.owner, minlength=3)
+    torch.testing.assert_close(gradient, 2 * x * counts[:, None])
+
+
+def test_script_keeps_calls_without_a_use(images):
+    """Other ranks wait for every call, also for one that gives nothing new here."""
+
+    @torch.jit.script
+    def twice(x: torch.Tensor, handle: int):
+        torch.ops.eqaccel.exchange(x, handle, 7)
+        return torch.ops.eqaccel.exchange(x, handle, 7)
+
+    for _ in range(3):
+        twice(torch.zeros(3, 2), images.handle)
+    assert len(images.calls) == 6
+
+
+@pytest.mark.parametrize(
+    ("x", "num_nodes", "message"),
+    [
+        (torch.zeros(3, 2), 4, "'handle' is 0"),
+        (torch.zeros(3, 2), 2, "num_nodes >= num_local"),
+        (torch.zeros(3), 3, "must have shape"),
+        (torch.zeros(3, 2, dtype=torch.int64), 3, "must be float32 or float64"),
+    ],
+)
+def test_bad_input(x, num_nodes, message):
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.eqaccel.exchange(x, 0, num_nodes)
