@@ -56,16 +56,15 @@ def _cpu_segments(
     target: Target,
     scalar_bytes: int,
 ) -> tuple[Segment, ...]:
-    # Forward: outputs stay in registers over a block of edges, beside one x block. Otherwise the loop over channels
-    # is innermost and what stays in registers are the sums over channels, so one segment a multiplicity is enough.
-    keep = target.registers - 6
+    # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and what
+    # stays in registers are the sums over channels, so one segment a multiplicity is enough.
+    outputs = target.registers - 8
     segments = []
     for mul, numbers in _by_multiplicity(spec):
         groups: list[list[int]] = [[]]
         for number in numbers:
-            candidate = [*groups[-1], number]
-            x_width = max(2 * spec.paths[n].l1 + 1 for n in candidate)
-            if direction is Direction.FORWARD and groups[-1] and _width(spec, candidate) + x_width > keep:
+            full = _width(spec, [*groups[-1], number]) > outputs
+            if direction is Direction.FORWARD and groups[-1] and full:
                 groups.append([])
             groups[-1].append(number)
         fits = registers(direction, target.registers - 5)
