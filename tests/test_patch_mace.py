@@ -16,7 +16,7 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
 from e3nn.util import jit
-from eqaccel.patches import mace as mace_patch
+from eqaccel.patches import convolution
 from mace.calculators import MACECalculator
 from mace.modules import ScaleShiftMACE
 
@@ -281,6 +281,14 @@ def test_one_bad_member_leaves_the_whole_calculator(model: Model) -> None:
     assert_untouched(model, build(mm.energy_model))
 
 
+def test_models_inside_of_other_modules(model: Model) -> None:
+    holder = torch.nn.ModuleDict({"first": model, "again": model, "other": torch.nn.Linear(2, 2)})
+    assert patch(holder) is holder
+    rows = [row for row in report(holder).rows if row.accelerated]
+    assert [row.path for row in rows] == ["first.interactions.0.conv_tp", "first.interactions.1.conv_tp"]
+    assert_untouched(unpatch(holder)["first"], build(mm.energy_model))
+
+
 class CustomModel(ScaleShiftMACE):
     """A user's own model."""
 
@@ -393,11 +401,11 @@ def _named(name: str) -> Model:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: torch.nn.Sequential(_named("TensorProductScatter")), "NequIP.*not supported in this version"),
-        (lambda: torch.nn.Sequential(_named("Contracter")), "Allegro.*not supported in this version"),
-        (lambda: torch.nn.Linear(2, 2), "known kind"),
+        (lambda: torch.nn.Sequential(_named("TensorProductScatter")), "known kind"),
+        (lambda: torch.nn.Linear(2, 2), r"known kind \(MACE, NequIP\)"),
         (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript"),
         (lambda: torch.compile(build(mm.energy_model)), "torch.compile"),
+        (lambda: torch.nn.Sequential(torch.compile(build(mm.energy_model))), "torch.compile"),
         (lambda: object(), "calculator"),
         (lambda: types.SimpleNamespace(models=[]), "calculator"),
     ],
@@ -416,21 +424,21 @@ def test_model_without_blocks_is_refused(model: Model) -> None:
         patch(model)
 
 
-class _Wrong(mace_patch.TensorProductConv):
+class _Wrong(convolution.TensorProductConv):
     """A convolution that is off by a little."""
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
         return super().forward(*args, **kwargs) * 1.001
 
 
-class _Unequivariant(mace_patch.TensorProductConv):
+class _Unequivariant(convolution.TensorProductConv):
     """A convolution whose output depends on the frame only, through its last component."""
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
         return super().forward(*args, **kwargs).index_fill(1, torch.tensor([self.z_dim - 1]), 0.0)
 
 
-class _Broken(mace_patch.TensorProductConv):
+class _Broken(convolution.TensorProductConv):
     """A convolution that cannot run."""
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
@@ -443,14 +451,14 @@ def test_verification_restores_the_model(
     model: Model, monkeypatch: pytest.MonkeyPatch, conv: type, dtype: torch.dtype
 ) -> None:
     model.to(dtype)
-    monkeypatch.setattr(mace_patch, "TensorProductConv", conv)
+    monkeypatch.setattr(convolution, "TensorProductConv", conv)
     with pytest.raises(VerificationError, match=r"by \d\.\d+e[+-]\d+ where at most \d\.\d+e[+-]\d+"):
         patch(model)
     assert_untouched(model, build(mm.energy_model).to(dtype))
 
 
 def test_failing_kernel_restores_the_model(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mace_patch, "TensorProductConv", _Broken)
+    monkeypatch.setattr(convolution, "TensorProductConv", _Broken)
     with pytest.raises(ArithmeticError):
         patch(model)
     assert_untouched(model, build(mm.energy_model))
