@@ -239,7 +239,7 @@ def report(model: Any) -> Report:
         PatchError: If eqaccel does not know this kind of model.
     """
     rows = [
-        replace(row, path=prefix + row.path)
+        replace(row, path=(prefix + row.path).rstrip("."))
         for prefix, member in _members(model)
         for row in _family(member).rows(member)
     ]
@@ -302,8 +302,8 @@ def _refuse_frozen(model: torch.nn.Module) -> None:
         )
     if any(getattr(model, _COMPILED_VARIANTS, ())):
         raise PatchError(
-            f"model: {type(model).__name__} has been evaluated and has compiled itself as it was; load it again and "
-            f"patch it before its first evaluation"
+            f"model: {type(model).__name__} compiled itself when it was first evaluated, so that it cannot be changed "
+            f"any more; load it again, and patch it before it is evaluated"
         )
 
 

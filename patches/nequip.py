@@ -157,9 +157,9 @@ def _scatters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, An
 def _check(path: str, scatter: Any) -> None:
     """Refuses a layer that eqaccel cannot accelerate; says what is wrong with it and what to do."""
     for kind in class_names(scatter) & _OTHER_ACCELERATORS.keys():
-        library = _OTHER_ACCELERATORS[kind]
         raise AlreadyPatchedError(
-            f"{path}: {library} accelerates this model already; load it without the modifier enable_{library}"
+            f"{path}: {_OTHER_ACCELERATORS[kind]} accelerates this model already; load it again, without the modifier "
+            f"that enables it"
         )
     owner = next(cls.__name__ for cls in type(scatter).__mro__ if "forward" in vars(cls))
     if owner != _SCATTER:
