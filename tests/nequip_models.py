@@ -12,6 +12,7 @@ import torch
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.model import NequIPGNNModel, PresetNequIPGNNModel
+from nequip.model.saved_models import load_saved_model
 from nequip.scripts import _package_utils
 from nequip.utils.global_state import set_global_state
 
@@ -79,14 +80,16 @@ def data(
 
 
 def packaged(built: torch.nn.Module, path: Path) -> torch.nn.Module:
-    """The model as it comes back from a package like those of nequip-package: of renamed classes throughout."""
+    """The model as nequip loads it from a package like those of nequip-package: of renamed classes throughout."""
+    metadata = "{package_version_id: 1, available_models: [eager]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.package.PackageExporter(str(path)) as exporter:
             exporter.mock([f"{name}.**" for name in _package_utils._MOCK_MODULES])
             exporter.extern([f"{name}.**" for name in _package_utils._EXTERNAL_MODULES])
             exporter.intern([f"{name}.**" for name in _package_utils._INTERNAL_MODULES])
-            exporter.save_pickle("model", "eager_model.pkl", built)
-        loaded = torch.package.PackageImporter(str(path)).load_pickle("model", "eager_model.pkl")
+            exporter.save_text("model", "package_metadata.txt", metadata)
+            exporter.save_pickle("model", "eager_model.pkl", torch.nn.ModuleDict({"sole_model": built}))
+        loaded = load_saved_model(path)
     assert type(loaded) is not type(built)
     return loaded
