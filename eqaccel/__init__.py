@@ -19,6 +19,8 @@ _HOMES = {
     "TensorProduct": "eqaccel.ops",
     "TensorProductConv": "eqaccel.ops",
     "Graph": "eqaccel.ops",
+    "morton_order": "eqaccel.ops",
+    "warmup": "eqaccel.ops",
     "patch": "eqaccel.patches",
     "unpatch": "eqaccel.patches",
     "report": "eqaccel.patches",

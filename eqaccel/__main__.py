@@ -1,4 +1,4 @@
-"""`python -m eqaccel`: what this machine offers (`doctor`) and what a tensor product becomes (`show`)."""
+"""`python -m eqaccel`: what this machine offers (`doctor`), what a spec becomes (`show`), how fast it is (`bench`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from eqaccel.errors import EqaccelError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a sub-command; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="eqaccel", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="devices, compilers, caches and versions, and what to install")
@@ -23,8 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--direction", default="forward", choices=["forward", "backward", "double_backward"])
     show.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     show.add_argument("--stage", default="plan", choices=["spec", "plan", "source"], help="how far to go")
-    options = parser.parse_args(arguments)
+    commands.add_parser("bench", help="times beside those of other libraries; has sub-commands of its own")
     try:
+        if arguments[:1] == ["bench"]:  # needs torch and more, which the other commands do without
+            from eqaccel.benchmarks.command import main as bench
+
+            return bench(arguments[1:])
+        options = parser.parse_args(arguments)
         print(_doctor() if options.command == "doctor" else _show(options))
     except EqaccelError as error:
         print(f"eqaccel: {error}", file=sys.stderr)

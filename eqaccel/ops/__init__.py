@@ -4,8 +4,20 @@ Takes tensors and a `TensorProductSpec`; gives differentiable tensor products. I
 loads the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
+from eqaccel.ops.compilation import WarmKernel, Warmup, warmup
 from eqaccel.ops.graph import Graph
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
+from eqaccel.ops.morton import morton_order
 
-__all__ = ["Graph", "TensorProduct", "TensorProductConv", "library_path", "load_library"]
+__all__ = [
+    "Graph",
+    "TensorProduct",
+    "TensorProductConv",
+    "WarmKernel",
+    "Warmup",
+    "library_path",
+    "load_library",
+    "morton_order",
+    "warmup",
+]
