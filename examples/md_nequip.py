@@ -113,6 +113,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     thermalize(start, options.temperature, rng)
     if options.model:
         model, title = load_saved_model(options.model).eval(), Path(options.model).stem
+        options.dtype = model.metadata["model_dtype"]
     else:
         model, title = random_model(options.preset, options.dtype, options.cutoff, water), f"NequIP {options.preset}"
     return compare(calculator_of(model, options.device), start, options, title, ("torch", "nequip", "e3nn", "ase"))

@@ -28,6 +28,7 @@ _OTHER_ACCELERATORS: Mapping[str, str] = MappingProxyType(
     }
 )
 _ALLEGRO = "Contracter"
+_GHOST_EXCHANGE = "LAMMPSMLIAPGhostExchangeModule"
 
 _OUTPUTS: Mapping[str, str] = MappingProxyType(
     {
@@ -134,8 +135,12 @@ class NequipFamily:
         return small_structures(float(model.metadata["r_max"]), len(model.type_names))
 
     def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
-        """Runs the model for everything it predicts, with first derivatives."""
-        outputs = model(_inputs(model, structure))
+        """Runs the model for everything it predicts; forces that it leaves to others are added."""
+        inputs = _inputs(model, structure)
+        positions = inputs["pos"].requires_grad_()
+        outputs = model(inputs)
+        if "forces" not in outputs:
+            outputs["forces"] = -torch.autograd.grad(outputs["total_energy"].sum(), positions)[0]
         return {
             name: outputs[field].detach().to("cpu", torch.float64)
             for name, field in _OUTPUTS.items()
@@ -185,7 +190,7 @@ def _nothing_to_replace(model: torch.nn.Module) -> str:
     return f"{type(model).__name__} has no {_SCATTER}, so there is nothing to replace"
 
 
-def _inputs(model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
+def _inputs(model: torch.nn.Module, structure: Structure) -> dict[str, Any]:
     """The dictionary that `nequip.data.from_ase` and a neighbour list would give for one structure.
 
     NequIP takes float64 whatever it computes in. An edge starts at its receiver; since the list holds every pair in
@@ -202,4 +207,20 @@ def _inputs(model: torch.nn.Module, structure: Structure) -> dict[str, torch.Ten
         for field, smallest in getattr(module, "categorical_graph_field_embed_shifts", {}).items():
             inputs[field] = torch.tensor([[smallest]])
     # Copies, because models switch on gradients of what is in it.
-    return {name: tensor.to(model_device(model), copy=True) for name, tensor in inputs.items()}
+    inputs = {name: tensor.to(model_device(model), copy=True) for name, tensor in inputs.items()}
+    if any(_GHOST_EXCHANGE in class_names(module) for module in model.modules()):
+        inputs["lmp_mliap_data"] = _NoGhosts(len(structure.positions))
+    return inputs
+
+
+class _NoGhosts:
+    """Stands in for LAMMPS where a model prepared for ML-IAP asks for the features of ghosts, and there are none."""
+
+    def __init__(self, num_atoms: int) -> None:
+        self.nlocal = self.ntotal = num_atoms
+
+    def forward_exchange(self, features: torch.Tensor, out: torch.Tensor, _width: int) -> None:
+        """What every local atom has is what there is."""
+        out.copy_(features)
+
+    reverse_exchange = forward_exchange

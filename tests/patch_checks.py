@@ -39,6 +39,13 @@ class Unequivariant(convolution.TensorProductConv):
         return super().forward(*args, **kwargs).index_fill(1, torch.tensor([self.z_dim - 1]), 0.0)
 
 
+class DetachedWeights(convolution.TensorProductConv):
+    """A convolution with right values and wrong derivatives."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *graph: object) -> torch.Tensor:
+        return super().forward(x, y, w.detach(), *graph)
+
+
 class Broken(convolution.TensorProductConv):
     """A convolution that cannot run."""
 

@@ -19,8 +19,9 @@ from eqaccel.patches import convolution
 from eqaccel.patches.nequip import NequipConvolution
 from nequip.data import AtomicDataDict
 from nequip.integrations.ase import NequIPCalculator
+from nequip.model import modify
 from nequip.nn.compile import DictInputOutputWrapper
-from patch_checks import RELATIVE, Broken, Unequivariant, Wrong, assert_close, assert_same_gradients
+from patch_checks import RELATIVE, Broken, DetachedWeights, Unequivariant, Wrong, assert_close, assert_same_gradients
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, UnsupportedError, VerificationError
@@ -225,8 +226,44 @@ def test_models_with_fields_of_their_own() -> None:
     assert report(patch(nm.model(categorical_graph_field_embed=[charge]))).accelerated == 3
 
 
-def test_energy_only() -> None:
+def test_energy_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report(patch(nm.model(do_derivatives=False))).accelerated == 3
+    monkeypatch.setattr(convolution, "TensorProductConv", DetachedWeights)
+    with pytest.raises(VerificationError, match="forces"):
+        patch(nm.model(do_derivatives=False))
+
+
+class Ghosts:
+    """What LAMMPS gives a model through ML-IAP: here the last atoms are images of the first."""
+
+    def __init__(self, num_local: int, num_ghosts: int) -> None:
+        self.nlocal, self.ntotal = num_local, num_local + num_ghosts
+
+    def forward_exchange(self, features: torch.Tensor, out: torch.Tensor, _: int) -> None:
+        out.copy_(torch.cat([features[: self.nlocal], features[: self.ntotal - self.nlocal]]))
+
+    def reverse_exchange(self, gradient: torch.Tensor, out: torch.Tensor, _: int) -> None:
+        out.copy_(gradient)
+        out[: self.ntotal - self.nlocal] += gradient[self.nlocal :]
+        out[self.nlocal :] = 0.0
+
+
+def test_models_prepared_for_mliap(model: Model) -> None:
+    """Atoms and ghosts send, only atoms receive."""
+    modify(model, [{"modifier": "enable_LAMMPSMLIAPGhostExchange"}, {"modifier": "disable_ForceStressOutput"}])
+    ghosts, generator = Ghosts(6, 2), torch.Generator().manual_seed(0)
+    vectors = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    species = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+    ends = [torch.randint(number, (40,), generator=generator) for number in (ghosts.nlocal, ghosts.ntotal)]
+    results = []
+    for change in (unpatch, patch):
+        vectors = vectors.detach().requires_grad_()
+        inputs = {"edge_vectors": vectors, "edge_index": torch.stack(ends), "atom_types": species}
+        inputs["num_local_ghost_atoms"] = torch.tensor([ghosts.nlocal, ghosts.ntotal - ghosts.nlocal])
+        energies = change(model)(inputs | {"lmp_mliap_data": ghosts})["atomic_energy"][: ghosts.nlocal]
+        results.append((energies, *torch.autograd.grad(energies.sum(), vectors)))
+    for value, expected in zip(results[1], results[0], strict=True):
+        assert_close(value, expected)
 
 
 def test_report(model: Model) -> None:
