@@ -16,7 +16,9 @@ from nequip.model.saved_models import load_saved_model
 from nequip.scripts import _package_utils
 from nequip.utils.global_state import set_global_state
 
+_dtype = torch.get_default_dtype()
 set_global_state()
+torch.set_default_dtype(_dtype)  # see the fixture nequip_defaults
 
 ELEMENTS = ["H", "C", "O"]
 CUTOFF = 3.0

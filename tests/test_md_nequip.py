@@ -18,7 +18,7 @@ import nequip_models as nm
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = ("--preset", "S", "--device", "cpu", "--dtype", "float64", "--interval", "2")
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from patch_checks import RELATIVE, assert_close
 from eqaccel import patch, report
 from eqaccel.errors import AlreadyPatchedError
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 
 MODIFIERS = [{"modifier": "enable_eqaccel"}]
 TRAINING = Path(__file__).with_name("nequip_training.yaml")

@@ -27,7 +27,7 @@ from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, UnsupportedError, VerificationError
 from eqaccel.ops import graph
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 Model = torch.nn.Module
 
 OUTPUTS = ("total_energy", "atomic_energy", "forces", "stress", "virial")
