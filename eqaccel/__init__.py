@@ -1,8 +1,8 @@
 """eqaccel: fast O(3)-equivariant tensor products and graph convolutions for interatomic potentials.
 
-`eqaccel.patch(model)` accelerates a MACE model in place; `TensorProduct` and `TensorProductConv` are the operators
-underneath. Importing this package does nothing but define names: torch and the compiled libraries are loaded when one
-of the names that needs them is first used.
+`eqaccel.patch(model)` accelerates a MACE or NequIP model in place; `TensorProduct` and `TensorProductConv` are the
+operators underneath. Importing this package does nothing but define names: torch and the compiled libraries are loaded
+when one of the names that needs them is first used.
 """
 
 from __future__ import annotations

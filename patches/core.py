@@ -155,8 +155,8 @@ class ModelFamily(Protocol):
 FAMILIES: list[ModelFamily] = []
 """The kinds of model that `patch` knows, asked in this order."""
 
-_NOT_YET = {"Contracter": "Allegro", "TensorProductScatter": "NequIP"}
-"""Classes that give away a model of a kind that this version cannot patch, and the name of that kind."""
+_COMPILED_VARIANTS = "_compiled_cache"
+"""Attribute in which a model that compiles itself (NequIP's `CompileGraphModel`) keeps what it has compiled."""
 
 
 def register(family: ModelFamily) -> None:
@@ -176,7 +176,8 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     on as before; `unpatch` takes it all back.
 
     Args:
-        model: A MACE model, or an ASE calculator with such models in its `models` (all of them are patched).
+        model: A MACE or NequIP model, or what holds such models: an ASE calculator, a training module, a container of
+            modules. All models in it are patched.
         verify: Whether to run the model before and after on two small generated structures, and in a rotated frame,
             and to refuse the patch if energy, forces, stress or other outputs differ by more than rounding.
         deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
@@ -214,7 +215,7 @@ def unpatch(model: T) -> T:
     A model that is not patched is returned as it is.
 
     Args:
-        model: A patched model, or a calculator with patched models.
+        model: A patched model, or what holds patched models.
 
     Returns:
         The same object.
@@ -232,13 +233,13 @@ def report(model: Any) -> Report:
     """Lists what eqaccel replaced in a model, what it left, and why.
 
     Args:
-        model: A model or a calculator, patched or not.
+        model: A model, or what holds models, patched or not.
 
     Raises:
         PatchError: If eqaccel does not know this kind of model.
     """
     rows = [
-        replace(row, path=prefix + row.path)
+        replace(row, path=(prefix + row.path).rstrip("."))
         for prefix, member in _members(model)
         for row in _family(member).rows(member)
     ]
@@ -248,17 +249,34 @@ def report(model: Any) -> Report:
 def _members(target: Any) -> list[tuple[str, torch.nn.Module]]:
     """The models in what the user handed over, each once, with the prefix of their paths."""
     if isinstance(target, torch.nn.Module):
-        return [("", target)]
-    models = getattr(target, "models", None)
-    if not isinstance(models, (list, tuple)) or not models or not all(isinstance(m, torch.nn.Module) for m in models):
+        return list(_models_in(target)) or [("", target)]
+    held = {"models": getattr(target, "models", None), "model": getattr(target, "model", None)}
+    if isinstance(held["models"], (list, tuple)):
+        held = {f"models.{number}": module for number, module in enumerate(held["models"])}
+    modules = {name: module for name, module in held.items() if module is not None}
+    if not modules or not all(isinstance(module, torch.nn.Module) for module in modules.values()):
         raise PatchError(
-            f"model: expected a torch.nn.Module or an ASE calculator with a list of them in `models`, got "
-            f"{type(target).__name__}"
+            f"model: expected a torch.nn.Module, or an ASE calculator with one in `model` or a list of them in "
+            f"`models`, got {type(target).__name__}"
         )
     unique: dict[int, tuple[str, torch.nn.Module]] = {}
-    for i, member in enumerate(models):
-        unique.setdefault(id(member), (f"models.{i}.", member))
+    for name, module in modules.items():
+        for path, member in _models_in(module) or [("", module)]:
+            unique.setdefault(id(member), (f"{name}.{path}", member))
     return list(unique.values())
+
+
+def _models_in(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """The models of a known kind in a module, which may be one itself, with the prefixes of their paths."""
+    if any(family.recognises(module) for family in FAMILIES):
+        return [("", module)]
+    found: dict[int, tuple[str, torch.nn.Module]] = {}
+    for name, child in module.named_children():
+        for path, model in _models_in(child):
+            found.setdefault(id(model), (f"{name}.{path}", model))
+    if found:
+        _refuse_frozen(module)
+    return list(found.values())
 
 
 def _family(model: torch.nn.Module) -> ModelFamily:
@@ -266,16 +284,9 @@ def _family(model: torch.nn.Module) -> ModelFamily:
     for family in FAMILIES:
         if family.recognises(model):
             return family
-    found = [_NOT_YET[name] for module in model.modules() for name in class_names(module) & _NOT_YET.keys()]
-    if found:
-        raise PatchError(
-            f"model: {type(model).__name__} is a {found[0]} model, which is not supported in this version of eqaccel; "
-            f"use it unpatched, or build on eqaccel.TensorProductConv directly"
-        )
     known = ", ".join(family.name for family in FAMILIES)
     raise PatchError(
-        f"model: expected a model of a known kind ({known}), got {type(model).__name__}; if it wraps such a model, "
-        f"patch the model inside, before it is wrapped"
+        f"model: expected a model of a known kind ({known}) or something that holds one, got {type(model).__name__}"
     )
 
 
@@ -288,6 +299,11 @@ def _refuse_frozen(model: torch.nn.Module) -> None:
     if "OptimizedModule" in class_names(model):
         raise PatchError(
             "model: the model is wrapped by torch.compile; patch the model inside (`model._orig_mod`) before compiling"
+        )
+    if any(getattr(model, _COMPILED_VARIANTS, ())):
+        raise PatchError(
+            f"model: {type(model).__name__} compiled itself when it was first evaluated, so that it cannot be changed "
+            f"any more; load it again, and patch it before it is evaluated"
         )
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, left_rows
 from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
 from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
 
-from eqaccel.errors import AlreadyPatchedError, PatchError, SpecError
-from eqaccel.ops import TensorProductConv
-from eqaccel.spec import TensorProductSpec
+from eqaccel.errors import AlreadyPatchedError, PatchError
 
 _SWITCH = "conv_fusion"
 """Attribute by whose presence an interaction block hands the whole convolution to `conv_tp`."""
@@ -41,16 +41,6 @@ _SHORT_RANGE_PARTS = frozenset(
         "spherical_harmonics",
     }
 )
-
-_LEFT: Mapping[str, str] = MappingProxyType(
-    {
-        "FullyConnectedNet": "left: dense matrix products, which torch does well",
-        "RadialMLP": "left: dense matrix products, which torch does well",
-        "FullyConnectedTensorProduct": "left: no kernel for species-indexed linear layers in this version",
-        "SymmetricContraction": "left: no kernel for the symmetric contraction in this version",
-    }
-)
-"""Modules worth naming in a report because they take time, by class, and why they stay."""
 
 
 class MaceConvolution(Replacement):
@@ -127,7 +117,9 @@ class MaceFamily:
             Swap(
                 parent=interaction,
                 name="conv_tp",
-                module=MaceConvolution(interaction.conv_tp, _convolution(path, interaction.conv_tp, deterministic)),
+                module=MaceConvolution(
+                    interaction.conv_tp, build_convolution(f"{path}.conv_tp", interaction.conv_tp, deterministic)
+                ),
                 switches={_SWITCH: True},
             )
             for path, interaction in interactions
@@ -137,11 +129,13 @@ class MaceFamily:
         """The convolutions, the other costly modules around them, and what long-range models add."""
         rows = []
         for path, interaction in _interactions(model):
-            rows.append(_convolution_row(f"{path}.conv_tp", interaction))
+            module = interaction.conv_tp
+            product = module.original if isinstance(module, Replacement) else module
+            rows.append(convolution_row(f"{path}.conv_tp", module, product, partial(_check, path, interaction)))
             for name in ("conv_tp_weights", "skip_tp"):
-                rows += _left_rows(f"{path}.{name}", getattr(interaction, name, None))
+                rows += left_rows(f"{path}.{name}", getattr(interaction, name, None))
         for i, product in enumerate(getattr(model, "products", ())):
-            rows += _left_rows(f"products.{i}.symmetric_contractions", getattr(product, "symmetric_contractions", None))
+            rows += left_rows(f"products.{i}.symmetric_contractions", getattr(product, "symmetric_contractions", None))
         for kind in sorted(class_names(model) & _LONG_RANGE):
             for name, part in model.named_children():
                 if name not in _SHORT_RANGE_PARTS:
@@ -188,19 +182,11 @@ def _check(path: str, interaction: Any) -> None:
             f"accelerator"
         )
     product = getattr(interaction, "conv_tp", None)
-    if "TensorProduct" not in class_names(product) or not hasattr(product, "instructions"):
-        raise PatchError(
-            f"{path}.conv_tp: expected an e3nn TensorProduct, got {type(product).__name__}; load the model without "
-            f"another accelerator"
-        )
+    check_product(f"{path}.conv_tp", product)
     if not _honours_switch(interaction):
         raise PatchError(
             f"{path}: the forward method of {type(interaction).__name__} never looks for `{_SWITCH}`, so it cannot "
             f"call a fused convolution; use a newer mace-torch (0.3.16 will do), or write a custom block as it does"
-        )
-    if product.shared_weights or product.internal_weights:
-        raise PatchError(
-            f"{path}.conv_tp: expected weights per edge, got shared or internal weights; use the model unpatched"
         )
     radial = getattr(interaction, "conv_tp_weights", None)
     width = getattr(radial, "hs", [product.weight_numel])[-1]
@@ -216,43 +202,6 @@ def _honours_switch(interaction: Any) -> bool:
     forwards = [vars(cls).get("forward") for cls in type(interaction).__mro__]
     codes = [getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards if callable(forward)]
     return any(code is not None and _SWITCH in (*code.co_consts, *code.co_names) for code in codes)
-
-
-def _convolution(path: str, product: Any, deterministic: bool) -> torch.nn.Module:
-    try:
-        return TensorProductConv(TensorProductSpec.from_e3nn(product), deterministic=deterministic)
-    except SpecError as error:
-        raise PatchError(f"{path}.conv_tp: {error}; use the model unpatched") from error
-
-
-def _convolution_row(path: str, interaction: Any) -> Row:
-    module = interaction.conv_tp
-    replaced = isinstance(module, Replacement)
-    product = module.original if replaced else module
-    if replaced:
-        note = "replaced by eqaccel.TensorProductConv"
-    else:
-        try:
-            _check(path.removesuffix(".conv_tp"), interaction)
-            note = "left: not patched yet, eqaccel.patch(model) replaces it"
-        except PatchError as error:
-            note = f"left: {error}"
-    instructions = getattr(product, "instructions", None)
-    mul = {product.irreps_in1[ins.i_in1].mul for ins in instructions or ()}
-    return Row(
-        path=path,
-        kind=type(product).__name__,
-        accelerated=replaced,
-        note=note,
-        paths=None if instructions is None else len(instructions),
-        weight_numel=getattr(product, "weight_numel", None),
-        mul=tuple(sorted(mul, reverse=True)),
-    )
-
-
-def _left_rows(path: str, module: Any) -> list[Row]:
-    names = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _LEFT]
-    return [Row(path, type(module).__name__, False, _LEFT[name]) for name in names[:1]]
 
 
 def _requests(model: torch.nn.Module) -> dict[str, bool]:

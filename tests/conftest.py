@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # e3nn 0.4.4 stores a constants file that torch.load reads only with this set; it has to be set before e3nn is imported.
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
@@ -30,3 +31,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture
+def nequip_defaults() -> Iterator[None]:
+    """float64 as torch's default, which NequIP sets for a whole process and other tests do not expect."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

@@ -6,7 +6,7 @@ import torch
 
 from eqaccel import Graph, TensorProductConv, TensorProductSpec
 from eqaccel.errors import GraphError
-from eqaccel.ops.graph import packed_index
+from eqaccel.ops.graph import packed_index, packed_rows
 
 SPEC = TensorProductSpec.channelwise("2x0e", "0e", "0e")
 
@@ -118,6 +118,14 @@ def test_layers_share_one_sort(device):
     assert packed_index(edge_index, 6, 6) is first
     assert packed_index(edge_index, 7, 6) is not first
     assert packed_index(first, 6, 6) is first
+
+
+def test_rows_of_one_edge_index_are_remembered_with_it(device):
+    edges = torch.stack([*random_edges(6, 6, 30, device), *random_edges(6, 6, 30, device, seed=1)])
+    first = packed_rows(edges[0], edges[1], 6, 6)
+    assert packed_rows(edges[0], edges[1], 6, 6) is first
+    for receiver, sender in ((edges[1], edges[0]), (edges[2], edges[3]), (edges[0].clone(), edges[1])):
+        assert torch.equal(packed_rows(receiver, sender, 6, 6), Graph(receiver, sender, 6).index)
 
 
 def test_modified_edges_are_sorted_again(device):

@@ -16,18 +16,16 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
 from e3nn.util import jit
-from eqaccel.patches import mace as mace_patch
+from eqaccel.patches import convolution
 from mace.calculators import MACECalculator
 from mace.modules import ScaleShiftMACE
+from patch_checks import RELATIVE, Broken, Unequivariant, Wrong, assert_close, assert_same_gradients
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, UnsupportedError, VerificationError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Model = torch.nn.Module
-
-RELATIVE = 1e-12
-"""Bound of float64 comparisons, relative to the largest entry: some thousand units of rounding."""
 
 FULL = {"compute_force": True, "compute_virials": True, "compute_stress": True}
 
@@ -56,12 +54,6 @@ def pair(request: pytest.FixtureRequest) -> tuple[Model, Model]:
 def patched(model: Model) -> Model:
     """Patches without the verification, which has tests of its own."""
     return patch(model, verify=False)
-
-
-def assert_close(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> None:
-    assert value.shape == expected.shape
-    scale = max(float(expected.detach().abs().max()), floor)
-    assert float((value - expected).detach().abs().max()) <= RELATIVE * scale
 
 
 def assert_same_bits(model: Model, reference: Model) -> None:
@@ -103,12 +95,7 @@ def test_training_gradients(pair: tuple[Model, Model]) -> None:
         outputs = m(mm.batch(m), training=True, **FULL)
         loss = outputs["energy"].sum() + (outputs["forces"] ** 2).sum() + (outputs["stress"] ** 2).sum()
         gradients.append(torch.autograd.grad(loss, list(m.parameters()), allow_unused=True))
-    assert [g is None for g in gradients[0]] == [g is None for g in gradients[1]]
-    present = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None]
-    # A gradient far smaller than the others is what is left of sums as large as theirs.
-    floor = 1e-3 * max(float(a.abs().max()) for a, _ in present)
-    for plain, fast in present:
-        assert_close(fast, plain, floor)
+    assert_same_gradients(gradients[1], gradients[0])
 
 
 @pytest.mark.parametrize("atomic", [False, True])
@@ -281,6 +268,14 @@ def test_one_bad_member_leaves_the_whole_calculator(model: Model) -> None:
     assert_untouched(model, build(mm.energy_model))
 
 
+def test_models_inside_of_other_modules(model: Model) -> None:
+    holder = torch.nn.ModuleDict({"first": model, "again": model, "other": torch.nn.Linear(2, 2)})
+    assert patch(holder) is holder
+    rows = [row for row in report(holder).rows if row.accelerated]
+    assert [row.path for row in rows] == ["first.interactions.0.conv_tp", "first.interactions.1.conv_tp"]
+    assert_untouched(unpatch(holder)["first"], build(mm.energy_model))
+
+
 class CustomModel(ScaleShiftMACE):
     """A user's own model."""
 
@@ -393,11 +388,11 @@ def _named(name: str) -> Model:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: torch.nn.Sequential(_named("TensorProductScatter")), "NequIP.*not supported in this version"),
-        (lambda: torch.nn.Sequential(_named("Contracter")), "Allegro.*not supported in this version"),
-        (lambda: torch.nn.Linear(2, 2), "known kind"),
+        (lambda: torch.nn.Sequential(_named("TensorProductScatter")), "known kind"),
+        (lambda: torch.nn.Linear(2, 2), r"known kind \(MACE, NequIP\)"),
         (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript"),
         (lambda: torch.compile(build(mm.energy_model)), "torch.compile"),
+        (lambda: torch.nn.Sequential(torch.compile(build(mm.energy_model))), "torch.compile"),
         (lambda: object(), "calculator"),
         (lambda: types.SimpleNamespace(models=[]), "calculator"),
     ],
@@ -416,41 +411,20 @@ def test_model_without_blocks_is_refused(model: Model) -> None:
         patch(model)
 
 
-class _Wrong(mace_patch.TensorProductConv):
-    """A convolution that is off by a little."""
-
-    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
-        return super().forward(*args, **kwargs) * 1.001
-
-
-class _Unequivariant(mace_patch.TensorProductConv):
-    """A convolution whose output depends on the frame only, through its last component."""
-
-    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
-        return super().forward(*args, **kwargs).index_fill(1, torch.tensor([self.z_dim - 1]), 0.0)
-
-
-class _Broken(mace_patch.TensorProductConv):
-    """A convolution that cannot run."""
-
-    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
-        raise ArithmeticError("no kernel")
-
-
-@pytest.mark.parametrize("conv", [_Wrong, _Unequivariant])
+@pytest.mark.parametrize("conv", [Wrong, Unequivariant])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_verification_restores_the_model(
     model: Model, monkeypatch: pytest.MonkeyPatch, conv: type, dtype: torch.dtype
 ) -> None:
     model.to(dtype)
-    monkeypatch.setattr(mace_patch, "TensorProductConv", conv)
+    monkeypatch.setattr(convolution, "TensorProductConv", conv)
     with pytest.raises(VerificationError, match=r"by \d\.\d+e[+-]\d+ where at most \d\.\d+e[+-]\d+"):
         patch(model)
     assert_untouched(model, build(mm.energy_model).to(dtype))
 
 
 def test_failing_kernel_restores_the_model(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mace_patch, "TensorProductConv", _Broken)
+    monkeypatch.setattr(convolution, "TensorProductConv", Broken)
     with pytest.raises(ArithmeticError):
         patch(model)
     assert_untouched(model, build(mm.energy_model))

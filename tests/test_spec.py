@@ -11,6 +11,7 @@ import pickle
 from types import SimpleNamespace
 from typing import Any
 
+import e3nn
 import numpy as np
 import pytest
 import torch
@@ -116,8 +117,18 @@ def test_paths_compute_what_the_module_computes(case: str) -> None:
     assert (spec.x_dim, spec.y_dim) == (x.shape[1], y.shape[1])
 
 
-def test_from_e3nn_takes_the_sign_of_the_module() -> None:
-    module = o3.TensorProduct("2x1o", "2e", "2x2o", [(0, 0, 0, "uvu", True)], shared_weights=False)
+@pytest.mark.parametrize("copied", [False, True], ids=["made", "copied"])
+@pytest.mark.parametrize("scripted", [False, True], ids=["traced", "scripted"])
+def test_from_e3nn_takes_the_sign_of_the_module(scripted: bool, copied: bool) -> None:
+    options = e3nn.get_optimization_defaults()
+    try:  # where e3nn keeps its tensors depends on what it does with the code that it generates
+        e3nn.set_optimization_defaults(jit_script_fx=scripted)
+        module = o3.TensorProduct("2x1o", "2e", "2x2o", [(0, 0, 0, "uvu", True)], shared_weights=False)
+    finally:
+        e3nn.set_optimization_defaults(**options)
+    if copied:
+        module = copy.deepcopy(module)
+    assert any(path.endswith("_w3j_1_2_2") for path, _ in module.named_buffers())
     usual = TensorProductSpec.from_e3nn(module).paths[0]
     for path, buffer in module.named_buffers():
         if path.endswith("_w3j_1_2_2"):

@@ -113,10 +113,6 @@ class Graph:
 def packed_index(edge_index: Tensor, num_receivers: int, num_senders: int) -> Tensor:
     """`Graph.index` of a MACE-like edge index, remembered so that the layers of a model sort it once.
 
-    A result is kept for as long as the very same tensor object is alive and has not been modified in place; a change
-    that torch does not see (through `.data` or NumPy) is not seen here either. Nothing is remembered while a program is
-    traced or a CUDA graph captured: there the sort belongs to what is recorded.
-
     Args:
         edge_index: (2, num_edges) int32 or int64, senders in row 0 and receivers in row 1; or a packed index, which is
             returned as it is.
@@ -128,18 +124,41 @@ def packed_index(edge_index: Tensor, num_receivers: int, num_senders: int) -> Te
     """
     if edge_index.dim() == 1:
         return edge_index
+    if not torch.compiler.is_compiling():
+        _check_edge_index(edge_index)
+    return packed_rows(edge_index[1], edge_index[0], num_receivers, num_senders)
+
+
+def packed_rows(receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> Tensor:
+    """`Graph.index` of two rows of one edge index, remembered so that the layers of a model sort it once.
+
+    What is remembered belongs to the tensor that both are views of, because every layer takes the rows anew. It is kept
+    for as long as that tensor is alive and has not been modified in place; a change that torch does not see (through
+    `.data` or NumPy) is not seen here either. Nothing is remembered while a program is traced or a CUDA graph captured:
+    there the sort belongs to what is recorded.
+
+    Args:
+        receiver: (num_edges,) int32 or int64.
+        sender: (num_edges,) int32 or int64.
+        num_receivers: Rows of the output.
+        num_senders: Rows of the node features.
+
+    Raises:
+        GraphError: As for `Graph`.
+    """
     if torch.compiler.is_compiling():
-        return torch.ops.eqaccel.graph(edge_index[1], edge_index[0], num_receivers, num_senders)
-    _check_edge_index(edge_index)
-    if not _may_remember(edge_index):
-        return _sort(edge_index[1], edge_index[0], num_receivers, num_senders)
-    stream = torch.cuda.current_stream(edge_index.device).cuda_stream if edge_index.is_cuda else 0
-    state = (edge_index._version, num_receivers, num_senders, stream)
-    known = _remembered.get(edge_index)
+        return torch.ops.eqaccel.graph(receiver, sender, num_receivers, num_senders)
+    owner = receiver._base
+    if owner is None or sender._base is not owner or not _may_remember(owner):
+        return _sort(receiver, sender, num_receivers, num_senders)
+    stream = torch.cuda.current_stream(owner.device).cuda_stream if owner.is_cuda else 0
+    rows = [(row.storage_offset(), row.stride(), row.shape) for row in (receiver, sender)]
+    state = (owner._version, rows, num_receivers, num_senders, stream)
+    known = _remembered.get(owner)
     if known is not None and known[0] == state:
         return known[1]
-    index = _sort(edge_index[1], edge_index[0], num_receivers, num_senders)
-    _remembered[edge_index] = (state, index)
+    index = _sort(receiver, sender, num_receivers, num_senders)
+    _remembered[owner] = (state, index)
     return index
 
 

@@ -1,0 +1,90 @@
+"""What the families have in common: a convolution made of an e3nn tensor product, and what a report says of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from eqaccel.patches.core import Replacement, Row, class_names
+
+from eqaccel.errors import PatchError, SpecError
+from eqaccel.ops import TensorProductConv
+from eqaccel.spec import TensorProductSpec
+
+_DENSE = "left: dense matrix products, which torch does well"
+_LEFT: Mapping[str, str] = MappingProxyType(
+    {
+        "FullyConnectedNet": _DENSE,
+        "RadialMLP": _DENSE,
+        "ScalarMLPFunction": _DENSE,
+        "FullyConnectedTensorProduct": "left: no kernel for species-indexed linear layers in this version",
+        "SymmetricContraction": "left: no kernel for the symmetric contraction in this version",
+    }
+)
+"""Modules worth naming in a report because they take time, by class, and why they stay."""
+
+
+def check_product(path: str, product: Any) -> None:
+    """Refuses what is not an e3nn tensor product with weights of its own for every edge.
+
+    Raises:
+        PatchError: If it is something else; `path` is where it was found.
+    """
+    if "TensorProduct" not in class_names(product) or not hasattr(product, "instructions"):
+        raise PatchError(
+            f"{path}: expected an e3nn TensorProduct, got {type(product).__name__}; load the model without another "
+            f"accelerator"
+        )
+    if product.shared_weights or product.internal_weights:
+        raise PatchError(f"{path}: expected weights per edge, got shared or internal weights; use the model unpatched")
+
+
+def build_convolution(path: str, product: Any, deterministic: bool) -> torch.nn.Module:
+    """The accelerated convolution of an e3nn tensor product.
+
+    Raises:
+        PatchError: If eqaccel has no kernel for it.
+    """
+    try:
+        return TensorProductConv(TensorProductSpec.from_e3nn(product), deterministic=deterministic)
+    except SpecError as error:
+        raise PatchError(f"{path}: {error}; use the model unpatched") from error
+
+
+def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Callable[[], None]) -> Row:
+    """The line of a report about a convolution, replaced or not.
+
+    Args:
+        path: Where it is in the model.
+        module: What is there now.
+        product: The e3nn tensor product that it came with.
+        check: Raises `PatchError` if the convolution cannot be replaced; called if it is not.
+    """
+    replaced = isinstance(module, Replacement)
+    if replaced:
+        note = "replaced by eqaccel.TensorProductConv"
+    else:
+        try:
+            check()
+            note = "left: not patched yet, eqaccel.patch(model) replaces it"
+        except PatchError as error:
+            note = f"left: {error}"
+    instructions = getattr(product, "instructions", None)
+    mul = {product.irreps_in1[item.i_in1].mul for item in instructions or ()}
+    return Row(
+        path=path,
+        kind=type(module.original if replaced else module).__name__,
+        accelerated=replaced,
+        note=note,
+        paths=None if instructions is None else len(instructions),
+        weight_numel=getattr(product, "weight_numel", None),
+        mul=tuple(sorted(mul, reverse=True)),
+    )
+
+
+def left_rows(path: str, module: Any) -> list[Row]:
+    """The line about a module that takes time and is left as it is; none for other modules."""
+    names = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _LEFT]
+    return [Row(path, type(module).__name__, False, _LEFT[name]) for name in names[:1]]

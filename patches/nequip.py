@@ -1,0 +1,226 @@
+"""NequIP models: which of their modules eqaccel replaces, and how to run one on a structure.
+
+Every NequIP interaction block gathers, multiplies and scatters in one module, its `TensorProductScatter`, so the whole
+patch is one module per layer. A packaged model brings renamed copies of nequip and e3nn, so modules are told by their
+class names (`class_names`), whatever package these classes are from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, left_rows
+from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
+from eqaccel.patches.verify import Structure, model_device, small_structures
+
+from eqaccel.errors import AlreadyPatchedError, PatchError
+from eqaccel.ops.graph import packed_rows
+
+_SCATTER = "TensorProductScatter"
+_OTHER_ACCELERATORS: Mapping[str, str] = MappingProxyType(
+    {
+        "OpenEquivarianceTensorProductScatter": "OpenEquivariance",
+        "CuEquivarianceTensorProductScatter": "cuEquivariance",
+    }
+)
+_ALLEGRO = "Contracter"
+_GHOST_EXCHANGE = "LAMMPSMLIAPGhostExchangeModule"
+
+_OUTPUTS: Mapping[str, str] = MappingProxyType(
+    {
+        "energy": "total_energy",
+        "node_energy": "atomic_energy",
+        "forces": "forces",
+        "virials": "virial",
+        "stress": "stress",
+    }
+)
+"""The outputs that are verified, and their names in NequIP."""
+
+
+class NequipConvolution(Replacement):
+    """Stands in for the `TensorProductScatter` of an interaction block.
+
+    Args:
+        original: The module that the block came with.
+        conv: The accelerated convolution.
+    """
+
+    _nequip_custom_ops_libs = ("eqaccel.ops",)  # nequip-compile writes it into the .pt2, whose loader imports it
+
+    def __init__(self, original: torch.nn.Module, conv: torch.nn.Module) -> None:
+        super().__init__(original)
+        self.conv = conv.train(original.training)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        edge_attr: torch.Tensor,
+        edge_weight: torch.Tensor,
+        edge_dst: torch.Tensor,
+        edge_src: torch.Tensor,
+    ) -> torch.Tensor:
+        """Computes the messages summed over the edges of each receiver.
+
+        Args:
+            x: (num_nodes, feature_irreps_in.dim).
+            edge_attr: (num_edges, irreps_edge_attr.dim).
+            edge_weight: (num_edges, weight_numel).
+            edge_dst: (num_edges,), the receivers: row 0 of NequIP's edge index.
+            edge_src: (num_edges,), the senders: row 1.
+
+        Returns:
+            (num_nodes, irreps_mid.dim)
+        """
+        num_nodes = x.size(0)
+        if torch.jit.is_scripting():
+            index = torch.ops.eqaccel.graph(edge_dst, edge_src, num_nodes, num_nodes)
+        else:
+            index = packed_rows(edge_dst, edge_src, num_nodes, num_nodes)
+        return self.conv(x, edge_attr, edge_weight, index, num_nodes)
+
+
+class NequipFamily:
+    """The models of nequip, built in code, from a checkpoint or from a package; implements `ModelFamily`."""
+
+    name = "NequIP"
+    ranks: Mapping[str, int] = MappingProxyType({"energy": 0, "node_energy": 0, "forces": 1, "virials": 2, "stress": 2})
+
+    def recognises(self, model: torch.nn.Module) -> bool:
+        """Whether the model is what every model of the NequIP framework is wrapped in, Allegro's too."""
+        return bool(class_names(model) & {"GraphModel", "DictInputOutputWrapper"})
+
+    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
+        """Checks every layer, then builds the convolution of each; the model is not changed.
+
+        Raises:
+            AlreadyPatchedError: If the model is accelerated already.
+            PatchError: If it is another kind of model, or a layer cannot be accelerated.
+        """
+        refuse_patched(model)
+        scatters = list(_scatters(model))
+        if not scatters:
+            raise PatchError(f"model: {_nothing_to_replace(model)}")
+        for path, _, scatter in scatters:
+            _check(path, scatter)
+        return [
+            Swap(
+                parent=parent,
+                name=path.rpartition(".")[2],
+                module=NequipConvolution(scatter, build_convolution(f"{path}.tp", scatter.tp, deterministic)),
+                switches={},
+            )
+            for path, parent, scatter in scatters
+        ]
+
+    def rows(self, model: torch.nn.Module) -> list[Row]:
+        """The convolutions and the other costly modules, layer by layer."""
+        rows = []
+        for path, parent, scatter in _scatters(model):
+            module = getattr(parent, path.rpartition(".")[2])
+            product = getattr(scatter, "tp", None)
+            rows.append(convolution_row(path, module, product, partial(_check, path, scatter)))
+            for name in ("edge_mlp", "sc"):
+                rows += left_rows(f"{path.rpartition('.')[0]}.{name}", getattr(parent, name, None))
+        if not rows:
+            rows.append(Row("", type(model).__name__, False, f"left: {_nothing_to_replace(model)}"))
+        return rows
+
+    def structures(self, model: torch.nn.Module) -> list[Structure]:
+        """Small structures of the model's own atom types."""
+        return small_structures(float(model.metadata["r_max"]), len(model.type_names))
+
+    def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
+        """Runs the model for everything it predicts; forces that it leaves to others are added."""
+        inputs = _inputs(model, structure)
+        positions = inputs["pos"].requires_grad_()
+        outputs = model(inputs)
+        if "forces" not in outputs:
+            outputs["forces"] = -torch.autograd.grad(outputs["total_energy"].sum(), positions)[0]
+        return {
+            name: outputs[field].detach().to("cpu", torch.float64)
+            for name, field in _OUTPUTS.items()
+            if isinstance(outputs.get(field), torch.Tensor)
+        }
+
+
+def _scatters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Any]]:
+    """The scatters that a model came with: path, owner, and module, also where eqaccel has replaced it."""
+    for prefix, parent in model.named_modules():
+        if isinstance(parent, Replacement):
+            continue
+        for name, child in parent.named_children():
+            scatter = child.original if isinstance(child, Replacement) else child
+            if _SCATTER in class_names(scatter):
+                yield f"{prefix}.{name}".lstrip("."), parent, scatter
+
+
+def _check(path: str, scatter: Any) -> None:
+    """Refuses a layer that eqaccel cannot accelerate; says what is wrong with it and what to do."""
+    for kind in class_names(scatter) & _OTHER_ACCELERATORS.keys():
+        raise AlreadyPatchedError(
+            f"{path}: {_OTHER_ACCELERATORS[kind]} accelerates this model already; load it again, without the modifier "
+            f"that enables it"
+        )
+    owner = next(cls.__name__ for cls in type(scatter).__mro__ if "forward" in vars(cls))
+    if owner != _SCATTER:
+        raise PatchError(
+            f"{path}: expected the forward method of nequip's {_SCATTER}, got that of {owner}; use the model unpatched"
+        )
+    check_product(f"{path}.tp", getattr(scatter, "tp", None))
+
+
+def _nothing_to_replace(model: torch.nn.Module) -> str:
+    """Why a model of the framework has no layer that eqaccel could replace, and what to do."""
+    if "DictInputOutputWrapper" in class_names(model):
+        return (
+            "nequip-compile has compiled this model, so that it cannot be changed; patch the model it was made from, "
+            "or compile it again with `nequip-compile --modifiers enable_eqaccel`"
+        )
+    if any(_ALLEGRO in class_names(module) for module in model.modules()):
+        return (
+            f"{type(model).__name__} is an Allegro model, which has no convolution over node features: its "
+            f"{_ALLEGRO} multiplies features of edges in a layout of its own, and eqaccel has no kernel for that; use "
+            f"it unpatched, or with Allegro's own modifiers"
+        )
+    return f"{type(model).__name__} has no {_SCATTER}, so there is nothing to replace"
+
+
+def _inputs(model: torch.nn.Module, structure: Structure) -> dict[str, Any]:
+    """The dictionary that `nequip.data.from_ase` and a neighbour list would give for one structure.
+
+    NequIP takes float64 whatever it computes in. An edge starts at its receiver; since the list holds every pair in
+    both directions, it needs no turning around.
+    """
+    inputs = {
+        "pos": structure.positions,
+        "cell": structure.cell[None],
+        "edge_cell_shift": structure.unit_shifts,
+        "edge_index": structure.edge_index,
+        "atom_types": structure.species,
+    }
+    for module in model.modules():  # fields such as a total charge, each with the smallest value that it may have
+        for field, smallest in getattr(module, "categorical_graph_field_embed_shifts", {}).items():
+            inputs[field] = torch.tensor([[smallest]])
+    # Copies, because models switch on gradients of what is in it.
+    inputs = {name: tensor.to(model_device(model), copy=True) for name, tensor in inputs.items()}
+    if any(_GHOST_EXCHANGE in class_names(module) for module in model.modules()):
+        inputs["lmp_mliap_data"] = _NoGhosts(len(structure.positions))
+    return inputs
+
+
+class _NoGhosts:
+    """Stands in for LAMMPS where a model prepared for ML-IAP asks for the features of ghosts, and there are none."""
+
+    def __init__(self, num_atoms: int) -> None:
+        self.nlocal = self.ntotal = num_atoms
+
+    def forward_exchange(self, features: torch.Tensor, out: torch.Tensor, _width: int) -> None:
+        """What every local atom has is what there is."""
+        out.copy_(features)
+
+    reverse_exchange = forward_exchange

@@ -1,0 +1,53 @@
+"""What the tests of patched models share, whatever the family: a bound, and convolutions that are wrong on purpose."""
+
+from __future__ import annotations
+
+import torch
+from eqaccel.patches import convolution
+
+RELATIVE = 1e-12
+"""Bound of float64 comparisons, relative to the largest entry: some thousand units of rounding."""
+
+
+def assert_close(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> None:
+    assert value.shape == expected.shape
+    scale = max(float(expected.detach().abs().max()), floor)
+    assert float((value - expected).detach().abs().max()) <= RELATIVE * scale
+
+
+def assert_same_gradients(values: tuple[torch.Tensor | None, ...], expected: tuple[torch.Tensor | None, ...]) -> None:
+    """Gradients of one loss in all parameters, from two models; None where a parameter does not take part."""
+    assert [g is None for g in values] == [g is None for g in expected]
+    present = [(value, wanted) for value, wanted in zip(values, expected, strict=True) if wanted is not None]
+    # A gradient far smaller than the others is what is left of sums as large as theirs.
+    floor = 1e-3 * max(float(wanted.abs().max()) for _, wanted in present)
+    for value, wanted in present:
+        assert_close(value, wanted, floor)
+
+
+class Wrong(convolution.TensorProductConv):
+    """A convolution that is off by a little."""
+
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
+        return super().forward(*args, **kwargs) * 1.001
+
+
+class Unequivariant(convolution.TensorProductConv):
+    """A convolution whose output depends on the frame only, through its last component."""
+
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
+        return super().forward(*args, **kwargs).index_fill(1, torch.tensor([self.z_dim - 1]), 0.0)
+
+
+class DetachedWeights(convolution.TensorProductConv):
+    """A convolution with right values and wrong derivatives."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, *graph: object) -> torch.Tensor:
+        return super().forward(x, y, w.detach(), *graph)
+
+
+class Broken(convolution.TensorProductConv):
+    """A convolution that cannot run."""
+
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
+        raise ArithmeticError("no kernel")
