@@ -138,11 +138,13 @@ void PairEqaccel::coeff(int narg, char **arg)
 
 int PairEqaccel::local_rank() const
 {
-  MPI_Comm host;
   int rank = 0;
+#ifndef MPI_STUBS    // LAMMPS's own, for one rank
+  MPI_Comm host;
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, comm->me, MPI_INFO_NULL, &host);
   MPI_Comm_rank(host, &rank);
   MPI_Comm_free(&host);
+#endif
   return rank;
 }
 
