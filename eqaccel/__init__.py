@@ -22,6 +22,8 @@ _HOMES = {
     "patch": "eqaccel.patches",
     "unpatch": "eqaccel.patches",
     "report": "eqaccel.patches",
+    "export": "eqaccel.integrations.export",
+    "load_exported": "eqaccel.integrations.export",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -47,6 +47,10 @@ class AlreadyPatchedError(PatchError):
     """Raised when a model, or a part of it, is accelerated already, by eqaccel or by another library."""
 
 
+class ExportError(EqaccelError, ValueError):
+    """Raised when a model cannot be exported, or an exported file cannot be opened."""
+
+
 class CompileError(EqaccelError, RuntimeError):
     """Raised when a generated kernel does not compile.
 

@@ -103,6 +103,19 @@ def test_script(images):
     torch.testing.assert_close(gradient, 2 * x * counts[:, None])
 
 
+def test_script_keeps_calls_without_a_use(images):
+    """Other ranks wait for every call, also for one that gives nothing new here."""
+
+    @torch.jit.script
+    def twice(x: torch.Tensor, handle: int):
+        torch.ops.eqaccel.exchange(x, handle, 7)
+        return torch.ops.eqaccel.exchange(x, handle, 7)
+
+    for _ in range(3):
+        twice(torch.zeros(3, 2), images.handle)
+    assert len(images.calls) == 6
+
+
 @pytest.mark.parametrize(
     ("x", "num_nodes", "message"),
     [

@@ -21,8 +21,10 @@ TORCH_LIBRARY(eqaccel, library) {
               "Tensor a, Tensor b, Tensor c, " EQ_PROBLEM_ARGUMENTS
               ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
-  library.def("exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor", tags);
-  library.def("exchange_backward(Tensor gradient, int handle, SymInt num_local) -> Tensor", tags);
+  // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
+  for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",
+                             "exchange_backward(Tensor gradient, int handle, SymInt num_local) -> Tensor"})
+    library.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), tags);
 }
 
 namespace eqaccel::ops {

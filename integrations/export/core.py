@@ -1,0 +1,265 @@
+"""The mechanics of exporting: checking the arguments, copying, scripting, writing the file and comparing it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from eqaccel.integrations.export.loading import FORMAT, METADATA, Exported, load_exported
+from eqaccel.integrations.export.potential import Convolution, Potential
+from eqaccel.integrations.export.scripting import script
+from eqaccel.patches.verify import ROUNDING, Structure, model_device, model_dtype
+from torch import Tensor, nn
+
+import eqaccel
+from eqaccel.errors import ExportError
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file says of the model in it.
+
+    Attributes:
+        cutoff: Radius within which edges are searched, angstrom.
+        type_names: Name of each type of atom, in the order of the indices.
+    """
+
+    cutoff: float
+    type_names: list[str]
+
+
+class ExportFamily(Protocol):
+    """One kind of model: how to recognise it and how to turn it into a `Potential`.
+
+    Attributes:
+        name: What users call it, and the `family` of the metadata.
+    """
+
+    name: str
+
+    def recognises(self, model: nn.Module) -> bool:
+        """Whether the model is of this family; must not raise."""
+        ...
+
+    def heads(self, model: nn.Module) -> list[str]:
+        """Checks that the model is patched and can be exported, and names its heads; raises `ExportError`."""
+        ...
+
+    def facts(self, model: nn.Module) -> Facts:
+        """What the metadata say of the model."""
+        ...
+
+    def potential(self, model: nn.Module, head: int) -> Potential:
+        """Turns a copy of the model, which is used up, into a module that can be scripted."""
+        ...
+
+    def structures(self, model: nn.Module) -> list[Structure]:
+        """Small structures to compare the file on."""
+        ...
+
+    def evaluate(self, model: nn.Module, structure: Structure, head: int) -> tuple[Tensor, Tensor]:
+        """Runs the model itself; returns node energies (num_atoms,) and forces (num_atoms, 3)."""
+        ...
+
+
+FAMILIES: list[ExportFamily] = []
+"""The kinds of model that `export` knows, asked in this order."""
+
+
+def register(family: ExportFamily) -> None:
+    """Makes a family of models known to `export`."""
+    FAMILIES.append(family)
+
+
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    format: str = "torchscript",
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    head: str | None = None,
+    verify: bool = True,
+) -> dict[str, Any]:
+    """Writes a patched model to a file that a C++ program, LAMMPS for one, runs without Python.
+
+    The model itself is not changed. What the module in the file takes and returns is described at `Potential.forward`;
+    a program opens it with `torch::jit::load` after it has loaded the operator library (`python -m eqaccel libs`).
+
+    Args:
+        model: A model that `eqaccel.patch` has accelerated.
+        path: The file to write; replaced only when everything has succeeded.
+        format: "torchscript".
+        device: Where the tensors in the file are, "cpu" or "cuda"; default: where the model is.
+        dtype: torch.float32 or torch.float64; default: that of the model.
+        head: Name of the head to export, needed if the model has several.
+        verify: Whether to open the file and compare energies and forces with the model, on two generated structures.
+
+    Returns:
+        The metadata of the file.
+
+    Raises:
+        ExportError: If an argument makes no sense, if the model is not patched or of an unknown kind, if a module of it
+            cannot be scripted, or if the file does not reproduce the model. No file is left behind then.
+    """
+    target = _checked_path(path)
+    if format != "torchscript":
+        raise ExportError(f"format: expected 'torchscript', got {format!r}")
+    family = _family(model)
+    heads = family.heads(model)
+    if head not in heads and (head is not None or len(heads) > 1):
+        raise ExportError(f"head: expected one of {', '.join(map(repr, heads))}, got {head!r}")
+    index = 0 if head is None else heads.index(head)
+    kind = _checked_dtype(dtype, model)
+    place = _checked_device(device, model)
+
+    duplicate = copy.deepcopy(model).to(place, kind).eval().requires_grad_(False)
+    facts = family.facts(duplicate)
+    with _default_dtype(kind):
+        structures = family.structures(duplicate) if verify else []
+        with torch.jit.optimized_execution(False):
+            expected = [family.evaluate(duplicate, structure, index) for structure in structures]
+        potential = family.potential(duplicate, index)
+        metadata = _metadata(family.name, heads[index], facts, potential, kind, place)
+        scripted = script(potential)
+    with _temporary(target) as file:
+        scripted.save(str(file), _extra_files={METADATA: json.dumps(metadata, indent=1)})
+        if verify:
+            exported = load_exported(file)
+            for structure, reference in zip(structures, expected, strict=True):
+                _compare(exported, structure, reference)
+    return metadata
+
+
+def _checked_path(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        what = "a folder" if target.is_dir() else "a file in a folder that does not exist"
+        raise ExportError(f"path: expected the name of a file in an existing folder, got {what}: '{target}'")
+    return target
+
+
+def _checked_dtype(dtype: torch.dtype | str | None, model: nn.Module) -> torch.dtype:
+    found = model_dtype(model) if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
+    if found not in DTYPES.values():
+        got = f"a model in {found}" if dtype is None else repr(dtype)
+        raise ExportError(f"dtype: expected torch.float32 or torch.float64, got {got}")
+    return found
+
+
+def _checked_device(device: torch.device | str | None, model: nn.Module) -> torch.device:
+    devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
+    if len(devices) > 1 or "meta" in devices:
+        raise ExportError(
+            f"model: expected all of its tensors on one device, got {', '.join(sorted(devices))}; move it with "
+            ".to(device)"
+        )
+    try:
+        found = model_device(model) if device is None else torch.device(device)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ExportError(f"device: expected 'cpu' or 'cuda', got {str(device)!r}")
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ExportError(
+            "device: expected 'cpu', because this machine has no GPU that torch can use, got 'cuda'; export for the "
+            "CPU and open the file with load_exported(path, device='cuda')"
+        )
+    return found
+
+
+def _family(model: nn.Module) -> ExportFamily:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ExportError(
+            "model: expected the Python model, got a scripted one; patch and export what it was made from"
+        )
+    for family in FAMILIES:
+        if family.recognises(model):
+            return family
+    known = ", ".join(family.name for family in FAMILIES)
+    raise ExportError(f"model: expected a model of a kind that can be exported ({known}), got {type(model).__name__}")
+
+
+def _metadata(
+    family: str, head: str, facts: Facts, potential: Potential, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "kind": "torchscript",
+        "family": family,
+        "head": head,
+        "cutoff": facts.cutoff,
+        "type_names": facts.type_names,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device.type,
+        "units": {"energy": "eV", "length": "angstrom"},
+        "exchange_widths": potential.exchange_widths.value,
+        "versions": {"eqaccel": eqaccel.__version__, "torch": torch.__version__},
+        "kernels": [f"{module.key:016x}" for module in potential.modules() if isinstance(module, Convolution)],
+    }
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Models create small constants in the default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """A file beside the target, which takes the target's name if all goes well and vanishes if not."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _compare(exported: Exported, structure: Structure, expected: Sequence[Tensor]) -> None:
+    """Compares a file with the model; bounds are rounding of the absolute contributions, as when patching."""
+    dtype, device = DTYPES[exported.metadata["dtype"]], exported.metadata["device"]
+    senders, receivers = structure.edge_index
+    shifts = structure.unit_shifts @ structure.cell
+    vectors = structure.positions[receivers] - structure.positions[senders] + shifts
+    with torch.jit.optimized_execution(False):
+        energies, gradient = exported(
+            vectors.to(device, dtype), structure.edge_index.to(device), structure.species.to(device)
+        )
+    gradient = gradient.to("cpu", torch.float64)
+    forces = torch.zeros_like(structure.positions).index_add(0, senders, gradient).index_add(0, receivers, -gradient)
+    values = (energies.to("cpu", torch.float64), forces)
+    wanted = [t.detach().to("cpu", torch.float64) for t in expected]
+    work = float(wanted[1].abs().sum()) * structure.cutoff
+    scales = (float(wanted[0].abs().sum()) + work, float(wanted[1].abs().sum()))
+    for name, value, reference, scale in zip(("node energies", "forces"), values, wanted, scales, strict=True):
+        error, bound = float((value - reference).abs().max()), ROUNDING * torch.finfo(dtype).eps * scale
+        if not error <= bound:  # written so that NaN fails
+            raise ExportError(
+                f"model: the file does not reproduce the model: {name} of the {structure.name} differ by {error:.3e} "
+                f"where at most {bound:.3e} is rounding; no file was written. If the model has a forward method of its "
+                "own, it cannot be exported; otherwise please report this"
+            )

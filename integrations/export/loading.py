@@ -1,0 +1,96 @@
+"""Opening exported files in Python, and saying clearly why one cannot be opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import eqaccel.ops  # noqa: F401 (registers the operators that files are made of)
+from eqaccel.errors import ExportError
+
+FORMAT = 1
+"""Version of the contract between a file and the program that opens it: metadata, arguments and results."""
+
+METADATA = "eqaccel.json"
+"""Name of the metadata among the extra files of a TorchScript file."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported file, opened.
+
+    Attributes:
+        module: The TorchScript module; `Potential.forward` says what it takes and returns.
+        metadata: The description that the file holds of itself.
+    """
+
+    module: torch.jit.ScriptModule
+    metadata: Mapping[str, Any]
+
+    def __call__(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int | None = None, exchange: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Calls the module; see `Potential.forward`. By default all nodes are local."""
+        return self.module(vectors, edge_index, types, types.size(0) if num_local is None else num_local, exchange)
+
+
+def load_exported(path: str | os.PathLike[str], device: torch.device | str | None = None) -> Exported:
+    """Opens a file that `export` wrote.
+
+    Args:
+        path: The file.
+        device: Where to put it; default: the device that it was exported for.
+
+    Raises:
+        ExportError: If there is no such file, or it is truncated, of another program, or of a newer eqaccel; or if it
+            is for a GPU and torch finds none.
+    """
+    file = Path(path)
+    metadata = read_metadata(file)
+    place = torch.device(metadata["device"] if device is None else device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ExportError(
+            f"device: '{file}' is to run on a GPU, and torch finds none on this machine; pass device='cpu', or export "
+            "it again with that"
+        )
+    try:
+        module = torch.jit.load(str(file), map_location=place)
+    except RuntimeError as error:
+        raise ExportError(
+            f"path: '{file}' cannot be opened by torch {torch.__version__} (it was written by torch "
+            f"{metadata['versions']['torch']}): {error}. Export the model again with this version of torch"
+        ) from error
+    return Exported(module, {**metadata, "device": place.type})
+
+
+def read_metadata(file: Path) -> dict[str, Any]:
+    """Reads the metadata of an exported file without loading the model; raises as `load_exported`."""
+    expected = "expected a file written by eqaccel.export"
+    if not file.is_file():
+        raise ExportError(f"path: {expected}, got '{file}', which does not exist or is not a file")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}")]
+            metadata = json.loads(archive.read(names[0])) if names else None
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise ExportError(
+            f"path: {expected}, got '{file}', which is truncated or no such file ({error}); copy or export it again"
+        ) from error
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), int):
+        raise ExportError(
+            f"path: {expected}, got '{file}', which another program wrote; export the model with eqaccel.export"
+        )
+    if metadata["format"] > FORMAT:
+        raise ExportError(
+            f"path: '{file}' has format {metadata['format']}, and this eqaccel reads formats up to {FORMAT}; install a "
+            f"newer eqaccel (the file was written by {metadata.get('versions', {}).get('eqaccel', 'a newer one')})"
+        )
+    return metadata

@@ -1,0 +1,232 @@
+"""MACE models as exported potentials; implements `ExportFamily`.
+
+The blocks of the model stay MACE's own. Its `forward` is not used, because it wants positions and a batch of graphs;
+`MacePotential.node_energies` calls the blocks in the same order on edge vectors. Blocks take `lammps_natoms`, and with
+it cut what they computed for ghosts before the costly part; `first_layer=True` keeps them from exchanging by their own
+means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List  # noqa: UP035 (TorchScript)
+
+import torch
+from eqaccel.integrations.export.core import Facts
+from eqaccel.integrations.export.potential import Convolution, Potential
+from eqaccel.patches.core import Replacement, class_names
+from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
+from torch import Tensor, nn
+
+from eqaccel.errors import ExportError
+
+_SYMBOLS = (
+    "X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb "
+    "Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au "
+    "Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts "
+    "Og"
+)
+"""Chemical symbols in the order of atomic numbers, from zero."""
+
+
+class Gate(nn.Module):
+    """MACE's `GatedEquivariantBlock` in a form that TorchScript reads, with the same numbers.
+
+    Args:
+        gate: The block to stand in for.
+    """
+
+    def __init__(self, gate: Any) -> None:
+        super().__init__()
+        if gate._layout_is_ir_mul:
+            raise ExportError("model: expected features in mul_ir layout, got ir_mul; convert the model back first")
+        self.scalars, self.gates = (gate._s_start, gate._s_len), (gate._g_start, gate._g_len)
+        self.gated = torch.jit.Attribute(list(gate._gated_info), list[tuple[int, int, int, int, int]])
+        self.act_scalar = gate._act_scalar or _identity
+        self.act_gate = gate._act_gate or _identity
+        self.scalar_factor = float(gate._scalar_cst)
+        self.gate_factor = float(gate._gate_cst)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(num_nodes, irreps_in.dim) -> (num_nodes, irreps_out.dim): scalars, then the irreps times their gates."""
+        parts = [self.act_scalar(x.narrow(1, self.scalars[0], self.scalars[1])) * self.scalar_factor]
+        gates = self.act_gate(x.narrow(1, self.gates[0], self.gates[1])) * self.gate_factor
+        for start, length, dim, mul, gate in self.gated:
+            irreps = x.narrow(1, start, length).reshape(-1, mul, dim)
+            parts.append((irreps * gates.narrow(1, gate, mul).unsqueeze(-1)).reshape(-1, length))
+        return torch.cat(parts, dim=1)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+class PairRepulsion(nn.Module):
+    """MACE's `ZBLBasis`; that one multiplies nuclear charges in torch's default dtype, whatever the model's is.
+
+    Args:
+        zbl: The module to stand in for.
+        charges: (num_types,) nuclear charge of each type, in the dtype of the model.
+    """
+
+    def __init__(self, zbl: Any, charges: Tensor) -> None:
+        super().__init__()
+        numbers = charges.long()
+        self.register_buffer("coefficients", zbl.c)
+        self.register_buffer("charges", charges)
+        self.register_buffer("charge_powers", torch.pow(charges, zbl.a_exp))
+        self.register_buffer("radii", zbl.covalent_radii[numbers])
+        self.register_buffer("length", 0.529 * zbl.a_prefactor)
+        self.power = float(zbl.p)
+
+    def forward(self, lengths: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:
+        """Half the repulsion of each edge, (num_edges,) eV, from lengths (num_edges,) and the types at both ends."""
+        x = lengths * (self.charge_powers[sender] + self.charge_powers[receiver]) / self.length
+        screening = self.coefficients[0] * torch.exp(-3.2 * x) + self.coefficients[1] * torch.exp(-0.9423 * x)
+        screening = (
+            screening + self.coefficients[2] * torch.exp(-0.4028 * x) + self.coefficients[3] * torch.exp(-0.2016 * x)
+        )
+        energy = 14.3996 * self.charges[sender] * self.charges[receiver] / lengths * screening
+        p, r = self.power, lengths / (self.radii[sender] + self.radii[receiver])
+        envelope = 1 - (p + 1) * (p + 2) / 2 * r**p + p * (p + 2) * r ** (p + 1) - p * (p + 1) / 2 * r ** (p + 2)
+        return 0.5 * energy * torch.where(r < 1, envelope, torch.zeros_like(r))
+
+
+class MacePotential(Potential):
+    """A `MACE` or `ScaleShiftMACE` with patched interactions, for one head.
+
+    Args:
+        model: A copy of the model, whose modules are taken over.
+        head: Index of the head.
+    """
+
+    def __init__(self, model: Any, head: int) -> None:
+        super().__init__(model_dtype(model), [block.node_feats_irreps.dim for block in list(model.interactions)[1:]])
+        for block in model.interactions:
+            block.conv_tp = Convolution(block.conv_tp.conv)
+        for parent in list(model.modules()):
+            for name, child in parent.named_children():
+                if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):
+                    setattr(parent, name, Gate(child))
+        self.head = head
+        self.node_embedding = model.node_embedding
+        self.spherical_harmonics = model.spherical_harmonics
+        self.radial_embedding = model.radial_embedding
+        if hasattr(model, "pair_repulsion"):
+            self.pair_repulsion = PairRepulsion(model.pair_repulsion_fn, model.atomic_numbers.to(model.r_max.dtype))
+        self.interactions = model.interactions
+        self.products = model.products
+        self.readouts = model.readouts
+        # A single read-out reads the last layer.
+        layers = range(len(model.readouts)) if len(model.readouts) > 1 else [len(model.products) - 1]
+        self.readout_layers = torch.jit.Attribute(list(layers), list[int])
+        self.register_buffer("atomic_numbers", model.atomic_numbers)
+        energies = torch.atleast_2d(model.atomic_energies_fn.atomic_energies)[head]
+        scale_shift = getattr(model, "scale_shift", None)
+        one = energies.new_ones(())
+        self.register_buffer("atomic_energies", energies.clone())
+        self.register_buffer("scale", one if scale_shift is None else torch.atleast_1d(scale_shift.scale)[head].clone())
+        self.register_buffer(
+            "shift", 0 * one if scale_shift is None else torch.atleast_1d(scale_shift.shift)[head].clone()
+        )
+
+    def node_energies(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> Tensor:
+        """See `Potential.node_energies`."""
+        num_nodes = types.size(0)
+        counts = (num_local, num_nodes - num_local)
+        node_attrs = nn.functional.one_hot(types, self.atomic_numbers.size(0)).to(vectors.dtype)
+        lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+        edge_attrs = self.spherical_harmonics(vectors)
+        edge_feats, cutoff = self.radial_embedding(lengths, node_attrs, edge_index, self.atomic_numbers)
+        x = self.node_embedding(node_attrs)
+        layers: List[Tensor] = []  # noqa: UP006 (TorchScript)
+        for i, (interaction, product) in enumerate(zip(self.interactions, self.products)):  # noqa: B905 (TorchScript)
+            if i > 0:
+                x = torch.ops.eqaccel.exchange(x, exchange, num_nodes)
+            messages, skip = interaction(
+                node_attrs,
+                x,
+                edge_attrs,
+                edge_feats,
+                edge_index,
+                cutoff,
+                lammps_class=exchange,
+                lammps_natoms=counts,
+                first_layer=True,
+            )
+            x = product(messages, skip, node_attrs[:num_local])
+            layers.append(x)
+
+        heads = torch.full([num_local], self.head, dtype=torch.int64, device=types.device)
+        terms: List[Tensor] = []  # noqa: UP006 (TorchScript)
+        if hasattr(self, "pair_repulsion"):
+            pairs = self.pair_repulsion(lengths.squeeze(1), types[edge_index[0]], types[edge_index[1]])
+            terms.append(pairs.new_zeros([num_local]).index_add(0, edge_index[1], pairs))
+        for i, readout in enumerate(self.readouts):
+            terms.append(readout(layers[self.readout_layers[i]], heads)[:, self.head])
+        interaction_energy = torch.stack(terms).sum(dim=0)
+        return self.atomic_energies[types[:num_local]] + self.scale * interaction_energy + self.shift
+
+
+class MaceExport:
+    """The energy models of mace-torch; implements `ExportFamily`."""
+
+    name = "mace"
+
+    def recognises(self, model: nn.Module) -> bool:
+        """Whether the model is a `MACE`, or derives from it."""
+        return "MACE" in class_names(model) and isinstance(getattr(model, "interactions", None), nn.Module)
+
+    def heads(self, model: Any) -> list[str]:
+        """See `ExportFamily.heads`."""
+        foreign = sorted(class_names(model) & {"MACELES", "PolarMACE"})
+        if foreign or getattr(model, "embedding_specs", None):
+            reason = "has long-range parts" if foreign else "takes inputs besides the structure (embedding_specs)"
+            raise ExportError(
+                f"model: expected a model whose energy depends on the structure alone, within the cutoff; "
+                f"{type(model).__name__} {reason}, so use it from Python"
+            )
+        for i, block in enumerate(model.interactions):
+            if not isinstance(block.conv_tp, Replacement):
+                raise ExportError(
+                    f"model: expected a patched model, got interactions.{i}.conv_tp = {type(block.conv_tp).__name__}; "
+                    "call eqaccel.patch(model) first"
+                )
+        return [str(head) for head in getattr(model, "heads", None) or ["Default"]]
+
+    def facts(self, model: Any) -> Facts:
+        """See `ExportFamily.facts`."""
+        symbols = _SYMBOLS.split()
+        return Facts(float(model.r_max), [symbols[number] for number in model.atomic_numbers.tolist()])
+
+    def potential(self, model: Any, head: int) -> Potential:
+        """See `ExportFamily.potential`."""
+        return MacePotential(model, head)
+
+    def structures(self, model: Any) -> list[Structure]:
+        """See `ExportFamily.structures`."""
+        return small_structures(float(model.r_max), len(model.atomic_numbers))
+
+    def evaluate(self, model: Any, structure: Structure, head: int) -> tuple[Tensor, Tensor]:
+        """See `ExportFamily.evaluate`."""
+        device, dtype = model_device(model), model_dtype(model)
+        num_atoms = len(structure.positions)
+        floating = {
+            "positions": structure.positions,
+            "cell": structure.cell,
+            "unit_shifts": structure.unit_shifts,
+            "shifts": structure.unit_shifts @ structure.cell,
+            "node_attrs": nn.functional.one_hot(structure.species, len(model.atomic_numbers)),
+        }
+        integral = {
+            "edge_index": structure.edge_index,
+            "batch": torch.zeros(num_atoms, dtype=torch.int64),
+            "ptr": torch.tensor([0, num_atoms]),
+            "head": torch.tensor([head]),
+        }
+        # Copies, because the model writes into this dictionary.
+        inputs = {name: tensor.to(device, dtype, copy=True) for name, tensor in floating.items()}
+        inputs |= {name: tensor.to(device, copy=True) for name, tensor in integral.items()}
+        outputs = model(inputs, compute_force=True)
+        return outputs["node_energy"], outputs["forces"]

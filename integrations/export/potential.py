@@ -1,0 +1,128 @@
+"""What every exported file holds: a potential as a TorchScript module, and the modules that it shares.
+
+A potential takes edge vectors and gives node energies and their gradient. A node is local if this rank owns it, and a
+ghost otherwise; local nodes come first, and only they receive edges. Features of ghosts come from their owners through
+the operator `eqaccel::exchange` between two layers, so a layer never computes what another rank computes too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Tuple  # noqa: UP035 (TorchScript)
+
+import torch
+from torch import Tensor, nn
+
+from eqaccel.ops import TensorProductConv
+
+
+class Potential(nn.Module):
+    """Base of the exported modules: energies by a subclass, their gradient by torch inside the file.
+
+    Args:
+        dtype: Floating-point type of all that goes in and comes out.
+        exchange_widths: Columns of the features that are exchanged, an entry for each exchange, in order.
+    """
+
+    def __init__(self, dtype: torch.dtype, exchange_widths: list[int]) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.dtype_name = str(dtype).removeprefix("torch.")
+        self.exchange_widths = torch.jit.Attribute(exchange_widths, list[int])
+
+    def node_energies(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> Tensor:
+        """Computes the energies of the local nodes.
+
+        Args:
+            vectors: (num_edges, 3).
+            edge_index: (2, num_edges) int64.
+            types: (num_nodes,) int64.
+            num_local: Nodes that this rank owns.
+            exchange: Handle for `eqaccel::exchange`.
+
+        Returns:
+            (num_local,), eV.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> Tuple[Tensor, Tensor]:  # noqa: UP006 (TorchScript)
+        """Computes the energies of the local nodes, and the gradient of their sum.
+
+        Args:
+            vectors: (num_edges, 3), from sender to receiver, periodic shifts included, angstrom; dtype of the file.
+            edge_index: (2, num_edges) int64, senders in row 0, receivers in row 1; receivers are local nodes.
+            types: (num_nodes,) int64, indices into `type_names` of the metadata; local nodes first.
+            num_local: Nodes that this rank owns.
+            exchange: Address of an `eqaccel::GhostExchange`; 0 if there are no ghosts (num_local == num_nodes).
+
+        Returns:
+            Energies (num_local,) in eV, and the gradient (num_edges, 3) of their sum in eV/angstrom.
+        """
+        self.check(vectors, edge_index, types, num_local)
+        if num_local == 0:
+            self.exchange_nothing(vectors, types.size(0), exchange)
+            return vectors.new_zeros([0]), torch.zeros_like(vectors)
+        records_gradient = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)  # TorchScript has no torch.enable_grad
+        leaf = vectors.detach().requires_grad_(True)
+        energies = self.node_energies(leaf, edge_index, types, num_local, exchange)
+        gradient = torch.autograd.grad([energies.sum()], [leaf])[0]
+        torch.set_grad_enabled(records_gradient)
+        assert gradient is not None
+        return energies.detach(), gradient
+
+    def check(self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int) -> None:
+        """Raises if an argument of `forward` does not fit; looks at shapes and dtypes only."""
+        if vectors.dim() != 2 or vectors.size(1) != 3:
+            raise ValueError(f"vectors: expected shape (num_edges, 3), got {vectors.size()}")
+        if vectors.dtype != self.dtype:
+            raise ValueError(
+                f"vectors: expected {self.dtype_name}, the dtype of the exported model; convert it with .to()"
+            )
+        if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.size(1) != vectors.size(0):
+            raise ValueError(f"edge_index: expected shape (2, {vectors.size(0)}), got {edge_index.size()}")
+        if types.dim() != 1:
+            raise ValueError(f"types: expected shape (num_nodes,), got {types.size()}")
+        if num_local < 0 or num_local > types.size(0):
+            raise ValueError(f"num_local: expected 0 to {types.size(0)} (the number of types), got {num_local}")
+
+    def exchange_nothing(self, vectors: Tensor, num_nodes: int, exchange: int) -> None:
+        """Takes part in every exchange that the other ranks make, as a rank without atoms of its own."""
+        for width in self.exchange_widths:
+            torch.ops.eqaccel.exchange(vectors.new_zeros([0, width]), exchange, num_nodes)
+        for width in self.exchange_widths[::-1]:
+            torch.ops.eqaccel.exchange_backward(vectors.new_zeros([num_nodes, width]), exchange, 0)
+
+
+class Convolution(nn.Module):
+    """A `TensorProductConv` as files hold it: no Python besides what TorchScript reads, and kernels may be sealed in.
+
+    Args:
+        conv: The convolution of a patched model.
+    """
+
+    def __init__(self, conv: TensorProductConv) -> None:
+        super().__init__()
+        self.key = conv.key
+        self.z_dim = conv.z_dim
+        self.mul_ir = conv.mul_ir
+        self.atomic = conv.atomic
+        self.register_buffer("payload", conv.payload.clone(), persistent=False)
+
+    def seal(self, entries: bytes) -> None:
+        """Adds entries to the payload, under a key of its own: a process may know the bare payload already."""
+        content = self.payload.cpu().numpy().tobytes() + entries
+        self.key = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+        self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
+
+    def forward(self, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+        """The convolution over a (2, num_edges) edge index; see `TensorProductConv.forward`."""
+        num_nodes = x.size(0)
+        graph = torch.ops.eqaccel.graph(edge_index[1], edge_index[0], num_nodes, num_nodes)
+        return torch.ops.eqaccel.tensor_product(
+            self.payload, self.key, x, y, w, graph, num_nodes, self.z_dim, self.mul_ir, self.atomic
+        )

@@ -1,0 +1,86 @@
+"""TorchScript of modules that are built on e3nn, without importing it: what to trace, what to script, what to mend."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from eqaccel.errors import ExportError
+
+_MODE = "__e3nn_compile_mode__"
+"""Attribute by which e3nn and MACE say how a class is compiled: "script", "trace" or "unsupported"."""
+
+
+def script(module: nn.Module) -> torch.jit.ScriptModule:
+    """Scripts a module and everything in it; its sub-modules are replaced in place, so pass a copy.
+
+    Args:
+        module: A module whose parts are ordinary torch modules, or say in the manner of e3nn how they are compiled.
+
+    Raises:
+        ExportError: If a part cannot be scripted; the message names it.
+    """
+    with warnings.catch_warnings():
+        # torch.jit is deprecated in favour of torch.export, which programs without Python can not extend yet.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _compile(module, "", "script")
+
+
+def _compile(module: nn.Module, path: str, mode: str | None) -> nn.Module:
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    if mode != "trace":  # tracing runs through the children as they are
+        for name, child in module.named_children():
+            compiled = _compile(child, f"{path}.{name}" if path else name, _mode(child))
+            if compiled is not child:
+                setattr(module, name, compiled)
+    try:
+        if mode == "trace":
+            return torch.jit.trace_module(module, {"forward": _example(module)}, check_trace=False)
+        if mode == "script":
+            return torch.jit.script(_mend(module) if isinstance(module, fx.GraphModule) else module)
+    except Exception as error:
+        raise ExportError(
+            f"model: {path or 'the model'} ({type(module).__name__}) cannot be scripted: {_reason(error)}. Replace the "
+            "module by one that torch.jit.script accepts, or use the model from Python"
+        ) from error
+    if mode is None:
+        return module  # torch.jit.script takes it along with its parent
+    raise ExportError(
+        f"model: {path or 'the model'} ({type(module).__name__}) says that it cannot be compiled ({_MODE} is "
+        f"{mode!r}); use the model from Python"
+    )
+
+
+def _mode(module: nn.Module) -> str | None:
+    return "script" if isinstance(module, fx.GraphModule) else getattr(module, _MODE, None)
+
+
+def _example(module: Any) -> tuple[torch.Tensor, ...]:
+    """Input to trace a module with: its own suggestion, or random features of its irreps."""
+    if hasattr(module, "_make_tracing_inputs"):
+        return module._make_tracing_inputs(1)[0]["forward"]
+    tensor = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), torch.empty(0))
+    return (torch.randn(3, module.irreps_in.dim, dtype=tensor.dtype, device=tensor.device),)
+
+
+def _mend(module: fx.GraphModule) -> fx.GraphModule:
+    """Spells calls that fx records in Python's way as TorchScript wants them."""
+    for node in module.graph.nodes:
+        if node.op == "call_method" and node.target == "permute" and not isinstance(node.args[1], (list, tuple)):
+            node.args = (node.args[0], list(node.args[1:]))
+        if node.op == "call_function" and node.target in (torch.tensordot, torch.functional.tensordot):
+            options = dict(node.kwargs)
+            if "dims" in options:
+                left, right = options.pop("dims")
+                node.args, node.kwargs = (*node.args, (list(left), list(right))), options
+    module.recompile()
+    return module
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error that says something: TorchScript starts with an empty one."""
+    return next((line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()), type(error).__name__)

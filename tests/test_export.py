@@ -1,0 +1,309 @@
+"""Exported MACE models: the numbers of the model they came from, on any structure, with and without ghosts."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("mace", reason="needs mace-torch")
+
+import mace_models as mm
+from mace.modules import MACE, NonLinearBiasReadoutBlock
+from test_exchange import Images
+
+import eqaccel
+from eqaccel.errors import ExportError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+NON_LINEAR = "RealAgnosticResidualNonLinearInteractionBlock"
+KINDS: dict[str, dict[str, Any]] = {
+    "agnostic": {"interaction": "RealAgnosticInteractionBlock", "cls": MACE},
+    "residual": {},
+    "three layers": {"num_interactions": 3, "pair_repulsion": True, "distance_transform": "Agnesi"},
+    "density": {"interaction": "RealAgnosticDensityInteractionBlock", "apply_cutoff": False},
+    "density residual": {"interaction": "RealAgnosticDensityResidualInteractionBlock"},
+    "non-linear": {"interaction": NON_LINEAR, "use_agnostic_product": True, "apply_cutoff": False},
+    "last read-out": {"interaction": NON_LINEAR, "use_last_readout_only": True},
+}
+RELATIVE = 1e-12
+"""Bound of float64 comparisons, relative to the largest entry: some thousand units of rounding."""
+
+
+@functools.cache
+def _model(kind: str) -> torch.nn.Module:
+    return mm.energy_model(**KINDS[kind])
+
+
+def patched(kind: str = "residual") -> torch.nn.Module:
+    return eqaccel.patch(copy.deepcopy(_model(kind)), verify=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    eqaccel.export(patched(), tmp_path / "model.pt", verify=False)
+    return tmp_path / "model.pt"
+
+
+def arguments(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+    """Vectors, edges and types of the test structures, from MACE's own data loader."""
+    batch = mm.batch(model)
+    senders, receivers = batch["edge_index"]
+    vectors = batch["positions"][receivers] - batch["positions"][senders] + batch["shifts"]
+    return vectors.detach(), batch["edge_index"], batch["node_attrs"].argmax(dim=1)
+
+
+def forces(gradient: torch.Tensor, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    zeros = gradient.new_zeros(num_nodes, 3)
+    return zeros.index_add(0, edge_index[0], gradient).index_add(0, edge_index[1], -gradient)
+
+
+def assert_close(value: torch.Tensor, expected: torch.Tensor, relative: float = RELATIVE) -> None:
+    assert value.shape == expected.shape
+    assert float((value - expected).abs().max()) <= relative * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers(kind: str, tmp_path: Path) -> None:
+    """Equal to the unpatched model, on structures of other sizes than those that the file was checked on."""
+    eqaccel.export(patched(kind), tmp_path / "model.pt")
+    loaded = eqaccel.load_exported(tmp_path / "model.pt")
+    plain = _model(kind)
+    with mm.default_dtype(torch.float64):  # MACE's pair repulsion depends on it
+        wanted = plain(mm.batch(plain))
+    vectors, edge_index, types = arguments(plain)
+    for _ in range(3):  # TorchScript profiles, then specialises
+        energies, gradient = loaded(vectors, edge_index, types)
+        assert_close(energies, wanted["node_energy"].detach())
+        assert_close(forces(gradient, edge_index, len(types)), wanted["forces"])
+    assert loaded.metadata["exchange_widths"] == [32] * (len(plain.interactions) - 1)
+
+
+def with_ghosts(vectors: torch.Tensor, edge_index: torch.Tensor, types: torch.Tensor) -> tuple[Any, ...]:
+    """Every other edge comes from a ghost, an image of its sender."""
+    edges = torch.arange(1, edge_index.shape[1], 2)
+    owner = edge_index[0, edges]
+    ghosts = edge_index.clone()
+    ghosts[0, edges] = len(types) + torch.arange(len(edges))
+    return vectors, ghosts, torch.cat([types, types[owner]]), len(types), Images(owner.tolist())
+
+
+@pytest.mark.parametrize("kind", ["agnostic", "three layers", "density residual", "non-linear"])
+def test_ghosts(kind: str, tmp_path: Path) -> None:
+    model = patched(kind)
+    eqaccel.export(model, tmp_path / "model.pt", verify=False)
+    loaded = eqaccel.load_exported(tmp_path / "model.pt")
+    whole = arguments(model)
+    expected = loaded(*whole)
+    *rest, images = with_ghosts(*whole)
+    for value, wanted in zip(loaded(*rest, images.handle), expected, strict=True):
+        assert_close(value, wanted)
+    widths = loaded.metadata["exchange_widths"]
+    assert images.calls == [("forward", w) for w in widths] + [("reverse", w) for w in reversed(widths)]
+
+
+def test_a_rank_without_atoms_takes_part(file: Path) -> None:
+    loaded, nobody = eqaccel.load_exported(file), Images([])
+    edge_index, types = torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    energies, gradient = loaded(torch.zeros(0, 3, dtype=torch.float64), edge_index, types, 0, nobody.handle)
+    assert energies.shape == (0,)
+    assert gradient.shape == (0, 3)
+    assert nobody.calls == [("forward", 32), ("reverse", 32)]
+
+
+def test_isolated_atoms(file: Path) -> None:
+    loaded, images = eqaccel.load_exported(file), Images([])
+    types = torch.tensor([0, 2])
+    none = torch.zeros(0, 3, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.int64)
+    energies, gradient = loaded(*none, types, 2, images.handle)
+    assert torch.isfinite(energies).all()
+    assert gradient.shape == (0, 3)
+    assert images.calls == [("forward", 32), ("reverse", 32)]
+
+
+def test_heads(tmp_path: Path) -> None:
+    with mm.default_dtype(torch.float64):
+        energies = torch.tensor([[-3.0, -2.0, -1.0], [-1.0, -1.5, -4.0]]).numpy()
+    plain = mm.energy_model(
+        heads=["first", "second"],
+        atomic_energies=energies,
+        atomic_inter_scale=[1.1, 0.9],
+        atomic_inter_shift=[0.1, -0.2],
+        readout_cls=NonLinearBiasReadoutBlock,
+    )
+    model = eqaccel.patch(copy.deepcopy(plain), verify=False)
+    with pytest.raises(ExportError, match="head: expected one of 'first', 'second', got None"):
+        eqaccel.export(model, tmp_path / "model.pt")
+    vectors, edge_index, types = arguments(plain)
+    for number, head in enumerate(plain.heads):
+        eqaccel.export(model, tmp_path / "model.pt", head=head)
+        batch = mm.batch(plain)
+        batch["head"] = torch.full_like(batch["head"], number)
+        loaded = eqaccel.load_exported(tmp_path / "model.pt")
+        assert loaded.metadata["head"] == head
+        assert_close(loaded(vectors, edge_index, types)[0], plain(batch)["node_energy"].detach())
+
+
+def test_single_precision(tmp_path: Path) -> None:
+    model = patched()
+    metadata = eqaccel.export(model, tmp_path / "model.pt", dtype="float32")
+    assert metadata["dtype"] == "float32"
+    assert next(model.parameters()).dtype == torch.float64
+    vectors, edge_index, types = arguments(model)
+    loaded = eqaccel.load_exported(tmp_path / "model.pt")
+    energies, gradient = loaded(vectors.float(), edge_index, types)
+    assert energies.dtype == gradient.dtype == torch.float32
+    wanted = model(mm.batch(model))
+    eps = torch.finfo(torch.float32).eps
+    assert_close(energies.double(), wanted["node_energy"].detach(), 256 * eps)
+    assert_close(forces(gradient, edge_index, len(types)).double(), wanted["forces"], 4096 * eps)
+
+
+def test_metadata(file: Path) -> None:
+    metadata = eqaccel.load_exported(file).metadata
+    assert metadata | {"versions": 0, "kernels": 0} == {
+        "format": 1,
+        "kind": "torchscript",
+        "family": "mace",
+        "head": "Default",
+        "cutoff": mm.CUTOFF,
+        "type_names": ["H", "C", "O"],
+        "dtype": "float64",
+        "device": "cpu",
+        "units": {"energy": "eV", "length": "angstrom"},
+        "exchange_widths": [32],
+        "versions": 0,
+        "kernels": 0,
+    }
+    assert metadata["versions"]["torch"] == torch.__version__
+    assert len(metadata["kernels"]) == 2
+
+
+def test_the_model_is_left_alone(file: Path, tmp_path: Path) -> None:
+    model = patched()
+    kinds = [(name, type(module)) for name, module in model.named_modules()]
+    state = copy.deepcopy(model.state_dict())
+    flags = [p.requires_grad for p in model.parameters()]
+    eqaccel.export(model, tmp_path / "other.pt", dtype=torch.float32)
+    assert [(name, type(module)) for name, module in model.named_modules()] == kinds
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert torch.get_default_dtype() == torch.float32
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "other.pt"]
+
+
+def test_a_model_that_is_not_patched(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"interactions.0.conv_tp = TensorProduct; call eqaccel.patch\(model\) first"):
+        eqaccel.export(copy.deepcopy(_model("residual")), tmp_path / "model.pt")
+
+
+def test_a_model_that_can_not_be_scripted(tmp_path: Path) -> None:
+    model = eqaccel.patch(mm.energy_model("RealAgnosticAttResidualInteractionBlock"), verify=False)
+    with pytest.raises(ExportError, match=r"interactions.0 \(RealAgnosticAttResidualInteractionBlock\) cannot be"):
+        eqaccel.export(model, tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_with_a_forward_of_its_own(tmp_path: Path) -> None:
+    model = patched()
+    model.__class__ = type("Doubled", (type(model),), {"forward": _doubled})
+    with pytest.raises(ExportError, match="does not reproduce the model: node energies"):
+        eqaccel.export(model, tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def _doubled(self: torch.nn.Module, *arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
+    outputs = super(type(self), self).forward(*arguments, **options)
+    return outputs | {name: 2 * outputs[name] for name in ("node_energy", "forces")}
+
+
+def _mixed() -> torch.nn.Module:
+    model = patched()
+    model.readouts[0].to("meta")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (patched, {"format": "onnx"}, "format: expected 'torchscript'"),
+        (patched, {"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
+        (lambda: patched().half(), {}, "dtype: .* got a model in torch.float16"),
+        (patched, {"device": "tpu"}, "device: expected 'cpu' or 'cuda', got 'tpu'"),
+        (patched, {"head": "other"}, "head: expected one of 'Default', got 'other'"),
+        (patched, {"path": "missing/model.pt"}, "path: expected the name of a file in an existing folder"),
+        (patched, {"path": "."}, "path: .* got a folder"),
+        (_mixed, {}, "model: expected all of its tensors on one device, got cpu, meta"),
+        (lambda: torch.nn.Linear(2, 2), {}, "model: expected a model of a kind that can be exported .*, got Linear"),
+        (lambda: torch.jit.script(torch.nn.Linear(2, 2)), {}, "model: expected the Python model, got a scripted one"),
+        (mm.dipole_model, {}, "got AtomicDipolesMACE"),
+    ],
+)
+def test_bad_arguments(model: Any, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    name = options.pop("path", "model.pt")
+    with pytest.raises(ExportError, match=message):
+        eqaccel.export(model(), tmp_path / name, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_no_gpu(file: Path) -> None:
+    with pytest.raises(ExportError, match="device: expected 'cpu', because this machine has no GPU"):
+        eqaccel.export(patched(), file, device="cuda")
+    with pytest.raises(ExportError, match=r"device: .* is to run on a GPU, and torch finds none"):
+        eqaccel.load_exported(file, device="cuda")
+
+
+def test_files_that_can_not_be_opened(file: Path, tmp_path: Path) -> None:
+    def rewritten(name: str, change: Any) -> Path:
+        other = tmp_path / name
+        with zipfile.ZipFile(file) as old, zipfile.ZipFile(other, "w") as new:
+            for entry in old.namelist():
+                content = change(entry, old.read(entry))
+                if content is not None:
+                    new.writestr(entry, content)
+        return other
+
+    def newer(entry: str, content: bytes) -> bytes:
+        is_metadata = entry.endswith("eqaccel.json")
+        return json.dumps(json.loads(content) | {"format": 2}).encode() if is_metadata else content
+
+    truncated = tmp_path / "truncated.pt"
+    truncated.write_bytes(file.read_bytes()[:-1000])
+    foreign = tmp_path / "foreign.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(foreign)
+    damaged = rewritten("damaged.pt", lambda entry, content: None if entry.endswith("data.pkl") else content)
+    for path, message in {
+        tmp_path / "missing.pt": "does not exist",
+        tmp_path: "does not exist or is not a file",
+        truncated: "is truncated or no such file",
+        foreign: "another program wrote",
+        rewritten("newer.pt", newer): "has format 2, and this eqaccel reads formats up to 1",
+        damaged: f"cannot be opened by torch {torch.__version__.split('+')[0]}",
+    }.items():
+        with pytest.raises(ExportError, match=message):
+            eqaccel.load_exported(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v, e, t: (v[:, :2], e, t), r"vectors: expected shape \(num_edges, 3\), got \[\d+, 2\]"),
+        (lambda v, e, t: (v.float(), e, t), "vectors: expected float64"),
+        (lambda v, e, t: (v, e[:, 1:], t), r"edge_index: expected shape \(2, \d+\), got \[2, \d+\]"),
+        (lambda v, e, t: (v, e, t[None]), r"types: expected shape \(num_nodes,\)"),
+        (lambda v, e, t: (v, e, t, len(t) + 1), "num_local: expected 0 to 12"),
+        (lambda v, e, t: (v, e, t, len(t) - 1), "'handle' is 0, which means that there are no ghosts"),
+    ],
+)
+def test_bad_operands(change: Any, message: str, file: Path) -> None:
+    loaded = eqaccel.load_exported(file)
+    with pytest.raises(Exception, match=message):
+        loaded(*change(*arguments(_model("residual"))))
