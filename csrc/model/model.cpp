@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/cuda.h>
 
@@ -30,12 +31,7 @@ std::string brief(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
-struct Description {
-  ModelInfo info;
-  std::string device;  // that it was exported for
-};
-
-Description describe(const std::string& path) {
+ModelInfo describe(const std::string& path) {
   if (!std::ifstream(path)) throw std::runtime_error("can not be read: there is no such file, or no permission");
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> archive;
   try {
@@ -59,8 +55,7 @@ Description describe(const std::string& path) {
   if (energy != "eV" || length != "angstrom")
     throw std::runtime_error("is in " + energy + " and " + length + ", expected eV and angstrom");
 
-  Description found;
-  ModelInfo& info = found.info;
+  ModelInfo info;
   info.cutoff = json["cutoff"].number();
   if (!(info.cutoff > 0)) throw std::runtime_error("has no positive cutoff");
   for (const Json& name : json["type_names"].list()) info.type_names.push_back(name.string());
@@ -69,8 +64,7 @@ Description describe(const std::string& path) {
   const std::string& dtype = json["dtype"].string();
   if (dtype != "float64" && dtype != "float32") throw std::runtime_error("has dtype '" + dtype + "'");
   info.is_double = dtype == "float64";
-  found.device = json["device"].string();
-  return found;
+  return info;
 }
 
 c10::Device choose_device(const ModelOptions& options) {
@@ -89,13 +83,8 @@ c10::Device choose_device(const ModelOptions& options) {
 class TorchModel final : public Model {
  public:
   TorchModel(const ModelOptions& options) : device_(c10::kCPU) {
-    Description description = describe(options.path);
-    device_ = choose_device(options);
-    // Constants that the program holds stay where they were when it was written.
-    if (description.device != c10::DeviceTypeName(device_.type(), /*lower_case=*/true))
-      throw std::runtime_error("was exported for " + description.device + " and is to run on " + device_.str() +
-                               ": export it for that device, or choose the other one");
-    info_ = std::move(description.info);
+    info_ = describe(options.path);
+    device_ = choose_device(options);  // whichever the model was exported on: its tensors move while they are read
     info_.device = device_.str();
     at::set_num_threads(options.threads);
     module_ = torch::jit::load(options.path, device_);
@@ -118,6 +107,8 @@ class TorchModel final : public Model {
 
  private:
   void run(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients) {
+    // The optimizer would specialise the program to this number of edges, which is another one in every step.
+    const torch::jit::GraphOptimizerEnabledGuard no_optimizer(false);
     const auto dtype = info_.is_double ? at::kDouble : at::kFloat;
     const at::Tensor edge_index = at::empty({2, frame.num_edges}, at::kLong);
     auto* index = edge_index.mutable_data_ptr<int64_t>();

@@ -61,12 +61,27 @@ void PairEqaccel::settings(int narg, char **arg)
   open_library();
 }
 
+// Whether a name that a library defines means the same in the rest of the program.
+static bool is_shared(const char *library, const char *symbol)
+{
+  void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  const bool same = handle && dlsym(handle, symbol) == dlsym(RTLD_DEFAULT, symbol);
+  if (handle) dlclose(handle);
+  return same;
+}
+
 // torch is loaded here, and not with the plugin: a LAMMPS that never asks for this style starts without it.
 void PairEqaccel::open_library()
 {
   if (load_model) return;
   std::string failure;
-  void *library = dlopen(EQACCEL_MODEL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  int flags = RTLD_NOW | RTLD_LOCAL;
+#ifdef RTLD_DEEPBIND
+  // LAMMPS brings a plain BLAS of its own under the usual names, which torch would call in place of its fast one. So
+  // torch looks at its own libraries first; unless that would part it from the streams or the memory of the program.
+  if (is_shared("libstdc++.so.6", "_ZSt4cerr") && is_shared("libc.so.6", "malloc")) flags |= RTLD_DEEPBIND;
+#endif
+  void *library = dlopen(EQACCEL_MODEL_LIBRARY, flags);
   if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_1"));
   if (!load_model) failure = dlerror();
   stop_if_any(failure.empty() ? failure
