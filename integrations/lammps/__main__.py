@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from eqaccel.errors import CompileError
 from eqaccel.integrations.lammps import build_plugin
+
+from eqaccel.errors import CompileError
 
 try:
     print(build_plugin().parent)

@@ -12,10 +12,12 @@
 #include "utils.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <dlfcn.h>
 #include <exception>
+#include <thread>
 
 using namespace LAMMPS_NS;
 
@@ -183,7 +185,7 @@ void PairEqaccel::init_style()
     for (int k = 1; k < 4; ++k)
       if (force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0)
         error->all(FLERR, "pair_style eqaccel needs all pairs: set special_bonds lj/coul 1.0 1.0 1.0");
-  check_positions();
+  stop_if_any(check_positions());
   neighbor->add_request(this, NeighConst::REQ_FULL);
   owners_known = false;
 
@@ -201,48 +203,29 @@ double PairEqaccel::init_one(int i, int j)
 void PairEqaccel::compute(int eflag, int vflag)
 {
   ev_init(eflag, vflag);
-  check_positions();
   if (neighbor->ago == 0 || !owners_known) nodes.find_owners();
   owners_known = true;
-  collect_edges();
-
-  const bool alone = comm->nprocs == 1;
-  eqaccel::Frame frame;
-  frame.num_local = nodes.num_local();
-  frame.num_nodes = static_cast<int64_t>(nodes.atoms().size());
-  frame.num_edges = static_cast<int64_t>(senders.size());
-  frame.types = types.data();
-  frame.senders = senders.data();
-  frame.receivers = receivers.data();
-  frame.vectors = vectors.data();
-  energies.resize(frame.num_local);
-  gradients.resize(vectors.size());
-  try {
-    if (frame.num_local > 0)
-      model->evaluate(frame, alone ? nullptr : &nodes, energies.data(), gradients.data());
-    else if (!alone)
-      nodes.take_part();
-  } catch (const LAMMPSException &) {
-    throw;
-  } catch (const std::exception &exception) {
-    error->one(FLERR, std::string("pair_style eqaccel: ") + exception.what());
-  }
-  check_results();
+  stop_if_any(collect_edges());
+  evaluate();
+  stop_if_any(check_results());
   add_results();
 }
 
 // A comparison with NaN is false, so an atom without a place would lose its edges in silence.
-void PairEqaccel::check_positions()
+std::string PairEqaccel::check_positions() const
 {
   for (int i = 0; i < atom->nlocal; ++i)
     for (int k = 0; k < 3; ++k)
       if (!std::isfinite(atom->x[i][k]))
-        error->one(FLERR, "pair_style eqaccel: the position of {} is not finite at step {}", name(i),
-                   update->ntimestep);
+        return fmt::format("pair_style eqaccel: the position of {} is not finite at step {}", name(i),
+                           update->ntimestep);
+  return "";
 }
 
-void PairEqaccel::collect_edges()
+std::string PairEqaccel::collect_edges()
 {
+  std::string message = check_positions();
+  if (!message.empty()) return message;
   const double *const *x = atom->x;
   const double cutoff = model->info().cutoff, cutoff_sq = cutoff * cutoff;
   nodes.start(element_of_type);
@@ -258,8 +241,8 @@ void PairEqaccel::collect_edges()
       const double distance_sq = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
       if (!(distance_sq < cutoff_sq)) continue;
       if (distance_sq < overlap * overlap)
-        error->one(FLERR, "pair_style eqaccel: {} and {} overlap at step {}: they are {:.3} angstrom apart", name(i),
-                   name(j), update->ntimestep, std::sqrt(distance_sq));
+        return fmt::format("pair_style eqaccel: {} and {} overlap at step {}: they are {:.3} angstrom apart", name(i),
+                           name(j), update->ntimestep, std::sqrt(distance_sq));
       senders.push_back(nodes.node(j));
       receivers.push_back(nodes.node(i));
       sending_atoms.push_back(j);
@@ -268,18 +251,55 @@ void PairEqaccel::collect_edges()
   }
   types.clear();
   for (int i : nodes.atoms()) types.push_back(element_of_type[atom->type[i]]);
+  return "";
 }
 
-void PairEqaccel::check_results()
+void PairEqaccel::evaluate()
 {
-  const auto stop = [this](int64_t node, const char *what) {
-    error->one(FLERR, "pair_style eqaccel: the model gives {} no finite {} at step {}", name(nodes.atoms()[node]), what,
-               update->ntimestep);
+  const bool alone = comm->nprocs == 1;
+  eqaccel::Frame frame;
+  frame.num_local = nodes.num_local();
+  frame.num_nodes = static_cast<int64_t>(nodes.atoms().size());
+  frame.num_edges = static_cast<int64_t>(senders.size());
+  frame.types = types.data();
+  frame.senders = senders.data();
+  frame.receivers = receivers.data();
+  frame.vectors = vectors.data();
+  energies.resize(frame.num_local);
+  gradients.resize(vectors.size());
+  std::string failure;
+  try {
+    if (frame.num_local > 0)
+      model->evaluate(frame, alone ? nullptr : &nodes, energies.data(), gradients.data());
+    else if (!alone)
+      nodes.take_part();
+    return;
+  } catch (const LAMMPSException &) {
+    throw;
+  } catch (const std::exception &exception) {
+    failure = std::string("pair_style eqaccel: ") + exception.what();
+  }
+  // The other ranks may be waiting in an exchange, so this one ends them all. A message written just before that can be
+  // lost on its way through mpiexec.
+  try {
+    error->one(FLERR, failure);
+  } catch (...) {
+    if (!alone) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    throw;
+  }
+}
+
+std::string PairEqaccel::check_results() const
+{
+  const auto message = [this](int64_t node, const char *what) {
+    return fmt::format("pair_style eqaccel: the model gives {} no finite {} at step {}", name(nodes.atoms()[node]),
+                       what, update->ntimestep);
   };
   for (size_t n = 0; n < energies.size(); ++n)
-    if (!std::isfinite(energies[n])) stop(static_cast<int64_t>(n), "energy");
+    if (!std::isfinite(energies[n])) return message(static_cast<int64_t>(n), "energy");
   for (size_t g = 0; g < gradients.size(); ++g)
-    if (!std::isfinite(gradients[g])) stop(receivers[g / 3], "force");
+    if (!std::isfinite(gradients[g])) return message(receivers[g / 3], "force");
+  return "";
 }
 
 void PairEqaccel::add_results()

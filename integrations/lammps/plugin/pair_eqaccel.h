@@ -37,12 +37,16 @@ class PairEqaccel : public Pair {
 
   void open_library();
   int local_rank() const;
-  void stop_if_any(const std::string &);    // collective: all ranks stop with the message of the first that has one
-  void check_positions();
-  void collect_edges();
-  void check_results();
-  void add_results();
   std::string name(int atom) const;
+
+  // A step in parts. Those that return a string say what is wrong, or nothing.
+  std::string check_positions() const;
+  std::string collect_edges();
+  void evaluate();
+  std::string check_results() const;
+  void add_results();
+  // Collective: if any rank has a message, all ranks stop with that of the first.
+  void stop_if_any(const std::string &message);
 
   Loader load_model = nullptr;
   std::string device = "cpu";
