@@ -20,11 +20,22 @@ if importlib.util.find_spec("lammps") is None:
 
 from ase import Atoms, units
 from ase.data import atomic_masses, atomic_numbers
+from ase.md.velocitydistribution import thermalize_momenta
 from ase.neighborlist import neighbor_list
 
 BIN = Path(sys.executable).parent
 BAR = 1.6021765e6  # eV/angstrom^3 in bar, as LAMMPS counts it
 KCAL = 23.060549  # eV in kcal/mol, as LAMMPS counts it
+ELEMENTS = DESCRIPTION["type_names"]
+BOXES = {
+    "periodic": ("p p p", [[9.0, 0, 0], [0, 8.0, 0], [0, 0, 10.0]], 40),
+    "triclinic": ("p p p", [[9.0, 0, 0], [2.0, 8.5, 0], [-1.5, 1.0, 9.5]], 40),
+    "slab": ("p p f", [[9.0, 0, 0], [0, 8.0, 0], [0, 0, 24.0]], 40),
+    "tilted slab": ("p p f", [[9.0, 0, 0], [2.0, 8.0, 0], [0, 0, 24.0]], 40),
+    "molecule": ("f s m", [[12.0, 0, 0], [0, 12.0, 0], [0, 0, 12.0]], 12),
+    "smaller than the cutoff": ("p p p", [[3.1, 0, 0], [0, 2.9, 0], [0.4, 0, 3.3]], 2),
+    "one atom": ("p p p", [[2.5, 0, 0], [0, 2.6, 0], [0, 0, 2.7]], 1),
+}
 HEADER = """
 units {units}
 boundary {boundary}
@@ -60,6 +71,21 @@ class Frame:
     def virial(self) -> np.ndarray:
         """Of the frame, in the order of `stresses`, in bar times cubic angstrom."""
         return np.array([self.thermo[f"c_virial[{k}]"] for k in range(1, 7)]) * self.thermo["Volume"]
+
+
+def frame_of(box: str, elements: list[str] = ELEMENTS) -> Atoms:
+    """Atoms of three elements at least 1.3 angstrom apart, in the middle of the box along its open boundaries."""
+    boundary, cell, count = BOXES[box]
+    rng = np.random.default_rng(0)
+    atoms = Atoms(cell=cell, pbc=[kind == "p" for kind in boundary.split()])
+    extent = np.where(atoms.pbc, 1.0, 0.5)
+    while len(atoms) < count:
+        trial = atoms + Atoms([elements[rng.integers(3)]], [(rng.random(3) * extent + (1 - extent) / 2) @ atoms.cell])
+        distances = trial.get_all_distances(mic=True)[-1, :-1]
+        if len(distances) == 0 or distances.min() > 1.3:
+            atoms = trial
+    thermalize_momenta(atoms, temperature_K=300, rng=rng)
+    return atoms
 
 
 def write_data(path: Path, atoms: Atoms, elements: list[str], velocities: bool = False) -> None:

@@ -5,36 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.md.velocitydistribution import thermalize_momenta
-from lammps_runs import BAR, KCAL, lmp, read_thermo, simulate, toy_results, write_data
+from lammps_runs import BAR, BOXES, ELEMENTS, KCAL, frame_of, lmp, read_thermo, simulate, toy_results, write_data
 from lammps_toy import save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-ELEMENTS = ["H", "O", "Si"]
-BOXES = {
-    "periodic": ("p p p", [[9.0, 0, 0], [0, 8.0, 0], [0, 0, 10.0]], 40),
-    "triclinic": ("p p p", [[9.0, 0, 0], [2.0, 8.5, 0], [-1.5, 1.0, 9.5]], 40),
-    "slab": ("p p f", [[9.0, 0, 0], [0, 8.0, 0], [0, 0, 24.0]], 40),
-    "tilted slab": ("p p f", [[9.0, 0, 0], [2.0, 8.0, 0], [0, 0, 24.0]], 40),
-    "molecule": ("f s m", [[12.0, 0, 0], [0, 12.0, 0], [0, 0, 12.0]], 12),
-    "smaller than the cutoff": ("p p p", [[3.1, 0, 0], [0, 2.9, 0], [0.4, 0, 3.3]], 2),
-    "one atom": ("p p p", [[2.5, 0, 0], [0, 2.6, 0], [0, 0, 2.7]], 1),
-}
-
-
-def frame_of(box: str, seed: int = 0) -> Atoms:
-    """Atoms at least 1.3 angstrom apart, of three elements; with open boundaries in the middle of the box."""
-    boundary, cell, count = BOXES[box]
-    rng = np.random.default_rng(seed)
-    atoms = Atoms(cell=cell, pbc=[kind == "p" for kind in boundary.split()])
-    extent = np.where(atoms.pbc, 1.0, 0.5)
-    while len(atoms) < count:
-        trial = atoms + Atoms([ELEMENTS[rng.integers(3)]], [(rng.random(3) * extent + (1 - extent) / 2) @ atoms.cell])
-        distances = trial.get_all_distances(mic=True)[-1, :-1]
-        if len(distances) == 0 or distances.min() > 1.3:
-            atoms = trial
-    thermalize_momenta(atoms, temperature_K=300, rng=rng)
-    return atoms
 
 
 @pytest.fixture(scope="module")

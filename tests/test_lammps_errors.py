@@ -11,11 +11,10 @@ import pytest
 import torch
 from ase import Atoms
 from eqaccel.integrations.lammps import build_plugin, find_lammps
-from lammps_runs import lmp, write_data
+from lammps_runs import ELEMENTS, lmp, write_data
 from lammps_toy import DESCRIPTION, save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-ELEMENTS = ["H", "O", "Si"]
 SCRIPT = """
 {before}
 read_data start.data
