@@ -1,10 +1,12 @@
-"""`python -m eqaccel`: what this machine offers (`doctor`) and what a tensor product becomes (`show`)."""
+"""`python -m eqaccel`: what this machine offers, what a tensor product becomes, models as files for C++ programs."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 
 from eqaccel.errors import EqaccelError
@@ -23,9 +25,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--direction", default="forward", choices=["forward", "backward", "double_backward"])
     show.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     show.add_argument("--stage", default="plan", choices=["spec", "plan", "source"], help="how far to go")
+    export = commands.add_parser("export", help="write a model to a file for LAMMPS and other programs without Python")
+    export.add_argument(
+        "model", help="file that torch.save wrote the whole model to; it runs code, so trust its source"
+    )
+    export.add_argument("path", help="file to write")
+    export.add_argument("--format", default="torchscript", help="torchscript (default)")
+    export.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    export.add_argument("--dtype", help="float32 or float64; default: that of the model")
+    export.add_argument(
+        "--seal", default=[], nargs="+", metavar="TARGET", help="compile the kernels now: cpu-avx2 sm_90 ..."
+    )
+    export.add_argument("--head", help="name of the head, if the model has several")
+    libs = commands.add_parser("libs", help="libraries and headers that a C++ program needs to open exported files")
+    libs.add_argument("--ld-preload", action="store_true", help="print an environment variable for an existing program")
+    libs.add_argument("--link", action="store_true", help="print compiler options for a program of your own")
     options = parser.parse_args(arguments)
+    run = {"doctor": _doctor, "show": _show, "export": _export, "libs": _libs}[options.command]
     try:
-        print(_doctor() if options.command == "doctor" else _show(options))
+        print(run(options))
     except EqaccelError as error:
         print(f"eqaccel: {error}", file=sys.stderr)
         return 1
@@ -48,7 +66,60 @@ def _show(options: argparse.Namespace) -> str:
     return plan.explain() if options.stage == "plan" else source(plan)
 
 
-def _doctor() -> str:
+def _export(options: argparse.Namespace) -> str:
+    import json
+    import pickle
+
+    import torch
+
+    import eqaccel
+    from eqaccel.errors import AlreadyPatchedError, ExportError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is no model is told below
+            model = torch.load(options.model, map_location="cpu", weights_only=False)
+    except (OSError, ImportError, AttributeError, RuntimeError, pickle.UnpicklingError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ExportError(
+            f"model: expected a file that torch.save wrote a whole model to, got '{options.model}', which does not "
+            f"open ({reason}); use an environment with the library that made the model"
+        ) from error
+    if not isinstance(model, torch.nn.Module):
+        raise ExportError(
+            f"model: expected a file that holds a whole model, got one that holds a {type(model).__name__}"
+        )
+    with contextlib.suppress(AlreadyPatchedError):
+        eqaccel.patch(model)
+    metadata = eqaccel.export(
+        model,
+        options.path,
+        options.format,
+        device=options.device,
+        dtype=options.dtype,
+        head=options.head,
+        seal=options.seal,
+    )
+    return json.dumps(metadata, indent=1)
+
+
+def _libs(options: argparse.Namespace) -> str:
+    from eqaccel.ops import include_path, library_path
+
+    if options.ld_preload:
+        return f"LD_PRELOAD={library_path()}"
+    if options.link:
+        # Without --no-as-needed a linker drops a library of which no symbol is used.
+        return f"-I{include_path()} -Wl,--no-as-needed {library_path()} -Wl,-rpath,{library_path().parent}"
+    rows = {
+        "operators": f"{library_path()}  (load it before an exported file; it finds the runtime beside it)",
+        "runtime": library_path().with_name("libeqaccel_runtime.so"),
+        "headers": f"{include_path()}  (eqaccel/exchange.h)",
+    }
+    return "\n".join(f"{name:<12}{value}" for name, value in rows.items())
+
+
+def _doctor(_: argparse.Namespace) -> str:
     from eqaccel import runtime, settings
     from eqaccel.plan import host_target
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,16 @@ import torch
 
 pytest.importorskip("mace", reason="needs mace-torch")
 
+import hosts
 import mace_models as mm
 from mace.modules import MACE, NonLinearBiasReadoutBlock
 from test_exchange import Images
 
 import eqaccel
-from eqaccel.errors import ExportError
+from eqaccel.__main__ import main
+from eqaccel.errors import ExportError, OperandError
+from eqaccel.ops import include_path, library_path
+from eqaccel.plan import host_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -166,6 +173,27 @@ def test_single_precision(tmp_path: Path) -> None:
     assert_close(forces(gradient, edge_index, len(types)).double(), wanted["forces"], 4096 * eps)
 
 
+def test_sealed_files_need_no_compiler(tmp_path: Path) -> None:
+    model, target = patched(), host_target().name
+    eqaccel.export(model, tmp_path / "model.pt", seal=[target])
+    whole = arguments(model)
+    expected = eqaccel.load_exported(tmp_path / "model.pt")(*whole)
+    torch.save((whole, expected), tmp_path / "whole.pt")
+    script = f"""
+import sys, torch, eqaccel
+whole, expected = torch.load("whole.pt")
+loaded = eqaccel.load_exported("model.pt")
+assert loaded.metadata["sealed"] == [{target!r}]
+with torch.jit.optimized_execution(False):
+    assert all(torch.equal(a, b) for a, b in zip(loaded(*whole), expected))
+"""
+    environment = {"EQACCEL_CXX": "/nonexistent", "EQACCEL_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_metadata(file: Path) -> None:
     metadata = eqaccel.load_exported(file).metadata
     assert metadata | {"versions": 0, "kernels": 0} == {
@@ -179,6 +207,7 @@ def test_metadata(file: Path) -> None:
         "device": "cpu",
         "units": {"energy": "eV", "length": "angstrom"},
         "exchange_widths": [32],
+        "sealed": [],
         "versions": 0,
         "kernels": 0,
     }
@@ -224,6 +253,10 @@ def _doubled(self: torch.nn.Module, *arguments: Any, **options: Any) -> dict[str
     return outputs | {name: 2 * outputs[name] for name in ("node_energy", "forces")}
 
 
+def _foreign_target() -> str:
+    return "cpu-avx2" if host_target().name == "cpu-neon" else "cpu-neon"
+
+
 def _mixed() -> torch.nn.Module:
     model = patched()
     model.readouts[0].to("meta")
@@ -233,10 +266,14 @@ def _mixed() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (patched, {"format": "onnx"}, "format: expected 'torchscript'"),
+        (patched, {"format": "onnx"}, "format: expected 'torchscript' or 'aotinductor', got 'onnx'"),
+        (patched, {"format": "aotinductor"}, "path: expected a name that ends in '.pt2' .*, got 'model.pt'"),
         (patched, {"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
         (lambda: patched().half(), {}, "dtype: .* got a model in torch.float16"),
         (patched, {"device": "tpu"}, "device: expected 'cpu' or 'cuda', got 'tpu'"),
+        (patched, {"seal": "sm_90"}, "seal: expected a list of cpu-avx512, .*, got 'sm_90'"),
+        (patched, {"seal": ["sm_90", "h100"]}, "seal: .* got 'h100'"),
+        (patched, {"seal": [_foreign_target()]}, f"seal: no kernel for {_foreign_target()}: .* of this machine"),
         (patched, {"head": "other"}, "head: expected one of 'Default', got 'other'"),
         (patched, {"path": "missing/model.pt"}, "path: expected the name of a file in an existing folder"),
         (patched, {"path": "."}, "path: .* got a folder"),
@@ -307,3 +344,72 @@ def test_bad_operands(change: Any, message: str, file: Path) -> None:
     loaded = eqaccel.load_exported(file)
     with pytest.raises(Exception, match=message):
         loaded(*change(*arguments(_model("residual"))))
+
+
+@pytest.mark.slow
+def test_cpp_host(tmp_path: Path) -> None:
+    """A C++ program without Python opens a file and exchanges ghosts."""
+    model = patched("three layers")
+    eqaccel.export(model, tmp_path / "model.pt", verify=False)
+    whole = arguments(model)
+    *rest, images = with_ghosts(*whole)
+    operands = torch.nn.Module()
+    for name, tensor in zip(("vectors", "edge_index", "types", "owner"), (*rest[:3], images.owner), strict=True):
+        operands.register_buffer(name, tensor)
+    torch.jit.script(operands).save(tmp_path / "operands.pt")
+    program = hosts.build("exported.cpp", tmp_path)
+    printed = hosts.run(program, library_path(), tmp_path / "model.pt", tmp_path / "operands.pt")
+    for values, wanted in zip(printed, eqaccel.load_exported(tmp_path / "model.pt")(*whole), strict=True):
+        assert_close(torch.tensor(values, dtype=torch.float64), wanted.flatten())
+
+
+@pytest.mark.slow
+def test_aotinductor(tmp_path: Path) -> None:
+    """One compilation serves every number of atoms and edges."""
+    plain = mm.energy_model(hidden_irreps="4x0e", max_ell=1, correlation=1, radial_MLP=[8])
+    path = tmp_path / "model.pt2"
+    eqaccel.export(eqaccel.patch(copy.deepcopy(plain), verify=False), path, "aotinductor")
+    loaded = eqaccel.load_exported(path)
+    assert loaded.metadata["kind"] == "aotinductor"
+    wanted = plain(mm.batch(plain))
+    vectors, edge_index, types = arguments(plain)
+    energies, gradient = loaded(vectors, edge_index, types)
+    assert_close(energies, wanted["node_energy"].detach())
+    assert_close(forces(gradient, edge_index, len(types)), wanted["forces"])
+    with pytest.raises(OperandError, match="num_local: an AOTInductor package needs all atoms to be local"):
+        loaded(vectors, edge_index, types, len(types) - 1)
+    with pytest.raises(OperandError, match=r"vectors: expected torch.float64, got torch.float32"):
+        loaded(vectors.float(), edge_index, types)
+
+
+def test_a_program_without_the_operators_says_what_to_load(file: Path) -> None:
+    script = f"import torch; torch.jit.load({str(file)!r})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "Unknown builtin op: eqaccel::graph" in done.stderr
+    assert "load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where" in done.stderr
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "plain.model", tmp_path / "model.pt"
+    torch.save(_model("residual"), source)
+    assert main(["export", str(source), str(target), "--dtype", "float32"]) == 0
+    assert json.loads(capsys.readouterr().out) == eqaccel.load_exported(target).metadata
+    torch.save({}, tmp_path / "state.pt")
+    for path, message in (
+        (target, "does not open"),
+        (tmp_path / "no", "No such file"),
+        (tmp_path / "state.pt", "a dict"),
+    ):
+        assert main(["export", str(path), str(tmp_path / "other.pt")]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["libs"]) == 0
+    assert str(library_path()) in capsys.readouterr().out
+    assert main(["libs", "--ld-preload"]) == 0
+    assert capsys.readouterr().out == f"LD_PRELOAD={library_path()}\n"
+    assert main(["libs", "--link"]) == 0
+    assert f"-I{include_path()} " in capsys.readouterr().out
+    assert (include_path() / "eqaccel/exchange.h").is_file()

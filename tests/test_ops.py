@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import eqaccel
 from eqaccel import Graph, TensorProduct, TensorProductConv, TensorProductSpec
 from eqaccel.errors import CompileError, MissingCompilerError, OperandError
 from eqaccel.testing import Operands, assert_product, random_operands
@@ -219,3 +220,13 @@ def test_compiler_errors(degree, error, monkeypatch, tmp_path):
     assert type(raised.value) is error
     assert ("boom" in raised.value.log) == (error is CompileError)
     assert "Compiler output" not in str(raised.value)
+
+
+def test_weights_keep_the_order_of_e3nn():
+    w = torch.randn(2, 3, SMALL.weight_numel, requires_grad=True)
+    for reorder in (eqaccel.reorder_weights_from_e3nn, eqaccel.reorder_weights_to_e3nn):
+        assert torch.equal(reorder(SMALL, w), w)
+        (gradient,) = torch.autograd.grad(reorder(SMALL, w).sum(), w)
+        assert torch.equal(gradient, torch.ones_like(w))
+        with pytest.raises(OperandError, match=rf"w: expected shape \(..., {SMALL.weight_numel}\), .* got \(2, 3\)"):
+            reorder(SMALL, w[..., 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from eqaccel import codegen, runtime
 from eqaccel.errors import CompileError, MissingCompilerError
+from eqaccel.plan import host_target
 
 ABI = (Path(codegen.__file__).parent / "preludes/abi.h").read_text()
 
@@ -99,6 +101,50 @@ def test_compile_and_launch(scalar, cache):
     np.testing.assert_array_equal(z, 2 * x)
     assert program.workspace_bytes("cpu", scalar, "forward", operands) == x.nbytes
     assert [path.suffix for path in cache.iterdir()] == [".so"], "an entry and no temporary files"
+
+
+def entry(name: str, content: bytes) -> bytes:
+    return f"{name} {len(content)}\n".encode() + content + b"\n"
+
+
+def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache, monkeypatch):
+    program = runtime.Program(make_payload())
+    source = program.source("cpu", "float32", "forward").replace("2 * x", "3 * x")
+    code, log = runtime.compile_cpu(source, host_target().name)
+    assert "-march=native" not in log
+    sealed = make_payload() + entry(f"binary/{host_target().name}/forward/float32", code)
+    monkeypatch.setenv("EQACCEL_CXX", "/nonexistent")
+    x, z = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    operands = {"x": x, "z": z, "num_receivers": 8}
+    runtime.launch_cpu(runtime.Program(sealed), "float32", "forward", operands)
+    np.testing.assert_array_equal(z, 3 * x)
+    assert not list(cache.iterdir()), "nothing was compiled"
+    for other in (entry("binary/cpu-none/forward/float32", code), entry("binary/sm_90/forward/float32", code)):
+        with pytest.raises(MissingCompilerError):
+            runtime.launch_cpu(runtime.Program(make_payload() + other), "float32", "forward", operands)
+
+
+@pytest.mark.parametrize(("sealed", "arch", "runs"), [("sm_80", "sm_86", True), ("sm_90", "sm_86", False)])
+def test_cuda_binaries_run_on_later_revisions(sealed, arch, runs, monkeypatch):
+    program = runtime.Program(make_payload() + entry(f"binary/{sealed}/forward/float32", b"cubin"))
+    monkeypatch.setenv("EQACCEL_NVRTC", "/nonexistent")
+    if runs:
+        assert program.compile("cuda", "float32", "forward", arch)["key"] == f"sealed-{sealed}"
+    else:
+        compiled = {"key": ""}
+        with contextlib.suppress(MissingCompilerError):  # an NVRTC that is loaded already stays in use
+            compiled = program.compile("cuda", "float32", "forward", arch)
+        assert not compiled["key"].startswith("sealed")
+
+
+def test_a_target_of_another_processor():
+    with pytest.raises(ValueError, match=r"makes kernels for .*, not for 'cpu-none'"):
+        runtime.compile_cpu("", "cpu-none")
+
+
+def test_a_payload_of_another_version():
+    with pytest.raises(ValueError, match=r"kernels of interface .* got interface 99"):
+        runtime.Program(make_payload(meta="abi=99\n"))
 
 
 def test_payload_gives_numbers_and_source():

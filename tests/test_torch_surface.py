@@ -2,11 +2,11 @@
 
 import copy
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import hosts
 import pytest
 import torch
 from torch import nn
@@ -282,25 +282,12 @@ def test_streams():
 @pytest.mark.slow
 def test_cpp_host(device, tmp_path):
     """A C++ program without Python finds first and second derivatives of a scripted model."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     module, operands = energy_and_operands(device)
     for name, tensor in zip(("x", "y", "w", "edge_index"), operands, strict=True):
         module.register_buffer(name, tensor)
     torch.jit.script(module).save(tmp_path / "energy.pt")
 
-    folder = Path(torch.__file__).parent
-    libraries = [lib for lib in ("torch", "torch_cpu", "torch_cuda", "c10") if (folder / f"lib/lib{lib}.so").exists()]
-    command = [compiler, "-std=c++20", "-O0", str(Path(__file__).parent / "cpp_host/main.cpp"), "-o", "host"]
-    command += [f"-I{folder}/include", f"-I{folder}/include/torch/csrc/api/include", f"-L{folder}/lib"]
-    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-Wl,--no-as-needed"]
-    command += [f"-Wl,-rpath,{folder}/lib", *(f"-l{lib}" for lib in libraries), "-ldl"]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run(["./host", library_path(), "energy.pt"], cwd=tmp_path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    printed = [[float(value) for value in line.split()[1:]] for line in ran.stdout.splitlines()]
+    printed = hosts.run(hosts.build("main.cpp", tmp_path), library_path(), tmp_path / "energy.pt")
     assert len(printed) == 7
     assert_equal(
         [torch.tensor(values, dtype=torch.float64) for values in printed],

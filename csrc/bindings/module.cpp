@@ -242,6 +242,16 @@ PYBIND11_MODULE(_runtime, m) {
           py::arg("source"), py::arg("arch"));
     m.def((std::string(suffix) + "_devices").c_str(), [backend = backend] { return devices(backend); });
   }
+  m.def("compile_cpu",
+        [](const std::string& source, const std::string& target) {
+          std::string log, code;
+          {
+            py::gil_scoped_release release;
+            code = compile_host(find_host_compiler(), source, log, target);
+          }
+          return py::make_tuple(py::bytes(code), log);
+        },
+        py::arg("source"), py::arg("target"));
   m.def("nvrtc_version", [] { return gpu_compiler_version(Backend::cuda); });
   m.def("hiprtc_version", [] { return gpu_compiler_version(Backend::hip); });
   m.def("set_nvrtc_path", &set_nvrtc_path, py::arg("path"));

@@ -8,6 +8,7 @@
 #include "diagnostics.h"
 #include "digest.h"
 #include "process.h"
+#include "targets.h"
 
 namespace eqaccel {
 namespace {
@@ -67,24 +68,17 @@ HostCompiler find_host_compiler() {
   }
   throw MissingCompilerError("no C++ compiler on PATH (looked for g++, clang++ and c++): kernels for the CPU need one. "
                              "Install it, for instance with 'apt install g++' or 'conda install cxx-compiler', or "
-                             "point EQACCEL_CXX to one", "");
+                             "point EQACCEL_CXX to one. An exported model can also hold its kernels: export it "
+                             "with seal=[...] for the CPUs that it will run on", "");
 }
 
-std::vector<std::string> host_compile_flags() {
-  return {"-std=c++17",
-          "-O2",
-#if defined(__x86_64__) || defined(__i386__)
-          "-march=native",
-#elif defined(__aarch64__) || defined(__powerpc64__)
-          "-mcpu=native",
-#endif
-          "-ffp-contract=fast",
-          "-fno-math-errno",
-          "-fopenmp",
-          "-shared",
-          "-fPIC",
-          "-fvisibility=hidden",
-          "-w"};
+std::vector<std::string> host_compile_flags(const std::string& target) {
+  std::vector<std::string> flags{"-std=c++17", "-O2"};
+  for (const std::string& flag : cpu_target_flags(target)) flags.push_back(flag);
+  for (const char* flag : {"-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
+                           "-fvisibility=hidden", "-w"})
+    flags.push_back(flag);
+  return flags;
 }
 
 std::string host_target() {
@@ -98,12 +92,13 @@ std::string host_target() {
   return target;
 }
 
-std::string compile_host(const HostCompiler& compiler, const std::string& source, std::string& log) {
+std::string compile_host(const HostCompiler& compiler, const std::string& source, std::string& log,
+                         const std::string& target) {
   cache::Scratch scratch;
   const std::string input = scratch.path() + "/kernel.cpp", output = scratch.path() + "/kernel.so";
   cache::write_file(input, source);
   std::vector<std::string> command = compiler.command;
-  for (const std::string& flag : host_compile_flags()) command.push_back(flag);
+  for (const std::string& flag : host_compile_flags(target)) command.push_back(flag);
   command.insert(command.end(), {"-o", output, input});
 
   const ProcessResult result = run_process(command, scratch.path() + "/log");

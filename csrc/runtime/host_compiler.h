@@ -14,11 +14,12 @@ struct HostCompiler {
 
 // Looks at EQACCEL_CXX, then CXX, then for g++, clang++ and c++ on PATH. Throws MissingCompilerError.
 HostCompiler find_host_compiler();
-// Flags of every CPU kernel.
-std::vector<std::string> host_compile_flags();
+// Flags of every CPU kernel, for this machine or for a target of targets.h.
+std::vector<std::string> host_compile_flags(const std::string& target = "");
 // Names the instruction set of this machine: a kernel of another machine's cache may not run here.
 std::string host_target();
 // Compiles one translation unit to a shared library; returns its bytes and sets `log`.
-std::string compile_host(const HostCompiler&, const std::string& source, std::string& log);
+std::string compile_host(const HostCompiler&, const std::string& source, std::string& log,
+                         const std::string& target = "");
 
 }  // namespace eqaccel

@@ -10,6 +10,7 @@
 #include "gpu_driver.h"
 #include "host_compiler.h"
 #include "kernel.h"
+#include "targets.h"
 
 namespace eqaccel {
 namespace {
@@ -99,7 +100,13 @@ struct Program::Slot {
 
 Program::Program(const uint8_t* payload, std::size_t size)
     : entries_(read_entries(std::string(reinterpret_cast<const char*>(payload), size))),
-      numbers_(read_numbers(entries_.at("meta"))) {}
+      numbers_(read_numbers(entries_.at("meta"))) {
+  const auto found = numbers_.find("abi");
+  if (found != numbers_.end() && found->second != EQ_ABI) {
+    throw bad_payload("kernels of interface " + std::to_string(EQ_ABI) + ", which the installed eqaccel launches",
+                      "interface " + std::to_string(found->second) + ": make or export the model again with it");
+  }
+}
 
 int64_t Program::number(const std::string& key) const {
   const auto found = numbers_.find(key);
@@ -120,6 +127,10 @@ std::string Program::source(Backend backend, Scalar scalar, Direction direction)
 }
 
 Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
+  for (const std::string& target : usable_targets(backend, arch)) {
+    const auto sealed = entries_.find("binary/" + target + "/" + name(direction) + "/" + name(scalar));
+    if (sealed != entries_.end()) return {sealed->second, "", "sealed-" + target, "", 0, true};
+  }
   const auto start = std::chrono::steady_clock::now();
   const std::string text = source(backend, scalar, direction);
   HostCompiler host;

@@ -47,17 +47,20 @@ struct Compiled {
 // The sources and launch numbers of one tensor product, parsed from the payload that travels inside a module.
 //
 // Payload: the line "EQACCEL-PAYLOAD 1\n", then entries "<name> <size>\n<size bytes>\n". Entries:
-//   meta                                     "key=value" lines: x_dim, y_dim, z_dim, w_dim, and for each GPU kernel
+//   meta                                     "key=value" lines: abi, x_dim, y_dim, z_dim, w_dim, and for each GPU kernel
 //                                            "gpu/<direction>/<scalar>/threads" and ".../shared_bytes"
 //   prelude/<backend>                        text in front of every body of that backend
 //   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
 //   gpu/<direction>/<scalar>                 body for CUDA and HIP
+//   binary/<target>/<direction>/<scalar>     compiled ahead of time for a target of targets.h, taken where it runs; may
+//                                            be absent
 class Program {
  public:
   Program(const uint8_t* payload, std::size_t size);
   int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
   std::string source(Backend, Scalar, Direction) const;      // prelude + body: the whole translation unit
-  // Compiles for "sm_90", "gfx90a", or (empty) this CPU; needs no GPU. Goes through the disk cache, keeps nothing.
+  // Compiles for "sm_90", "gfx90a", or (empty) this CPU; needs no GPU. Takes a binary of the payload if there is one,
+  // else goes through the disk cache. Keeps nothing.
   Compiled compile(Backend, Scalar, Direction, const std::string& arch = "") const;
   // Compiled on first use, then kept; thread-safe. `device` is ignored on the CPU.
   const Kernel& kernel(Backend, Scalar, Direction, int device) const;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from importlib import resources
 
 from eqaccel.codegen.body import print_body
@@ -32,7 +33,7 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
     if not spec.paths:
         raise SpecError("spec: expected at least one path, got none: add instructions to the tensor product")
     entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
-    meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim, "w_dim": spec.weight_numel}
+    meta = {"abi": _abi(), "x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim, "w_dim": spec.weight_numel}
     meta["covers_all"] = int(_covers_all(spec))
     for direction in Direction:
         entries[f"cpu/{direction.value}"] = print_body(make_plan(spec, direction, host_target(), 4))
@@ -48,6 +49,11 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
         packed += [f"{name} {len(data)}\n".encode(), data, b"\n"]
     content = b"".join(packed)
     return content, int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+
+
+def _abi() -> int:
+    """Number of the interface between kernels and the runtime, which stands in abi.h."""
+    return int(re.search(r"#define EQ_ABI (\d+)", prelude("cpu"))[1])
 
 
 @functools.cache

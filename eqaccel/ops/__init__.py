@@ -5,7 +5,17 @@ loads the operator library. Knows torch, specs and payloads; must not know model
 """
 
 from eqaccel.ops.graph import Graph
-from eqaccel.ops.library import library_path, load_library
+from eqaccel.ops.library import include_path, library_path, load_library
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
+from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
-__all__ = ["Graph", "TensorProduct", "TensorProductConv", "library_path", "load_library"]
+__all__ = [
+    "Graph",
+    "TensorProduct",
+    "TensorProductConv",
+    "include_path",
+    "library_path",
+    "load_library",
+    "reorder_weights_from_e3nn",
+    "reorder_weights_to_e3nn",
+]

@@ -32,6 +32,11 @@ def library_path() -> Path:
     )
 
 
+def include_path() -> Path:
+    """Folder of the C++ headers, for `#include <eqaccel/exchange.h>`; raises ImportError like `library_path`."""
+    return library_path().parent / "include"
+
+
 @functools.lru_cache(maxsize=1)
 def load_library() -> None:
     """Registers `torch.ops.eqaccel.*` with torch, once a process.

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from eqaccel.integrations.export.loading import FORMAT, METADATA, Exported, load_exported
+from eqaccel.integrations.export.aot import compile_package
+from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
+from eqaccel.integrations.export.sealing import check_targets, sealed_entries
 from eqaccel.patches.verify import ROUNDING, Structure, model_device, model_dtype
 from torch import Tensor, nn
 
@@ -89,20 +91,25 @@ def export(
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     head: str | None = None,
+    seal: Sequence[str] = (),
     verify: bool = True,
 ) -> dict[str, Any]:
     """Writes a patched model to a file that a C++ program, LAMMPS for one, runs without Python.
 
     The model itself is not changed. What the module in the file takes and returns is described at `Potential.forward`;
     a program opens it with `torch::jit::load` after it has loaded the operator library (`python -m eqaccel libs`).
+    An AOTInductor package, which holds code compiled for machines like this one, takes (vectors, edge_index, types):
+    it knows no ghosts, and needs two atoms and two edges at least.
 
     Args:
         model: A model that `eqaccel.patch` has accelerated.
         path: The file to write; replaced only when everything has succeeded.
-        format: "torchscript".
+        format: "torchscript", or "aotinductor" for a package (".pt2", CPU only, compiles for a minute or more).
         device: Where the tensors in the file are, "cpu" or "cuda"; default: where the model is.
         dtype: torch.float32 or torch.float64; default: that of the model.
         head: Name of the head to export, needed if the model has several.
+        seal: Targets to compile the kernels for now, so that they need no compiler later: "cpu-avx512", "cpu-avx2",
+            "sm_80", "sm_90", ... None of them has to be present here.
         verify: Whether to open the file and compare energies and forces with the model, on two generated structures.
 
     Returns:
@@ -110,11 +117,12 @@ def export(
 
     Raises:
         ExportError: If an argument makes no sense, if the model is not patched or of an unknown kind, if a module of it
-            cannot be scripted, or if the file does not reproduce the model. No file is left behind then.
+            cannot be scripted or a kernel not be sealed, or if the file does not reproduce the model. No file is left
+            behind then.
     """
     target = _checked_path(path)
-    if format != "torchscript":
-        raise ExportError(f"format: expected 'torchscript', got {format!r}")
+    _check_format(format, target)
+    check_targets(seal)
     family = _family(model)
     heads = family.heads(model)
     if head not in heads and (head is not None or len(heads) > 1):
@@ -122,6 +130,8 @@ def export(
     index = 0 if head is None else heads.index(head)
     kind = _checked_dtype(dtype, model)
     place = _checked_device(device, model)
+    if format == "aotinductor" and place.type != "cpu":
+        raise ExportError(f"device: expected 'cpu' for format 'aotinductor', got '{place}'; pass device='cpu'")
 
     duplicate = copy.deepcopy(model).to(place, kind).eval().requires_grad_(False)
     facts = family.facts(duplicate)
@@ -130,10 +140,17 @@ def export(
         with torch.jit.optimized_execution(False):
             expected = [family.evaluate(duplicate, structure, index) for structure in structures]
         potential = family.potential(duplicate, index)
-        metadata = _metadata(family.name, heads[index], facts, potential, kind, place)
+        for module in potential.modules():
+            if seal and isinstance(module, Convolution):
+                module.seal(sealed_entries(module.spec, str(kind).removeprefix("torch."), tuple(seal)))
+        metadata = _metadata(family.name, heads[index], facts, potential, kind, place, seal)
         scripted = script(potential)
     with _temporary(target) as file:
-        scripted.save(str(file), _extra_files={METADATA: json.dumps(metadata, indent=1)})
+        if format == "torchscript":
+            scripted.save(str(file), _extra_files={METADATA: json.dumps(metadata, indent=1)})
+        else:
+            metadata |= {"kind": format, "exchange_widths": []}
+            compile_package(scripted, file, kind, {PACKAGE_KEY: json.dumps(metadata)})
         if verify:
             exported = load_exported(file)
             for structure, reference in zip(structures, expected, strict=True):
@@ -147,6 +164,13 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
         what = "a folder" if target.is_dir() else "a file in a folder that does not exist"
         raise ExportError(f"path: expected the name of a file in an existing folder, got {what}: '{target}'")
     return target
+
+
+def _check_format(format: str, target: Path) -> None:
+    if format not in ("torchscript", "aotinductor"):
+        raise ExportError(f"format: expected 'torchscript' or 'aotinductor', got {format!r}")
+    if format == "aotinductor" and target.suffix != ".pt2":
+        raise ExportError(f"path: expected a name that ends in '.pt2' for format 'aotinductor', got '{target.name}'")
 
 
 def _checked_dtype(dtype: torch.dtype | str | None, model: nn.Module) -> torch.dtype:
@@ -191,7 +215,13 @@ def _family(model: nn.Module) -> ExportFamily:
 
 
 def _metadata(
-    family: str, head: str, facts: Facts, potential: Potential, dtype: torch.dtype, device: torch.device
+    family: str,
+    head: str,
+    facts: Facts,
+    potential: Potential,
+    dtype: torch.dtype,
+    device: torch.device,
+    seal: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -205,6 +235,7 @@ def _metadata(
         "units": {"energy": "eV", "length": "angstrom"},
         "exchange_widths": potential.exchange_widths.value,
         "versions": {"eqaccel": eqaccel.__version__, "torch": torch.__version__},
+        "sealed": list(seal),
         "kernels": [f"{module.key:016x}" for module in potential.modules() if isinstance(module, Convolution)],
     }
 
@@ -222,21 +253,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """A file beside the target, which takes the target's name if all goes well and vanishes if not."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
-    os.close(handle)
-    try:
-        yield Path(name)
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    """A file of the target's name in a folder beside it; it takes the target's place if all goes well."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".eqaccel-") as folder:
+        file = Path(folder) / target.name
+        yield file
+        os.replace(file, target)
 
 
 def _compare(exported: Exported, structure: Structure, expected: Sequence[Tensor]) -> None:

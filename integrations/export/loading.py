@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from eqaccel.integrations.export.aot import SMALLEST
 from torch import Tensor
 
 import eqaccel.ops  # noqa: F401 (registers the operators that files are made of)
-from eqaccel.errors import ExportError
+from eqaccel.errors import ExportError, OperandError
 
 FORMAT = 1
 """Version of the contract between a file and the program that opens it: metadata, arguments and results."""
@@ -23,23 +24,45 @@ METADATA = "eqaccel.json"
 """Name of the metadata among the extra files of a TorchScript file."""
 
 
+PACKAGE_KEY = "eqaccel"
+"""Key of the metadata, as JSON text, in the metadata of an AOTInductor package."""
+
+
 @dataclass(frozen=True)
 class Exported:
     """An exported file, opened.
 
     Attributes:
-        module: The TorchScript module; `Potential.forward` says what it takes and returns.
+        module: The TorchScript module, `Potential.forward` says what it takes and returns; or an AOTInductor package,
+            which takes vectors, edge_index and types only.
         metadata: The description that the file holds of itself.
     """
 
-    module: torch.jit.ScriptModule
+    module: Callable[..., tuple[Tensor, Tensor]]
     metadata: Mapping[str, Any]
 
     def __call__(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int | None = None, exchange: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Calls the module; see `Potential.forward`. By default all nodes are local."""
-        return self.module(vectors, edge_index, types, types.size(0) if num_local is None else num_local, exchange)
+        """Calls the module; see `Potential.forward`. By default all nodes are local.
+
+        Raises:
+            OperandError: If an operand does not fit an AOTInductor package (TorchScript: torch.jit.Error).
+        """
+        num_local = types.size(0) if num_local is None else num_local
+        if self.metadata["kind"] == "torchscript":
+            return self.module(vectors, edge_index, types, num_local, exchange)
+        if num_local != types.size(0) or min(num_local, vectors.size(0)) < SMALLEST:
+            raise OperandError(
+                f"num_local: an AOTInductor package needs all atoms to be local, and {SMALLEST} atoms and edges at "
+                f"least, got {types.size(0)} atoms, {num_local} of them local, and {vectors.size(0)} edges; export in "
+                "format 'torchscript'"
+            )
+        expected = {"vectors": getattr(torch, self.metadata["dtype"]), "edge_index": torch.int64, "types": torch.int64}
+        for (name, dtype), tensor in zip(expected.items(), (vectors, edge_index, types), strict=True):
+            if tensor.dtype != dtype:  # a package reads memory as if it were of the right type
+                raise OperandError(f"{name}: expected {dtype}, got {tensor.dtype}; convert it with .to()")
+        return tuple(self.module(vectors, edge_index, types))
 
 
 def load_exported(path: str | os.PathLike[str], device: torch.device | str | None = None) -> Exported:
@@ -62,13 +85,25 @@ def load_exported(path: str | os.PathLike[str], device: torch.device | str | Non
             "it again with that"
         )
     try:
-        module = torch.jit.load(str(file), map_location=place)
+        if metadata["kind"] == "torchscript":
+            module = torch.jit.load(str(file), map_location=place)
+        else:
+            module = torch._inductor.aoti_load_package(str(file))
     except RuntimeError as error:
         raise ExportError(
             f"path: '{file}' cannot be opened by torch {torch.__version__} (it was written by torch "
             f"{metadata['versions']['torch']}): {error}. Export the model again with this version of torch"
         ) from error
     return Exported(module, {**metadata, "device": place.type})
+
+
+def _find_metadata(archive: zipfile.ZipFile) -> Any:
+    for name in archive.namelist():
+        if name.endswith(f"/extra/{METADATA}"):
+            return json.loads(archive.read(name))
+        if name.endswith("wrapper_metadata.json"):
+            return json.loads(json.loads(archive.read(name)).get(PACKAGE_KEY, "null"))
+    return None
 
 
 def read_metadata(file: Path) -> dict[str, Any]:
@@ -78,8 +113,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
         raise ExportError(f"path: {expected}, got '{file}', which does not exist or is not a file")
     try:
         with zipfile.ZipFile(file) as archive:
-            names = [name for name in archive.namelist() if name.endswith(f"/extra/{METADATA}")]
-            metadata = json.loads(archive.read(names[0])) if names else None
+            metadata = _find_metadata(archive)
     except (zipfile.BadZipFile, ValueError) as error:
         raise ExportError(
             f"path: {expected}, got '{file}', which is truncated or no such file ({error}); copy or export it again"

@@ -107,6 +107,7 @@ class Convolution(nn.Module):
 
     def __init__(self, conv: TensorProductConv) -> None:
         super().__init__()
+        self.spec = conv.spec
         self.key = conv.key
         self.z_dim = conv.z_dim
         self.mul_ir = conv.mul_ir
@@ -122,7 +123,11 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
         """The convolution over a (2, num_edges) edge index; see `TensorProductConv.forward`."""
         num_nodes = x.size(0)
-        graph = torch.ops.eqaccel.graph(edge_index[1], edge_index[0], num_nodes, num_nodes)
+        # A program that opens the file without the operators stops here and prints this line: the name is for its user.
+        load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where = torch.ops.eqaccel.graph(
+            edge_index[1], edge_index[0], num_nodes, num_nodes
+        )
+        graph = load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where
         return torch.ops.eqaccel.tensor_product(
             self.payload, self.key, x, y, w, graph, num_nodes, self.z_dim, self.mul_ir, self.atomic
         )

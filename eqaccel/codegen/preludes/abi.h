@@ -5,6 +5,8 @@
 // (stride 0). Pointers that a direction does not use are null.
 #ifndef EQACCEL_ABI_H
 #define EQACCEL_ABI_H
+// Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
+#define EQ_ABI 1
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else

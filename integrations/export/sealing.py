@@ -1,0 +1,70 @@
+"""Kernels compiled ahead of time, put into the file, so that the machine that runs it needs no compiler.
+
+A CPU target names an instruction set, and its kernels run on every CPU that has it. CUDA kernels run on later minor
+revisions of their compute capability too. Where no kernel of the file fits, the usual compilation takes over.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+from eqaccel import runtime
+from eqaccel.codegen import payload, source
+from eqaccel.errors import CompileError, ExportError
+from eqaccel.plan import TARGETS, Direction, make_plan
+from eqaccel.spec import TensorProductSpec
+
+_DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
+"""What energies and forces need."""
+
+
+def check_targets(targets: Sequence[str]) -> None:
+    """Raises `ExportError` unless all targets are names of CPU or GPU architectures."""
+    known = [name for name in TARGETS if name.startswith("cpu-")]
+    for target in [targets] if isinstance(targets, str) else targets:
+        if isinstance(targets, str) or (target not in known and not re.fullmatch(r"sm_\d+|gfx[0-9a-f]+", str(target))):
+            raise ExportError(
+                f"seal: expected a list of {', '.join(known)}, or GPU architectures such as sm_90 and gfx90a, got "
+                f"{target!r}"
+            )
+
+
+@functools.lru_cache(maxsize=16)  # the inner layers of a model are alike
+def sealed_entries(spec: TensorProductSpec, scalar: str, targets: tuple[str, ...]) -> bytes:
+    """Compiles the kernels of a tensor product for several targets.
+
+    Args:
+        spec: The tensor product.
+        scalar: "float32" or "float64".
+        targets: Names of targets.
+
+    Returns:
+        Entries to append to the payload of the tensor product.
+
+    Raises:
+        ExportError: If a compiler is missing or fails.
+    """
+    program = runtime.Program(payload(spec)[0])
+    entries = b""
+    for target in targets:
+        for direction in _DIRECTIONS:
+            try:
+                code = _compile(spec, program, scalar, direction, target)
+            except (CompileError, ValueError) as error:
+                raise ExportError(f"seal: no kernel for {target}: {error}") from error
+            entries += f"binary/{target}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
+    return entries
+
+
+def _compile(
+    spec: TensorProductSpec, program: runtime.Program, scalar: str, direction: Direction, target: str
+) -> bytes:
+    if target in TARGETS and not TARGETS[target].is_gpu:  # a CPU kernel is planned for its instruction set
+        plan = make_plan(spec, direction, TARGETS[target], 4 if scalar == "float32" else 8)
+        return runtime.compile_cpu(source(plan), target)[0]
+    # GPU kernels are launched with numbers in the payload, so they are made from the sources there.
+    if target.startswith("gfx"):
+        return runtime.compile_hip(program.source("hip", scalar, direction.value), target)[0]
+    return runtime.compile_cuda(program.source("cuda", scalar, direction.value), target)[0]

@@ -1,0 +1,35 @@
+"""Builds the C++ programs of cpp_host against the installed torch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from eqaccel.ops import include_path
+
+
+def build(source: str, folder: Path) -> Path:
+    """Compiles cpp_host/<source> in a folder, or skips the test if there is no compiler; returns the program."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    home = Path(torch.__file__).parent
+    libraries = [lib for lib in ("torch", "torch_cpu", "torch_cuda", "c10") if (home / f"lib/lib{lib}.so").exists()]
+    command = [compiler, "-std=c++20", "-O0", str(Path(__file__).parent / "cpp_host" / source), "-o", "host"]
+    command += [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include", f"-L{home}/lib", f"-I{include_path()}"]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-Wl,--no-as-needed"]
+    command += [f"-Wl,-rpath,{home}/lib", *(f"-l{lib}" for lib in libraries), "-ldl"]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return folder / "host"
+
+
+def run(*command: str | Path, **environment: str) -> list[list[float]]:
+    """Runs a program; returns the numbers of each line that it prints, without the word in front of them."""
+    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment or None)
+    assert ran.returncode == 0, ran.stderr
+    return [[float(value) for value in line.split()[1:]] for line in ran.stdout.splitlines()]
