@@ -113,7 +113,9 @@ Json Json::parse(const std::string& text) { return JsonReader(text).document(); 
 const Json& Json::operator[](const std::string& key) const {
   expect(Kind::object, "an object");
   const auto found = object_.find(key);
-  if (found == object_.end()) throw std::runtime_error("'" + (place_.empty() ? key : place_ + "." + key) + "' is missing");
+  if (found == object_.end()) {
+    throw std::runtime_error("'" + (place_.empty() ? key : place_ + "." + key) + "' is missing");
+  }
   return found->second;
 }
 

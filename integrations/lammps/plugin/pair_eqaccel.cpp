@@ -107,6 +107,7 @@ void PairEqaccel::coeff(int narg, char **arg)
   else
     error->all(FLERR, "pair_style eqaccel: units must be metal or real, and they are {}", units);
 
+  const int rank_on_host = local_rank();
   std::string failure;
   try {
     const std::string found = utils::get_potential_file_path(arg[2]);
@@ -114,7 +115,7 @@ void PairEqaccel::coeff(int narg, char **arg)
     eqaccel::ModelOptions options;
     options.path = path.c_str();
     options.device = device.c_str();
-    options.local_rank = local_rank();
+    options.local_rank = rank_on_host;
     options.threads = threads;
     model.reset(load_model(&options));
   } catch (const std::exception &exception) {
