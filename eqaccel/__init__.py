@@ -19,6 +19,8 @@ _HOMES = {
     "TensorProduct": "eqaccel.ops",
     "TensorProductConv": "eqaccel.ops",
     "Graph": "eqaccel.ops",
+    "morton_order": "eqaccel.ops",
+    "warmup": "eqaccel.ops",
     "reorder_weights_from_e3nn": "eqaccel.ops",
     "reorder_weights_to_e3nn": "eqaccel.ops",
     "patch": "eqaccel.patches",

@@ -1,4 +1,4 @@
-"""`python -m eqaccel`: what this machine offers, what a tensor product becomes, models as files for C++ programs."""
+"""`python -m eqaccel`: this machine (`doctor`), specs (`show`), speed (`bench`), models as files (`export`, `libs`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from eqaccel.errors import EqaccelError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a sub-command; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="eqaccel", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="devices, compilers, caches and versions, and what to install")
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "model", help="file that torch.save wrote the whole model to; it runs code, so trust its source"
     )
     export.add_argument("path", help="file to write")
-    export.add_argument("--format", default="torchscript", help="torchscript (default)")
+    export.add_argument("--format", default="torchscript", help="torchscript (default) or aotinductor")
     export.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     export.add_argument("--dtype", help="float32 or float64; default: that of the model")
     export.add_argument(
@@ -40,9 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     libs = commands.add_parser("libs", help="libraries and headers that a C++ program needs to open exported files")
     libs.add_argument("--ld-preload", action="store_true", help="print an environment variable for an existing program")
     libs.add_argument("--link", action="store_true", help="print compiler options for a program of your own")
-    options = parser.parse_args(arguments)
-    run = {"doctor": _doctor, "show": _show, "export": _export, "libs": _libs}[options.command]
+    commands.add_parser("bench", help="times beside those of other libraries; has sub-commands of its own")
     try:
+        if arguments[:1] == ["bench"]:  # needs torch and more, which the other commands do without
+            from eqaccel.benchmarks.command import main as bench
+
+            return bench(arguments[1:])
+        options = parser.parse_args(arguments)
+        run = {"doctor": _doctor, "show": _show, "export": _export, "libs": _libs}[options.command]
         print(run(options))
     except EqaccelError as error:
         print(f"eqaccel: {error}", file=sys.stderr)

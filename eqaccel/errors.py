@@ -47,16 +47,20 @@ class AlreadyPatchedError(PatchError):
     """Raised when a model, or a part of it, is accelerated already, by eqaccel or by another library."""
 
 
+class WarmupError(EqaccelError, ValueError):
+    """Raised when there is no kernel to warm up, or a direction, dtype or device is not one that kernels run on."""
+
+
 class ExportError(EqaccelError, ValueError):
     """Raised when a model cannot be exported, or an exported file cannot be opened."""
 
 
 class CompileError(EqaccelError, RuntimeError):
-    """Raised when a generated kernel does not compile.
+    """Raised when a generated kernel does not compile, or when a compiled one fails the check against its reference.
 
     Args:
         message: What failed, for which target, and the next step.
-        log: The compiler's full output, kept out of the message because it can be long.
+        log: The compiler's full output and what the check found, kept out of the message because it can be long.
     """
 
     def __init__(self, message: str, log: str = "") -> None:

@@ -3,46 +3,61 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from eqaccel import TensorProductSpec
 from eqaccel.plan import Direction
 from eqaccel.testing import reference
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
 TINY = ["--device", "cpu", "--threads", "1", "--repetitions", "3"]
+OUTPUTS = {"json": ".json", "markdown": ".md", "plot": ".png"}
+CASE = ["--problems", "tiny", "--graphs", "local-12x4"]
 
-needs_scipy = pytest.mark.skipif(find_spec("scipy") is None, reason="the graphs of the benchmarks need scipy")
+pytestmark = pytest.mark.skipif(find_spec("scipy") is None, reason="the graphs of the benchmarks need scipy")
 
 
 @pytest.fixture(autouse=True)
-def _benchmarks_on_path(monkeypatch):
+def _threads():
     threads = torch.get_num_threads()
-    monkeypatch.syspath_prepend(BENCHMARKS)
     yield
     torch.set_num_threads(threads)
 
 
-@needs_scipy
-def test_conv_writes_its_results(tmp_path, capsys):
+@pytest.fixture(autouse=True)
+def _instant_roofline(monkeypatch):
+    from eqaccel.benchmarks import roofline, suite
+
+    monkeypatch.setattr(suite, "measure_roofline", lambda *_: roofline.Roofline(1e10, 1e11))
+
+
+def bench(*arguments):
+    """Runs `python -m eqaccel bench` with these arguments."""
+    from eqaccel.benchmarks.command import main
+
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def outputs(folder, name):
+    return [text for kind, end in OUTPUTS.items() for text in (f"--{kind}", folder / f"{name}{end}")]
+
+
+def test_kernels_write_their_results(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    import conv
-
-    files = {"json": tmp_path / "conv.json", "markdown": tmp_path / "conv.md", "plot": tmp_path / "conv.png"}
-    arguments = [text for kind, path in files.items() for text in (f"--{kind}", str(path))]
     case = ["--problems", "tiny", "--graphs", "local-12x4,radius-40x8", "--compare", "e3nn,oeq", "--dtype", "float64"]
-    results = conv.main([*TINY, *case, *arguments])
+    bench("kernels", *TINY, *case, *outputs(tmp_path, "result"))
 
-    written = json.loads(files["json"].read_text())
-    assert written == json.loads(json.dumps(results))
+    written = json.loads((tmp_path / "result.json").read_text())
     assert {"device", "versions", "commit", "date", "threads"} <= written["environment"].keys()
-    assert written["roofline"]["bandwidth_gb_s"] > 0.1
-    assert written["roofline"]["fma_peak_gf_s"] > 0.1
-    assert files["plot"].read_bytes().startswith(b"\x89PNG")
-    assert files["markdown"].read_text() in capsys.readouterr().out
+    for name in ("result.png", "result_roofline.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "result.md").read_text() in capsys.readouterr().out
 
     own = [row for row in written["rows"] if row["implementation"] == "eqaccel (ir_mul)"]
     assert [(row["graph"], row["nodes"]) for row in own] == [("local-12x4", 12), ("radius-40x8", 40)]
@@ -54,39 +69,139 @@ def test_conv_writes_its_results(tmp_path, capsys):
             assert row[direction]["median_ms"] >= row[direction]["min_ms"] > 0
 
 
-@needs_scipy
-def test_what_cannot_be_timed_says_so(monkeypatch):
-    import conv
-    import peers
+def test_pieces_join_and_are_reported_again(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    pieces = []
+    for graph in ("local-12x4", "ring-21x20"):
+        pieces.append(tmp_path / f"{graph}.json")
+        case = ["--problems", "tiny", "--graphs", graph, "--directions", "forward", "--compare", "none"]
+        bench("kernels", *TINY, *case, "--json", pieces[-1])
+    bench("report", *pieces, pieces[0], *outputs(tmp_path, "all"))
+    joined = json.loads((tmp_path / "all.json").read_text())
+    assert [row["graph"] for row in joined["rows"]] == ["local-12x4"] * 2 + ["ring-21x20"] * 2
+    assert (tmp_path / "all.png").stat().st_size > 0
+    assert "double backward" not in capsys.readouterr().out
+
+    from eqaccel.benchmarks.report import load
+
+    pieces[0].write_text(json.dumps(joined | {"dtype": "float64"}))
+    with pytest.raises(ValueError, match="expected files of one dtype, got float32, float64"):
+        load(pieces)
+
+
+def test_what_cannot_be_timed_says_so(monkeypatch, tmp_path):
+    from eqaccel.benchmarks import peers
+    from eqaccel.benchmarks.contender import Contender
+
+    right = peers.CONVOLUTIONS["eqaccel"]["eqaccel (mul_ir)"]
 
     def missing(*_):
         raise ImportError("No module named 'missing'")
 
     def wrong(spec, dtype, device):
-        right = peers.CONTENDERS["eqaccel"]["eqaccel (mul_ir)"](spec, dtype, device)
-        return peers.Contender(lambda edges: lambda x, y, w: 1.001 * right.bind(edges)(x, y, w), "mul_ir")
+        product = right(spec, dtype, device)
+        return Contender(lambda edges: lambda x, y, w: 1.001 * product.bind(edges)(x, y, w), "mul_ir")
+
+    def wrong_when_large(spec, dtype, device):
+        product = right(spec, dtype, device)
+        factor = {24: 1.0}  # nodes of the graph that derivatives are checked on
+        return Contender(
+            lambda edges: lambda x, y, w: factor.get(edges.num_nodes, 1.001) * product.bind(edges)(x, y, w), "mul_ir"
+        )
 
     def broken(spec, dtype, device):
         raise RuntimeError("no kernel image\nsecond line")
 
-    for name, factory in (("missing", missing), ("wrong", wrong), ("broken", broken)):
-        monkeypatch.setitem(peers.CONTENDERS, name, {name: factory})
-    case = ["--problems", "tiny", "--graphs", "local-12x4", "--directions", "forward"]
-    results = conv.main([*TINY, *case, "--compare", "missing,wrong,broken"])
-    rows = {row["implementation"]: row for row in results["rows"]}
+    factories = {"missing": missing, "wrong": wrong, "wrong_when_large": wrong_when_large, "broken": broken}
+    for name, factory in factories.items():
+        monkeypatch.setitem(peers.CONVOLUTIONS, name, {name: factory})
+    compare = ["--compare", ",".join(factories), "--directions", "forward"]
+    bench("kernels", *TINY, *CASE, *compare, "--json", tmp_path / "result.json")
+    rows = {row["implementation"]: row for row in json.loads((tmp_path / "result.json").read_text())["rows"]}
     assert "not installed" in rows["missing"]["note"]
-    assert "wrong numbers" in rows["wrong"]["note"]
+    assert "wrong numbers: " in rows["wrong"]["note"]
+    assert "wrong numbers on this graph: " in rows["wrong_when_large"]["note"]
     assert rows["broken"]["note"] == "RuntimeError: no kernel image"
-    assert not any("forward" in rows[name] for name in ("missing", "wrong", "broken"))
+    assert not any("forward" in rows[name] for name in factories)
 
 
-@needs_scipy
+def test_a_limit_of_time_is_kept(tmp_path):
+    bench("kernels", *TINY, *CASE, "--time-limit", "0", "--json", tmp_path / "result.json")
+    (row,) = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert row["note"] == "not begun within 0 s"
+    bench("kernels", *TINY, *CASE, "--compare", "none", "--json", tmp_path / "later.json")
+    bench("report", tmp_path / "later.json", tmp_path / "result.json", "--json", tmp_path / "both.json")
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert [row["implementation"] for row in both["rows"]] == ["eqaccel (ir_mul)", "eqaccel (mul_ir)"]
+
+
+def test_batch_refuses_what_is_not_supported(tmp_path, capsys):
+    case = ["--problems", "tiny,diffdock-l1", "--rows", "20", "--compare", "none"]
+    bench("batch", *TINY, *case, "--json", tmp_path / "result.json")
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert [(row["problem"], "forward" in row) for row in rows] == [("tiny", True)] * 2 + [("diffdock-l1", False)]
+    assert "uvw" in rows[-1]["note"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("graphs", ["--graphs", "ring-21x20,local-12x4", "--problems", "tiny"], "most neighbours"),
+        ("scaling", ["--edges", "1e3,2e3", "--problems", "tiny", "--compare", "none"], "ring-61x60 61/3660"),
+        ("overhead", ["--problems", "tiny", "--compare", "none", "--calls", "5"], "torch.add"),
+    ],
+)
+def test_other_benchmarks_run(name, options, expected, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    bench(name, *TINY, *options, *outputs(tmp_path, name))
+    assert expected in capsys.readouterr().out
+    assert (tmp_path / f"{name}.png").stat().st_size > 0
+
+
+def test_the_command_line_refuses_unknown_names(capsys):
+    from eqaccel.benchmarks.command import main
+
+    for option, name in (("--graphs", "nowhere"), ("--problems", "nothing"), ("--compare", "nobody")):
+        with pytest.raises(SystemExit):
+            main(["kernels", option, name])
+        message = capsys.readouterr().err
+        assert "expected " in message
+        assert name in message
+
+
+def test_standings_take_the_best_variants():
+    from eqaccel.benchmarks.report import compact_table
+
+    def row(graph, implementation, milliseconds, share):
+        found = {"median_ms": milliseconds, "of_memory": share}
+        return {"graph": graph, "problem": "p", "implementation": implementation, "note": "", "forward": found}
+
+    rows = [
+        row("g", "eqaccel (ir_mul)", 2.0, 0.5),
+        row("g", "eqaccel (mul_ir)", 3.0, 0.3),
+        row("g", "OpenEquivariance atomic (ir_mul)", 5.0, 0.2),
+        row("g", "cuEquivariance", 9.0, 0.1),
+        row("h", "eqaccel (ir_mul)", 1.0, 0.9),
+    ]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in compact_table({"rows": rows}).splitlines()]
+    assert ["p", "2.000, 50 %, **2.5x** OEQ"] in lines
+    assert ["g", "50 %, **2.5x** (least 2.5x)"] in lines
+    assert ["h", "90 %"] in lines
+
+
 @pytest.mark.parametrize(
     ("name", "nodes", "edges"),
-    [("carbon", 1000, (150_000, 165_000)), ("dhfr", 1800, (52_000, 60_000)), ("covid", 23000, (130_000, 142_000))],
+    [
+        ("carbon", 1000, (150_000, 165_000)),
+        ("dhfr", 1800, (52_000, 60_000)),
+        ("covid", 23000, (130_000, 142_000)),
+        ("covid-morton", 23000, (130_000, 142_000)),
+        ("water", 5184, (420_000, 450_000)),
+        ("ring-64x60", 64, (3839, 3841)),
+    ],
 )
 def test_graphs_have_the_sizes_they_are_named_for(name, nodes, edges):
-    from graphs import make_graph
+    from eqaccel.benchmarks.graphs import make_graph
 
     graph = make_graph(name)
     assert graph.num_nodes == nodes
@@ -96,20 +211,56 @@ def test_graphs_have_the_sizes_they_are_named_for(name, nodes, edges):
     assert torch.equal((graph.sender * nodes + graph.receiver).sort().values, order), "symmetric"
 
 
-@needs_scipy
-def test_local_graph_has_the_degree_asked_for():
-    from graphs import make_graph
+def test_hub_has_as_many_edges_as_its_even_counterpart():
+    from eqaccel.benchmarks.graphs import make_graph
 
-    graph = make_graph("local-300x60")
-    assert torch.equal(graph.receiver.bincount(), torch.full((300,), 60))
-    with pytest.raises(ValueError, match="local-NxD"):
-        make_graph("nowhere")
+    hub, even = make_graph("hub"), make_graph("hub-even")
+    assert hub.num_edges == even.num_edges
+    assert hub.receiver.bincount().max() == hub.sender.bincount().max() == 20_000
+    assert even.receiver.bincount().unique().tolist() == [100]
 
 
-@needs_scipy
+def test_morton_order_brings_neighbours_together():
+    from eqaccel.benchmarks.graphs import make_graph
+
+    distance = [
+        float((g.sender - g.receiver).abs().double().mean()) for g in map(make_graph, ("covid", "covid-morton"))
+    ]
+    assert distance[1] < distance[0] / 4
+
+
+def test_graphs_by_number_of_neighbours():
+    from eqaccel.benchmarks.graphs import make_graph
+
+    for name in ("local-300x60", "ring-300x60"):
+        assert torch.equal(make_graph(name).receiver.bincount(), torch.full((300,), 60))
+    for wrong in ("nowhere", "hub-morton", "radius-morton", "ring", "carbon-10x2"):
+        with pytest.raises(ValueError, match=r"graph: expected one of .*ring-NxD, got"):
+            make_graph(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "weights"),
+    [
+        ("mace-large", 17, 2176),
+        ("mp0-large-second", 17, 2176),
+        ("mp0-second", 10, 1280),
+        ("nequip-l", 23, 1312),
+        ("nequip-xl", 42, 3616),
+        ("nequip-benzene", 68, 4352),
+        ("sevennet-l3i5", 34, 1760),
+    ],
+)
+def test_problems_are_those_of_the_models(name, paths, weights):
+    from eqaccel.benchmarks.problems import PROBLEMS
+
+    spec = PROBLEMS[name].spec
+    assert (len(spec.paths), spec.weight_numel) == (paths, weights)
+
+
 def test_layouts_agree_with_the_reference():
-    from peers import feature_order
-    from problems import PROBLEMS
+    from eqaccel.benchmarks.contender import feature_order
+    from eqaccel.benchmarks.problems import PROBLEMS
 
     spec = PROBLEMS["nequip-water"].spec
     torch.manual_seed(0)
@@ -120,8 +271,8 @@ def test_layouts_agree_with_the_reference():
 
 
 def test_floor_counts_every_operand_once():
-    from problems import PROBLEMS
-    from roofline import floor_bytes
+    from eqaccel.benchmarks.problems import PROBLEMS
+    from eqaccel.benchmarks.roofline import floor_bytes
 
     spec = PROBLEMS["mace-large"].spec
     forward, backward, double = (floor_bytes(spec, 1000, 158_000, direction, 4) for direction in Direction)
@@ -130,9 +281,51 @@ def test_floor_counts_every_operand_once():
     assert double == forward + backward
 
 
+def test_repetitions_fit_the_budget():
+    from eqaccel.benchmarks.timing import allowed
+
+    assert allowed(20, budget=1.0, seconds=0.001) == 20
+    assert allowed(20, budget=1.0, seconds=0.1) == 10
+    assert allowed(20, budget=1.0, seconds=0.5) == 3
+    assert allowed(20, budget=1.0, seconds=1.5) == 1
+
+
+def test_the_limits_of_this_machine_can_be_measured():
+    from eqaccel.benchmarks.roofline import measure_roofline
+
+    found = measure_roofline("cpu", torch.float32, 1).to_json()
+    assert found["bandwidth_gb_s"] > 0.1
+    assert found["fma_peak_gf_s"] > 0.1
+
+
+def test_summary_shows_where_eqaccel_stands(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import summary
+
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
+    results = tmp_path / "results"
+    bench("kernels", *TINY, *CASE, "--compare", "none", "--json", results / "a.json", "--markdown", results / "a.md")
+    monkeypatch.setattr(summary, "README", readme)
+    monkeypatch.setattr(summary, "RESULTS", results)
+    summary.main()
+    text = readme.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "### Fused convolution" in text
+    assert "[everything](results/a.md)" in text
+
+
+def test_bench_is_a_command_of_eqaccel(tmp_path):
+    command = [sys.executable, "-m", "eqaccel", "bench", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert all(name in shown for name in ("kernels", "batch", "graphs", "scaling", "overhead", "models", "report"))
+
+
 @pytest.mark.slow
 def test_compile_times_are_cold_then_warm():
-    from compile_times import cold_and_warm
+    from eqaccel.benchmarks.compile_times import cold_and_warm
 
     found = cold_and_warm(["tiny"], "cpu", None, "float32")
     assert [kernel["direction"] for kernel in found["cold"]["kernels"]] == ["forward", "backward"]
@@ -142,17 +335,30 @@ def test_compile_times_are_cold_then_warm():
 
 
 @pytest.mark.slow
-def test_model_compares_patched_with_unpatched(tmp_path):
+def test_models_compare_patched_with_unpatched(tmp_path):
     pytest.importorskip("mace")
     pytest.importorskip("ase")
-    import model
-
     small = ["--atoms", "8", "--elements", "8", "--channels", "4", "--backends", "none", "--dtype", "float64"]
-    results = model.main([*TINY, *small, "--json", str(tmp_path / "model.json")])
-    assert json.loads((tmp_path / "model.json").read_text())["atoms"] == 8
-    assert results["force_difference"] < 1e-11
+    bench("models", *TINY, *small, "--compare", "none", "--json", tmp_path / "result.json")
+    results = json.loads((tmp_path / "result.json").read_text())
     plain, fused = results["rows"]
+    assert fused["force_difference"] < 1e-11
     assert plain["call"]["ratio"] == pytest.approx(plain["call"]["median_ms"] / fused["call"]["median_ms"])
     for row in (plain, fused):
+        assert row["atoms"] == 8
         assert row["convolution_share"] > 0
         assert row["backward"]["median_ms"] > 0
+
+
+@pytest.mark.slow
+def test_model_layers_are_the_problems_they_are_said_to_be():
+    pytest.importorskip("mace")
+    from eqaccel.benchmarks.mace_like import MODELS, build_model
+    from eqaccel.benchmarks.problems import PROBLEMS
+
+    model = build_model(torch.float64, MODELS["large"])
+    specs = [TensorProductSpec.from_e3nn(block.conv_tp) for block in model.interactions]
+    assert [spec.weight_numel for spec in specs] == [
+        PROBLEMS[name].spec.weight_numel for name in MODELS["large"].layers
+    ]
+    assert [spec.irreps_out for spec in specs] == [PROBLEMS[name].spec.irreps_out for name in MODELS["large"].layers]

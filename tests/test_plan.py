@@ -29,12 +29,12 @@ def _operands(spec: TensorProductSpec) -> dict[str, np.ndarray]:
     return operands
 
 
-def _forward(spec: TensorProductSpec, operands: dict[str, np.ndarray]) -> np.ndarray:
+def _forward(spec: TensorProductSpec, operands: dict[str, np.ndarray], absolute: bool = False) -> np.ndarray:
     """The convolution as e3nn defines it, path by path and edge by edge, in the (2l+1, mul) layout."""
     x, y, w = operands["x"], operands["y"], operands["w"]
     z = np.zeros((len(x), spec.z_dim))
     for path in spec.paths:
-        cg = path.cg()
+        cg = np.abs(path.cg()) if absolute else path.cg()
         d1, d2, d3 = cg.shape
         for e, (r, s) in enumerate(zip(operands["receiver"], operands["sender"], strict=True)):
             xs = x[s, path.x_offset : path.x_offset + d1 * path.mul].reshape(d1, path.mul)
@@ -82,6 +82,27 @@ def test_executor_agrees_with_the_definition_and_its_derivatives(name: str, targ
 
         numeric = (along_tangents(step) - along_tangents(-step)) / (2 * step)
         np.testing.assert_allclose((gradient * change).sum(), numeric, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_absolute_values_of_all_terms(name: str) -> None:
+    spec, signed = SPECS[name], _operands(SPECS[name])
+    edges = {key: signed.pop(key) for key in ("receiver", "sender")} | {"num_receivers": len(signed["x"])}
+    results = []
+    for direction in Direction:
+        plan = make_plan(spec, direction, TARGETS["cpu-avx2"], 8)
+        right, absolute = (execute(plan, **signed, **edges, absolute=flag) for flag in (False, True))
+        for output, bound in vars(absolute).items():
+            assert bound is None or (np.abs(vars(right)[output]) <= bound * (1 + 1e-12)).all()
+        results.append(absolute)
+    operands = {key: np.abs(value) for key, value in signed.items()}
+    forward, backward, double = results
+    np.testing.assert_allclose(forward.z, _forward(spec, operands | edges, absolute=True), rtol=1e-13)
+    # The terms of z are linear in x and in y, so those of the gradients add up to the same.
+    total = (operands["gz"] * forward.z).sum()
+    np.testing.assert_allclose([(backward.gx * operands["x"]).sum(), (backward.gy * operands["y"]).sum()], total)
+    moved = sum((getattr(backward, f"g{o}") * operands[t]).sum() for o, t in zip("xyw", "abc", strict=True))
+    np.testing.assert_allclose((operands["gz"] * double.z).sum(), moved)
 
 
 @pytest.mark.parametrize("direction", Direction)

@@ -34,17 +34,17 @@ int openmp_binding() {
 }
 
 // A library is never closed: OpenMP threads may still be inside it when the process ends.
-void* open_library(const Compiled& compiled) {
+void* open_library(const std::string& code, const std::string& path) {
   const int flags = RTLD_NOW | RTLD_LOCAL | openmp_binding();
-  if (!compiled.path.empty()) {
-    if (void* library = dlopen(compiled.path.c_str(), flags)) return library;
+  if (!path.empty()) {
+    if (void* library = dlopen(path.c_str(), flags)) return library;
   }
   // Not stored, or the cache folder does not allow execution: load from memory. The descriptor stays open because dlopen
   // takes a library of the same name, and so of a descriptor used again, for the one it has already.
   const int file = memfd_create("eqaccel-kernel", MFD_CLOEXEC);
-  const std::string path = "/proc/self/fd/" + std::to_string(file);
-  if (file >= 0) cache::write_file(path, compiled.code);
-  if (void* library = dlopen(path.c_str(), flags)) return library;
+  const std::string memory = "/proc/self/fd/" + std::to_string(file);
+  if (file >= 0) cache::write_file(memory, code);
+  if (void* library = dlopen(memory.c_str(), flags)) return library;
   throw CompileError("a compiled CPU kernel can not be loaded", dlerror());
 }
 
@@ -57,10 +57,15 @@ Function find_symbol(void* library, const char* name) {
 
 }  // namespace
 
-std::unique_ptr<Kernel> load_cpu_kernel(const Program& program, Scalar scalar, Direction direction) {
-  void* library = open_library(program.compile(Backend::cpu, scalar, direction));
+std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code, const std::string& path) {
+  void* library = open_library(code, path);
   return std::make_unique<CpuKernel>(find_symbol<void (*)(const eq_operands*)>(library, "eq_launch"),
                                      find_symbol<int64_t (*)(const eq_operands*)>(library, "eq_workspace_bytes"));
+}
+
+std::unique_ptr<Kernel> load_cpu_kernel(const Program& program, Scalar scalar, Direction direction) {
+  const Compiled compiled = program.compile(Backend::cpu, scalar, direction);
+  return open_cpu_kernel(compiled.code, compiled.path);
 }
 
 }  // namespace eqaccel

@@ -44,6 +44,7 @@ struct GpuDriver::Table {
   int (*get_function)(void** function, void* module, const char* name);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared_bytes,
                 void* stream, void** parameters, void** extra);
+  int (*resident_blocks)(int* blocks, void* function, int threads, std::size_t shared_bytes);
   int (*fill)(void* pointer, unsigned char value, std::size_t count, void* stream);
   int (*error_name)(int, const char**);
   // CUDA only.
@@ -82,6 +83,8 @@ GpuDriver::GpuDriver(Backend backend) : backend_(backend) {
   find(cuda ? "cuModuleLoadData" : "hipModuleLoadData", table->load_module);
   find(cuda ? "cuModuleGetFunction" : "hipModuleGetFunction", table->get_function);
   find(cuda ? "cuLaunchKernel" : "hipModuleLaunchKernel", table->launch);
+  find(cuda ? "cuOccupancyMaxActiveBlocksPerMultiprocessor" : "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
+       table->resident_blocks);
   find(cuda ? "cuMemsetD8Async" : "hipMemsetD8Async", table->fill);
   find(cuda ? "cuGetErrorName" : "hipDrvGetErrorName", table->error_name);
   if (cuda) {
@@ -204,6 +207,12 @@ void GpuDriver::set_shared_bytes(Function function, int bytes) const {
   if (backend_ != Backend::cuda) return;
   check(table_->set_function_attribute(function, cuda_function_dynamic_shared_bytes, bytes),
         ("reserve " + std::to_string(bytes) + " bytes of shared memory").c_str());
+}
+
+int GpuDriver::resident_blocks(Function function, int threads, std::size_t shared_bytes) const {
+  int blocks = 0;
+  check(table_->resident_blocks(&blocks, function, threads, shared_bytes), "read the occupancy of a kernel");
+  return blocks;
 }
 
 void GpuDriver::launch(Function function, Dim3 grid, Dim3 block, unsigned shared_bytes, void* stream,

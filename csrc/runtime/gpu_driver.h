@@ -45,6 +45,8 @@ class GpuDriver {
   Function get_function(Module, const char* name) const;
   // Lets a kernel use more dynamic shared memory than the default 48 KiB. Nothing to do on AMD.
   void set_shared_bytes(Function, int bytes) const;
+  // Blocks of a kernel that one multiprocessor holds at a time.
+  int resident_blocks(Function, int threads, std::size_t shared_bytes) const;
   // The caller holds a DeviceScope for the device of the function.
   void launch(Function, Dim3 grid, Dim3 block, unsigned shared_bytes, void* stream, void** parameters) const;
   void fill_zero(void* pointer, std::size_t bytes, void* stream) const;

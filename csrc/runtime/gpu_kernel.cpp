@@ -33,7 +33,6 @@ class GpuKernel : public Kernel {
                                std::to_string(info.shared_bytes_per_block) +
                                ": split the tensor product into smaller ones, or run it in float32");
     }
-    multiprocessors_ = info.multiprocessors;
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
     const GpuDriver::Module module = driver_.load_module(compiled.code, device);
     main_ = driver_.get_function(module, "eq_main");
@@ -41,6 +40,8 @@ class GpuKernel : public Kernel {
     collect_ = driver_.get_function(module, "eq_collect");
     const DeviceScope scope(driver_, device);
     driver_.set_shared_bytes(main_, static_cast<int>(shared_bytes_));
+    blocks_ = int64_t(info.multiprocessors) *
+              std::max(driver_.resident_blocks(main_, static_cast<int>(threads_), shared_bytes_), 1);
   }
 
   std::size_t workspace_bytes(const eq_operands& o) const override { return scratch(o).bytes; }
@@ -70,12 +71,13 @@ class GpuKernel : public Kernel {
         driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     }
     if (given.num_receivers > 0) {
-      // A receiver of a graph has many edges; rows of a batch have one, so a block takes several.
-      const int64_t slots = int64_t(multiprocessors_) * 32;
-      int receivers = given.row_ptr ? 1 : static_cast<int>(std::clamp<int64_t>(given.num_receivers / slots, 1, 64));
+      // A receiver of a graph has many edges; rows of a batch have one, so a block takes several. The backward keeps
+      // nothing for a receiver: its blocks share the edges equally.
+      int receivers = given.row_ptr ? 1 : static_cast<int>(std::clamp<int64_t>(given.num_receivers / (4 * blocks_), 1, 64));
+      const int64_t blocks = direction_ == Direction::backward ? std::min(given.num_edges, blocks_)
+                                                               : (given.num_receivers + receivers - 1) / receivers;
       void* parameters[] = {&o, &receivers};
-      driver_.launch(main_, {grid((given.num_receivers + receivers - 1) / receivers)}, {threads_}, shared_bytes_, stream,
-                     parameters);
+      driver_.launch(main_, {grid(blocks)}, {threads_}, shared_bytes_, stream, parameters);
     }
     if (given.mul_ir && direction_ != Direction::backward)
       change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
@@ -131,8 +133,9 @@ class GpuKernel : public Kernel {
 
   const GpuDriver& driver_;
   Direction direction_;
-  int device_, multiprocessors_ = 1;
+  int device_;
   int64_t scalar_bytes_, x_dim_, z_dim_;
+  int64_t blocks_ = 1;  // of the main kernel that the device holds at a time
   bool covers_all_;
   unsigned threads_ = 0, shared_bytes_ = 0;
   GpuDriver::Function main_ = nullptr, relayout_ = nullptr, collect_ = nullptr;

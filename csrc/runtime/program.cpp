@@ -10,6 +10,7 @@
 #include "gpu_driver.h"
 #include "host_compiler.h"
 #include "kernel.h"
+#include "self_check.h"
 #include "targets.h"
 
 namespace eqaccel {
@@ -81,6 +82,8 @@ std::string body_name(Backend backend, Scalar scalar, Direction direction) {
   return std::string("gpu/") + name(direction) + "/" + name(scalar);
 }
 
+std::string figures_name(Direction direction) { return std::string("check/") + name(direction); }
+
 }  // namespace
 
 const char* name(Backend backend) {
@@ -116,14 +119,15 @@ int64_t Program::number(const std::string& key) const {
 
 std::string Program::source(Backend backend, Scalar scalar, Direction direction) const {
   // Preludes leave out what a direction does not need.
-  std::string text = "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n#define EQ_SCALAR " +
+  const std::string text = "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n#define EQ_SCALAR " +
                      (scalar == Scalar::float32 ? "float" : "double") + "\n";
-  for (const std::string& part : {std::string("prelude/") + name(backend), body_name(backend, scalar, direction)}) {
-    const auto found = entries_.find(part);
-    if (found == entries_.end()) throw std::out_of_range("the payload has no entry '" + part + "'");
-    text += found->second;
-  }
-  return text;
+  return text + entry(std::string("prelude/") + name(backend)) + entry(body_name(backend, scalar, direction));
+}
+
+const std::string& Program::entry(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) throw std::out_of_range("the payload has no entry '" + name + "'");
+  return found->second;
 }
 
 Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
@@ -133,6 +137,7 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
   }
   const auto start = std::chrono::steady_clock::now();
   const std::string text = source(backend, scalar, direction);
+  const bool checked = entries_.count(figures_name(direction)) > 0;
   HostCompiler host;
   std::string key;
   if (backend == Backend::cpu) {
@@ -141,7 +146,8 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
     for (const auto& words : {host.command, host_compile_flags()}) {
       for (const std::string& word : words) command += word + " ";
     }
-    key = cache::key({"cpu", text, host_target(), command, host.version});
+    // Kernels that were never checked have other keys: finding one must not stand for a check.
+    key = cache::key({checked ? "cpu, checked" : "cpu", text, host_target(), command, host.version});
   } else {
     if (arch.empty()) throw std::invalid_argument("arch: expected an architecture such as 'sm_90' or 'gfx90a', got ''");
     key = cache::key({name(backend), text, arch, gpu_compiler_version(backend), gpu_compile_options(backend)});
@@ -156,6 +162,7 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
     try {
       if (backend == Backend::cpu) {
         entry->code = compile_host(host, text, entry->log);
+        if (checked) check(entry->code, entry->log, host.version, scalar, direction);
       } else {
         GpuBinary binary = compile_gpu(backend, text, arch);
         *entry = {std::move(binary.code), std::move(binary.log)};
@@ -169,6 +176,20 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
   dump(backend, scalar, direction, key, text, entry->log);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return {std::move(entry->code), std::move(entry->log), key, stored ? cache::path(entry_name) : "", seconds, cached};
+}
+
+void Program::check(const std::string& code, const std::string& log, const std::string& compiler, Scalar scalar,
+                    Direction direction) const {
+  const cache::Scratch scratch;
+  const std::string path = scratch.path() + "/kernel.so";
+  cache::write_file(path, code);
+  const std::string differences = self_check(*open_cpu_kernel(code, path), scalar, direction, entry("check/blocks"),
+                                             entry(figures_name(direction)));
+  if (differences.empty()) return;
+  throw CompileError(std::string("the ") + name(scalar) + " " + name(direction) + " kernel for the CPU computes wrong "
+                     "results as '" + compiler + "' compiled it, so it is not used. Point EQACCEL_CXX to another "
+                     "compiler (clang++, or another version of g++), and please report this with what EQACCEL_DUMP "
+                     "writes.", log + "self-check:\n" + differences);
 }
 
 const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction direction, int device) const {

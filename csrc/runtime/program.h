@@ -22,7 +22,7 @@ const char* name(Backend);
 const char* name(Scalar);
 const char* name(Direction);
 
-// A kernel that could not be compiled; `log` is what the compiler printed.
+// A kernel that could not be compiled, or that computes wrong results; `log` is what the compiler printed.
 struct CompileError : std::runtime_error {
   CompileError(const std::string& message, std::string log_) : std::runtime_error(message), log(std::move(log_)) {}
   std::string log;
@@ -54,6 +54,7 @@ struct Compiled {
 //   gpu/<direction>/<scalar>                 body for CUDA and HIP
 //   binary/<target>/<direction>/<scalar>     compiled ahead of time for a target of targets.h, taken where it runs; may
 //                                            be absent
+//   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
 class Program {
  public:
   Program(const uint8_t* payload, std::size_t size);
@@ -71,6 +72,10 @@ class Program {
   void launch(Backend, Scalar, Direction, const eq_operands&, int device, void* stream) const;
 
  private:
+  const std::string& entry(const std::string& name) const;  // throws std::out_of_range if absent
+  // Throws CompileError if the compiled code, not in the cache yet, does not give what the payload says.
+  void check(const std::string& code, const std::string& log, const std::string& compiler, Scalar, Direction) const;
+
   struct Slot;  // one kernel, with the lock under which it is compiled
   std::map<std::string, std::string> entries_;
   std::map<std::string, int64_t> numbers_;

@@ -7,10 +7,12 @@ meaning from the backend's prelude, so the same text runs on SIMD vectors and on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from eqaccel.irreps import Irreps
-from eqaccel.plan import Block, Direction, EdgeMatrix, Element, KernelPlan, PlannedPath, Segment
+from eqaccel.plan import Block, Direction, EdgeMatrix, Element, KernelPlan, Part, Segment
+from eqaccel.plan.passes import rows_of
 
 
 def print_body(plan: KernelPlan) -> str:
@@ -23,11 +25,7 @@ def print_body(plan: KernelPlan) -> str:
         C++ text that follows the prelude of the target's backend in a translation unit.
     """
     spec = plan.spec
-    printer = {
-        Direction.FORWARD: _forward_block,
-        Direction.BACKWARD: _backward_block,
-        Direction.DOUBLE_BACKWARD: _double_backward_block,
-    }[plan.direction]
+    printer = _forward_block if plan.direction is Direction.FORWARD else _gradient_block
     lines = ["namespace {", ""]
     for number, segment in enumerate(plan.segments):
         lines += _segment(plan, number, segment, printer)
@@ -86,11 +84,11 @@ def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable
         if weighted:
             yield f"  const Lane wv = w.at({path.weight_offset}, {path.number});"
         if path.weight_first or not weighted:
-            for i in sorted({element.i for element in matrix.elements}):
+            for i, row in rows_of(matrix.elements):
                 yield f"  const Lane u{i} = {f'wv * x{i}' if weighted else f'x{i}'};"
-            for element in matrix.elements:
-                z = f"z[{path.accumulators[element.k]}]"
-                yield f"  {z} = fma({_entry(element)}, u{element.i}, {z});"
+                for element in row:
+                    z = f"z[{path.accumulators[element.k]}]"
+                    yield f"  {z} = fma({_entry(element)}, u{i}, {z});"
         else:
             for k in range(path.d3):
                 row = [element for element in matrix.elements if element.k == k]
@@ -101,128 +99,141 @@ def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable
         yield "}"
 
 
-def _backward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
+def _gradient_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
+    """The passes of a block; a path's weights are at hand from its first part to its last."""
+    one_pass = _backward_pass if plan.direction is Direction.BACKWARD else _double_backward_pass
+    started: set[int] = set()
+    rows_left = Counter(part.path.number for parts in block.passes for part in parts)
     yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}>({block.x_offset});"
-    for path in block.paths:
-        yield from _path_head(plan, segment, path, tangent=False)
-        for number, group in enumerate(path.passes):
-            yield from (f"  {line}" for line in _backward_pass(plan, segment, path, group, first=number == 0))
-        yield from _path_tail(segment, path)
+    for parts in block.passes:
+        weighted = [part.path for part in parts if part.path.weight_offset is not None]
+        for path in weighted:
+            if path.number not in started:
+                yield f"auto w{path.number} = rows.template weight<{segment.mul}>({path.weight_offset});"
+        rows_left -= Counter(part.path.number for part in parts)
+        yield "{"
+        for part in parts:
+            yield f"  // path {part.path.number}: {part.path.label}"
+        sums = [f"{_sum(part, element)} = {{}}" for part in parts for element in part.elements]
+        if sums:
+            yield f"  Sum {', '.join(sums)};"
+        yield f"  EQ_CHANNELS(c, {segment.mul}) {{"
+        yield from (f"    {line}" for line in one_pass(plan, segment, parts))
+        for path in weighted:
+            first, last = path.number not in started, path.number not in rows_left
+            yield f"    w{path.number}.template add<{str(first).lower()}, {str(last).lower()}>(c, q{path.number});"
+        yield "  }"
+        yield from (f"  {line}" for part in parts for line in _fold(plan, part))
+        yield "}"
+        started |= {path.number for path in weighted}
+        yield from (f"w{path.number}.flush();" for path in weighted if path.number not in rows_left)
     yield "xb.flush();"
 
 
-def _backward_pass(
-    plan: KernelPlan, segment: Segment, path: PlannedPath, group: tuple[Element, ...], first: bool
-) -> Iterable[str]:
-    mul, weighted = segment.mul, path.weight_offset is not None
-    yield from _sums(group)
-    yield f"  EQ_CHANNELS(c, {mul}) {{"
-    if weighted:
-        yield "    const Lane wv = wp.at(c);"
-    yield from _gradients(segment, path, group)
-    weight_terms = []
-    for i, row in _rows(group):
-        yield f"    const Lane x{i} = xb.x({i}, c);"
-        yield "    " + _sum_of_products(f"t{i}", ((_entry(e), f"g{e.k}") for e in row))
-        yield f"    xb.add({i}, c, {f'wv * t{i}' if weighted else f't{i}'});"
-        weight_terms.append((f"x{i}", f"t{i}"))
-        yield f"    const Lane u{i} = {f'wv * x{i}' if weighted else f'x{i}'};"
-        for e in row:
-            yield f"    s{e.i}_{e.k} = dot(u{i}, g{e.k}, s{e.i}_{e.k});"
-    if weighted:
-        yield "    " + _sum_of_products("q", weight_terms)
-        yield f"    wp.template add<{'true' if first else 'false'}>(c, q);"
-    yield "  }"
-    yield from _fold(plan.matrices[path.matrix], group)
-
-
-def _double_backward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
-    yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}>({block.x_offset});"
-    for path in block.paths:
-        yield from _path_head(plan, segment, path, tangent=True)
-        for number, group in enumerate(path.passes):
-            yield from (f"  {line}" for line in _double_backward_pass(plan, segment, path, group, first=number == 0))
-        yield from _path_tail(segment, path)
-    yield "xb.flush();"
-
-
-def _double_backward_pass(
-    plan: KernelPlan, segment: Segment, path: PlannedPath, group: tuple[Element, ...], first: bool
-) -> Iterable[str]:
-    mul, weighted = segment.mul, path.weight_offset is not None
-    outputs = sorted({element.k for element in group})
-    yield from _sums(group)
-    yield f"  EQ_CHANNELS(c, {mul}) {{"
-    if weighted:
-        yield "    const Lane wv = wp.at(c), cv = wp.tangent(c);"
-    yield from _gradients(segment, path, group)
-    for k in outputs:
-        yield f"    Lane z{k} = rows.template z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c);"
-    weight_terms = []
-    for i, row in _rows(group):
-        yield f"    const Lane x{i} = xb.x({i}, c), a{i} = xb.a({i}, c);"
+def _backward_pass(plan: KernelPlan, segment: Segment, parts: Sequence[Part]) -> Iterable[str]:
+    rows = sorted({i for part in parts for i in part.rows})
+    for i in rows:
+        yield f"const Lane x{i} = xb.x({i}, c);"
+    gx = _Sums("d")
+    for part in parts:
+        n, q = part.path.number, _Sums("q")
+        weighted = part.path.weight_offset is not None
+        yield from _part_head(plan, segment, part)
         if weighted:
-            yield f"    const Lane v{i} = fma(wv, a{i}, cv * x{i}), u{i} = wv * x{i};"
-        else:
-            yield f"    const Lane v{i} = a{i}, u{i} = x{i};"
-        yield "    " + _sum_of_products(f"t{i}", ((_entry(e), f"g{e.k}") for e in row))
-        yield "    " + _sum_of_products(f"r{i}", ((_entry(e, "n"), f"g{e.k}") for e in row))
-        for e in row:
-            yield f"    z{e.k} = fma({_entry(e, 'n')}, u{i}, fma({_entry(e)}, v{i}, z{e.k}));"
-            yield f"    s{e.i}_{e.k} = dot(v{i}, g{e.k}, s{e.i}_{e.k});"
-        yield f"    xb.add({i}, c, {f'fma(cv, t{i}, wv * r{i})' if weighted else f'r{i}'});"
-        weight_terms += [(f"a{i}", f"t{i}"), (f"x{i}", f"r{i}")]
-    for k in outputs:
-        yield f"    rows.template set_z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c, z{k});"
-    if weighted:
-        yield "    " + _sum_of_products("q", weight_terms)
-        yield f"    wp.template add<{'true' if first else 'false'}>(c, q);"
-    yield "  }"
-    yield from _fold(plan.matrices[path.matrix], group)
+            yield f"const Lane wv{n} = w{n}.at(c);"
+        for i, row in rows_of(part.elements):
+            yield _sum_of_products(f"t{n}_{i}", ((_entry(e, f"m{n}"), f"g{n}_{e.k}") for e in row))
+            yield gx.add(i, f"wv{n}" if weighted else None, f"t{n}_{i}")
+            yield f"const Lane u{n}_{i} = {f'wv{n} * x{i}' if weighted else f'x{i}'};"
+            for e in row:
+                yield f"{_sum(part, e)} = dot(u{n}_{i}, g{n}_{e.k}, {_sum(part, e)});"
+            if weighted:
+                yield q.add(n, f"x{i}", f"t{n}_{i}")
+        if weighted and not part.elements:  # a coefficient of zero
+            yield f"const Lane q{n} = {{}};"
+    for i in rows:
+        yield f"xb.add({i}, c, d{i});"
 
 
-def _path_head(plan: KernelPlan, segment: Segment, path: PlannedPath, tangent: bool) -> Iterable[str]:
+def _double_backward_pass(plan: KernelPlan, segment: Segment, parts: Sequence[Part]) -> Iterable[str]:
+    mul = segment.mul
+    rows = sorted({i for part in parts for i in part.rows})
+    for i in rows:
+        yield f"const Lane x{i} = xb.x({i}, c), a{i} = xb.a({i}, c);"
+    gx = _Sums("d")
+    for part in parts:
+        path, n, q = part.path, part.path.number, _Sums("q")
+        weighted = path.weight_offset is not None
+        outputs = sorted({element.k for element in part.elements})
+        yield from _part_head(plan, segment, part)
+        if weighted:
+            yield f"const Lane wv{n} = w{n}.at(c), cv{n} = w{n}.tangent(c);"
+        for k in outputs:
+            yield f"Lane z{n}_{k} = rows.template z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c);"
+        for i, row in rows_of(part.elements):
+            if weighted:
+                yield f"const Lane v{n}_{i} = fma(wv{n}, a{i}, cv{n} * x{i}), u{n}_{i} = wv{n} * x{i};"
+            else:
+                yield f"const Lane v{n}_{i} = a{i}, u{n}_{i} = x{i};"
+            yield _sum_of_products(f"t{n}_{i}", ((_entry(e, f"m{n}"), f"g{n}_{e.k}") for e in row))
+            yield _sum_of_products(f"r{n}_{i}", ((_entry(e, f"b{n}"), f"g{n}_{e.k}") for e in row))
+            for e in row:
+                z = f"z{n}_{e.k}"
+                yield f"{z} = fma({_entry(e, f'b{n}')}, u{n}_{i}, fma({_entry(e, f'm{n}')}, v{n}_{i}, {z}));"
+                yield f"{_sum(part, e)} = dot(v{n}_{i}, g{n}_{e.k}, {_sum(part, e)});"
+            yield gx.add(i, f"wv{n}" if weighted else None, f"r{n}_{i}")
+            if weighted:
+                yield gx.add(i, f"cv{n}", f"t{n}_{i}")
+                yield q.add(n, f"a{i}", f"t{n}_{i}")
+                yield q.add(n, f"x{i}", f"r{n}_{i}")
+        for k in outputs:
+            yield f"rows.template set_z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c, z{n}_{k});"
+        if weighted and not part.elements:  # a coefficient of zero
+            yield f"const Lane q{n} = {{}};"
+    for i in rows:
+        yield f"xb.add({i}, c, d{i});"
+
+
+class _Sums:
+    """Sums of products in variables of one letter, each declared by its first term."""
+
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+        self.declared: set[int] = set()
+
+    def add(self, number: int, left: str | None, right: str) -> str:
+        """The statement that adds left * right, or right alone."""
+        name = f"{self.letter}{number}"
+        if number not in self.declared:
+            self.declared.add(number)
+            return f"Lane {name} = {right if left is None else f'{left} * {right}'};"
+        return f"{name} = {f'{name} + {right}' if left is None else f'fma({left}, {right}, {name})'};"
+
+
+def _part_head(plan: KernelPlan, segment: Segment, part: Part) -> Iterable[str]:
+    """Edge matrices and gradients of the outputs that a part reads."""
+    path, n = part.path, part.path.number
+    if not part.elements:
+        return
     matrix = plan.matrices[path.matrix]
-    yield f"{{  // path {path.number}: {path.label}"
-    yield f"  const auto m = {_read_entries(matrix)};"
-    if tangent:
-        yield f"  const auto n = {_read_entries(matrix, 'entries_b')};"
-    if path.weight_offset is not None:
-        yield f"  auto wp = rows.template weight<{segment.mul}>({path.weight_offset});"
-
-
-def _path_tail(segment: Segment, path: PlannedPath) -> Iterable[str]:
-    if path.weight_offset is not None:
-        if not path.passes:  # a coefficient of zero
-            yield f"  EQ_CHANNELS(c, {segment.mul}) wp.template add<true>(c, Lane{{}});"
-        yield "  wp.flush();"
-    yield "}"
-
-
-def _sums(group: tuple[Element, ...]) -> Iterable[str]:
-    yield "{"
-    yield "  Sum " + ", ".join(f"s{e.i}_{e.k} = {{}}" for e in group) + ";"
-
-
-def _gradients(segment: Segment, path: PlannedPath, group: tuple[Element, ...]) -> Iterable[str]:
-    for k in sorted({element.k for element in group}):
+    yield f"const auto m{n} = {_read_entries(matrix)};"
+    if plan.direction is Direction.DOUBLE_BACKWARD:
+        yield f"const auto b{n} = {_read_entries(matrix, 'entries_b')};"
+    for k in sorted({element.k for element in part.elements}):
         offset = path.z_offset + k * segment.mul
-        yield f"    const Lane g{k} = rows.template g<{segment.mul}>({path.accumulators[k]}, {offset}, c);"
+        yield f"const Lane g{n}_{k} = rows.template g<{segment.mul}>({path.accumulators[k]}, {offset}, c);"
 
 
-def _fold(matrix: EdgeMatrix, group: tuple[Element, ...]) -> Iterable[str]:
+def _sum(part: Part, element: Element) -> str:
+    return f"s{part.path.number}_{element.i}_{element.k}"
+
+
+def _fold(plan: KernelPlan, part: Part) -> Iterable[str]:
     """The sums over channels, contracted with the CG tensor into the gradient of y."""
-    for element in group:
-        for j, factor in matrix.entries[element.entry]:
-            yield f"  gy[{j}] = fma({_literal(element.sign * factor)}, s{element.i}_{element.k}, gy[{j}]);"
-    yield "}"
-
-
-def _rows(group: tuple[Element, ...]) -> list[tuple[int, list[Element]]]:
-    rows: dict[int, list[Element]] = {}
-    for element in group:
-        rows.setdefault(element.i, []).append(element)
-    return list(rows.items())
+    entries = plan.matrices[part.path.matrix].entries
+    for element in part.elements:
+        for j, factor in entries[element.entry]:
+            yield f"gy[{j}] = fma({_literal(element.sign * factor)}, {_sum(part, element)}, gy[{j}]);"
 
 
 def _sum_of_products(name: str, terms: Iterable[tuple[str, str]]) -> str:
@@ -243,7 +254,7 @@ def _literal(value: float) -> str:
 
 
 def _cpu_entries(plan: KernelPlan) -> list[str]:
-    lines = ["  static EQ_FN void build_entries(const T* y, T* m) {"]
+    lines = ["  static EQ_FN void build_entries(const Lane* y, Lane* m) {"]
     for matrix in plan.matrices:
         for number, terms in enumerate(matrix.entries):
             total = " + ".join(f"{_literal(factor)} * y[{j}]" for j, factor in terms)

@@ -7,6 +7,7 @@ import hashlib
 import re
 from importlib import resources
 
+from eqaccel.codegen import check
 from eqaccel.codegen.body import print_body
 from eqaccel.errors import SpecError
 from eqaccel.plan import TARGETS, Direction, KernelPlan, host_target, make_plan
@@ -35,8 +36,11 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
     entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
     meta = {"abi": _abi(), "x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim, "w_dim": spec.weight_numel}
     meta["covers_all"] = int(_covers_all(spec))
+    entries["check/blocks"] = check.blocks(spec)
     for direction in Direction:
-        entries[f"cpu/{direction.value}"] = print_body(make_plan(spec, direction, host_target(), 4))
+        plan = make_plan(spec, direction, host_target(), 4)
+        entries[f"cpu/{direction.value}"] = print_body(plan)
+        entries[f"check/{direction.value}"] = check.figures(plan)
         for scalar, scalar_bytes in _SCALAR_BYTES.items():
             name = f"gpu/{direction.value}/{scalar}"
             plan = make_plan(spec, direction, _GPU_TARGET, scalar_bytes)

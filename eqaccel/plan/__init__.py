@@ -6,7 +6,7 @@ definition that every backend is tested against.
 """
 
 from eqaccel.plan.build import make_plan
-from eqaccel.plan.model import Block, Direction, EdgeMatrix, Element, KernelPlan, PlannedPath, Segment
+from eqaccel.plan.model import Block, Direction, EdgeMatrix, Element, KernelPlan, Part, PlannedPath, Segment
 from eqaccel.plan.reference import execute
 from eqaccel.plan.target import TARGETS, Target, host_target
 
@@ -17,6 +17,7 @@ __all__ = [
     "EdgeMatrix",
     "Element",
     "KernelPlan",
+    "Part",
     "PlannedPath",
     "Segment",
     "Target",

@@ -14,13 +14,13 @@ from eqaccel.plan.model import (
     Block,
     Direction,
     EdgeMatrix,
-    Element,
     KernelPlan,
     PlannedPath,
     Segment,
     multiply_adds,
     round_up,
 )
+from eqaccel.plan.passes import Fits, group, one_row, registers
 from eqaccel.plan.target import Target
 from eqaccel.spec import Path, TensorProductSpec
 
@@ -41,7 +41,7 @@ def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, sca
     Returns:
         The plan; the same arguments always give the same plan.
     """
-    matrices, matrix_of = edge_matrices(spec)
+    matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu)
     build = _gpu_segments if target.is_gpu else _cpu_segments
     segments = build(spec, matrices, matrix_of, direction, target, scalar_bytes)
     edges, stages, resident = _pipeline(spec, matrices, segments, direction, target, scalar_bytes)
@@ -68,8 +68,8 @@ def _cpu_segments(
             if direction is Direction.FORWARD and groups[-1] and _width(spec, candidate) + x_width > keep:
                 groups.append([])
             groups[-1].append(number)
-        sums = max(keep - 4, 4) if direction is Direction.BACKWARD else max(keep - 10, 4)
-        segments += [_segment(spec, group, matrices, matrix_of, mul, 1, 1, sums) for group in groups]
+        fits = registers(direction, target.registers - 5)
+        segments += [_segment(spec, chosen, matrices, matrix_of, mul, 1, 1, fits) for chosen in groups]
     return tuple(segments)
 
 
@@ -95,8 +95,8 @@ def _gpu_segments(
         # Forward kernels are bound by registers and memory, the others by arithmetic: balance that.
         forward = direction is Direction.FORWARD
         balance = (lambda u: _width(spec, u)) if forward else (lambda u: sum(map(cost, u)))
-        for group in _split(units, limit, lambda unit: _width(spec, unit), balance):
-            segments.append(_segment(spec, group, matrices, matrix_of, mul, channels, warps, 1))
+        for chosen in _split(units, limit, lambda unit: _width(spec, unit), balance):
+            segments.append(_segment(spec, chosen, matrices, matrix_of, mul, channels, warps, one_row()))
     return tuple(segments)
 
 
@@ -112,7 +112,8 @@ def _channels_per_lane(
         fits_vector = all(offset % channels == 0 for offset in offsets)
         fits_warp = channels == 1 or mul >= 32 * channels
         fits_cache = channels == 1 or 1.3 * channels * cost <= _LOOP_INSTRUCTIONS
-        fits_registers = channels == 1 or channels * outputs * scalar_bytes <= 4 * 160
+        # A double takes two registers, and so does everything computed from it: it counts four times.
+        fits_registers = channels == 1 or channels * outputs * (scalar_bytes // 4) ** 2 <= 160
         if fits_vector and fits_warp and fits_cache and fits_registers:
             return channels
     return 1
@@ -217,7 +218,7 @@ def _segment(
     mul: int,
     channels: int,
     warps: int,
-    sums: int,
+    fits: Fits,
 ) -> Segment:
     z_offsets: list[int] = []
     position: dict[int, int] = {}
@@ -239,7 +240,6 @@ def _segment(
             accumulators=tuple(range(start, start + d3)),
             weight_offset=path.weight_offset,
             weight_first=d1 <= d3,
-            passes=_passes(matrices[matrix_of[number]].elements, sums),
         )
         blocks.setdefault(path.in1, []).append(planned)
     return Segment(
@@ -250,6 +250,7 @@ def _segment(
                 x_offset=spec.paths[paths[0].number].x_offset,
                 d1=paths[0].d1,
                 paths=tuple(paths),
+                passes=group(paths, matrices, fits),
             )
             for in1, paths in blocks.items()
         ),
@@ -257,16 +258,3 @@ def _segment(
         channels_per_lane=channels,
         warps=warps,
     )
-
-
-def _passes(elements: tuple[Element, ...], sums: int) -> tuple[tuple[Element, ...], ...]:
-    """Whole rows of an edge matrix in groups of at most `sums` elements, or of one row where a row is longer."""
-    rows: dict[int, list[Element]] = {}
-    for element in elements:
-        rows.setdefault(element.i, []).append(element)
-    groups: list[list[Element]] = []
-    for row in rows.values():
-        if not groups or len(groups[-1]) + len(row) > sums:
-            groups.append([])
-        groups[-1] += row
-    return tuple(map(tuple, groups))

@@ -11,10 +11,18 @@ from eqaccel.spec import Path, TensorProductSpec
 _ZERO = 1e-13
 
 
-def edge_matrices(spec: TensorProductSpec) -> tuple[tuple[EdgeMatrix, ...], tuple[int, ...]]:
+def edge_matrices(spec: TensorProductSpec, distinct: bool) -> tuple[tuple[EdgeMatrix, ...], tuple[int, ...]]:
     """The distinct edge matrices of a spec, and the matrix of each path.
 
     Paths with the same degrees, in2 block and coefficient share a matrix, as the parity variants of NequIP models do.
+
+    Args:
+        spec: The tensor product.
+        distinct: Elements that are equal up to sign share an entry, which saves a GPU registers and shared memory. A
+            CPU reads an entry for each element instead: it comes with the multiply-add, broadcast from memory.
+
+    Returns:
+        The matrices, and for each path the position of its own.
     """
     matrices: list[EdgeMatrix] = []
     known: dict[tuple[int, int, int, int, float], int] = {}
@@ -24,13 +32,13 @@ def edge_matrices(spec: TensorProductSpec) -> tuple[tuple[EdgeMatrix, ...], tupl
         key = (path.l1, path.l2, path.l3, path.y_offset, path.coefficient)
         if key not in known:
             known[key] = len(matrices)
-            matrices.append(_edge_matrix(path, first))
+            matrices.append(_edge_matrix(path, first, distinct))
             first += -(-len(matrices[-1].entries) // 4) * 4
         of_path.append(known[key])
     return tuple(matrices), tuple(of_path)
 
 
-def _edge_matrix(path: Path, first: int) -> EdgeMatrix:
+def _edge_matrix(path: Path, first: int, distinct: bool) -> EdgeMatrix:
     cg = path.cg()
     threshold = _ZERO * np.abs(cg).max()
     entries: dict[tuple[tuple[int, float], ...], int] = {}
@@ -41,11 +49,11 @@ def _edge_matrix(path: Path, first: int) -> EdgeMatrix:
             terms = [(path.y_offset + j, float(cg[i, j, k])) for j in np.flatnonzero(np.abs(cg[i, :, k]) > threshold)]
             if not terms:
                 continue
-            sign = 1 if terms[0][1] > 0 else -1
+            sign = 1 if terms[0][1] > 0 or not distinct else -1
             form = tuple((int(j), sign * value) for j, value in terms)
             # CG values that are equal on paper differ in the last bit, so forms are matched by rounded values.
             rounded = tuple((j, round(value, 13)) for j, value in form)
-            if rounded not in entries:
+            if rounded not in entries or not distinct:
                 entries[rounded] = len(forms)
                 forms.append(form)
             elements.append(Element(i, k, entries[rounded], sign))

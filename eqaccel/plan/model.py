@@ -35,7 +35,7 @@ class EdgeMatrix:
     Attributes:
         first: Position of its first entry in the array of all entries of an edge; a multiple of four, so that a GPU
             lane reads four entries with one instruction.
-        entries: Distinct linear forms up to sign; each is a tuple of (index into the y row, factor).
+        entries: Linear forms; each is a tuple of (index into the y row, factor).
         elements: The nonzero elements, each naming an entry.
     """
 
@@ -55,7 +55,6 @@ class PlannedPath:
         accumulators: Positions, in the segment's output components, of its 2*l3+1 outputs.
         weight_offset: Offset of its weights in a w row, or None when the path has no weights.
         weight_first: Multiply x by w before the matrix (2*l1+1 products) rather than after it (2*l3+1).
-        passes: The elements in groups of whole rows i; a group's sums over channels are held in registers together.
     """
 
     number: int
@@ -67,17 +66,35 @@ class PlannedPath:
     accumulators: tuple[int, ...]
     weight_offset: int | None
     weight_first: bool
-    passes: tuple[tuple[Element, ...], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Whole rows of a path's edge matrix, as one pass over the channels handles them."""
+
+    path: PlannedPath
+    elements: tuple[Element, ...]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows i, in order."""
+        return tuple(sorted({element.i for element in self.elements}))
 
 
 @dataclass(frozen=True)
 class Block:
-    """An in1 block and the paths of a segment that read it."""
+    """An in1 block and the paths of a segment that read it.
+
+    Attributes:
+        passes: For gradients: the rows of all paths' edge matrices, in groups whose sums over channels are held in
+            registers together.
+    """
 
     label: str
     x_offset: int
     d1: int
     paths: tuple[PlannedPath, ...]
+    passes: tuple[tuple[Part, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,7 @@ class KernelPlan:
         total = 0
         for segment in self.segments:
             for path in segment.paths:
-                elements = sum(len(group) for group in path.passes)
+                elements = len(self.matrices[path.matrix].elements)
                 total += multiply_adds(self.direction, elements, path.d1, path.d3) * segment.mul
         return total
 

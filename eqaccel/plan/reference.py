@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eqaccel.irreps import Irreps
-from eqaccel.plan.model import Direction, KernelPlan, PlannedPath, Segment
+from eqaccel.plan.model import Block, Direction, KernelPlan, PlannedPath, Segment
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def execute(
     a: np.ndarray | None = None,
     b: np.ndarray | None = None,
     c: np.ndarray | None = None,
+    absolute: bool = False,
 ) -> Result:
     """Runs a plan on operands in the (2l+1, mul) layout.
 
@@ -55,31 +56,40 @@ def execute(
         a: Tangent of x, for double backward; b and c likewise for y and w.
         b: Tangent of y.
         c: Tangent of w.
+        absolute: Add up the absolute values of all terms instead: what rounding errors are proportional to.
 
     Returns:
         The outputs of the plan's direction, in the dtype of x.
     """
+    if absolute:
+        x, y, w, gz, a, b, c = (None if operand is None else np.abs(operand) for operand in (x, y, w, gz, a, b, c))
     edges = len(y)
     receiver = np.arange(edges) if receiver is None else receiver
     sender = np.arange(edges) if sender is None else sender
     rows = edges if num_receivers is None else num_receivers
+    w = np.broadcast_to(w, (edges, w.shape[-1]))
+    c = None if c is None else np.broadcast_to(c, (edges, c.shape[-1]))
     dtype = x.dtype
     z = np.zeros((rows, plan.spec.z_dim), dtype)
     gx_edge = np.zeros((edges, plan.spec.x_dim), dtype)
     gy, gw = np.zeros_like(y), np.zeros((edges, plan.spec.weight_numel), dtype)
     z_edge = np.zeros((edges, plan.spec.z_dim), dtype)
-    matrices = _evaluate(plan, y)
-    tangents = None if b is None else _evaluate(plan, b)
+    matrices = _evaluate(plan, y, absolute)
+    tangents = None if b is None else _evaluate(plan, b, absolute)
+    # By einsum, not by BLAS, whose last digits depend on the kind of CPU: payloads hold figures from here.
+    x_edge = x[sender]
+    gz_edge = None if gz is None else gz[receiver]
+    a_edge = None if a is None else a[sender]
     for segment in plan.segments:
         for block in segment.blocks:
             for path in block.paths:
                 step = _PathStep(plan, segment, path, block.x_offset)
-                xs, ws = step.rows(x[sender], block.x_offset, block.d1), step.weights(w, edges, dtype)
+                xs, ws = step.rows(x_edge, block.x_offset, block.d1), step.weights(w, edges, dtype)
                 m = matrices[path.matrix]
                 if plan.direction is Direction.FORWARD:
                     step.add(z_edge, path.z_offset, ws * np.einsum("eik,eiu->eku", m, xs))
                     continue
-                g = step.rows(gz[receiver], path.z_offset, path.d3)
+                g = step.rows(gz_edge, path.z_offset, path.d3)
                 t = np.einsum("eik,eku->eiu", m, g)
                 if plan.direction is Direction.BACKWARD:
                     v = ws * xs
@@ -87,17 +97,18 @@ def execute(
                     step.add_weight(gw, (xs * t).sum(1))
                 else:
                     mb = tangents[path.matrix]
-                    xa, wc = step.rows(a[sender], block.x_offset, block.d1), step.tangent_weights(c, edges, dtype)
+                    xa, wc = step.rows(a_edge, block.x_offset, block.d1), step.tangent_weights(c, edges, dtype)
                     v = ws * xa + wc * xs
                     tb = np.einsum("eik,eku->eiu", mb, g)
                     step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", m, v))
                     step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", mb, ws * xs))
                     step.add(gx_edge, block.x_offset, ws * tb + wc * t)
                     step.add_weight(gw, (xa * t + xs * tb).sum(1))
-                _add_attribute_gradient(plan, path, np.einsum("eiu,eku->eik", v, g), gy)
+                _add_attribute_gradient(plan, block, path, np.einsum("eiu,eku->eik", v, g), gy, absolute)
     gx = np.zeros((len(x), plan.spec.x_dim), dtype)
-    np.add.at(gx, sender, gx_edge)
-    np.add.at(z, receiver, z_edge)
+    for edge in range(edges):  # by whole rows: np.add.at takes the elements one by one
+        gx[sender[edge]] += gx_edge[edge]
+        z[receiver[edge]] += z_edge[edge]
     if plan.direction is Direction.FORWARD:
         return Result(z=z)
     return Result(z=z if plan.direction is Direction.DOUBLE_BACKWARD else None, gx=gx, gy=gy, gw=gw)
@@ -121,25 +132,32 @@ def _relayout(irreps: Irreps, rows: np.ndarray, from_mul_ir: bool) -> np.ndarray
     return out
 
 
-def _evaluate(plan: KernelPlan, y: np.ndarray) -> list[np.ndarray]:
+def _evaluate(plan: KernelPlan, y: np.ndarray, absolute: bool) -> list[np.ndarray]:
     """Every edge matrix on every edge, (num_edges, d1, d3)."""
     dims = {path.matrix: (path.d1, path.d3) for segment in plan.segments for path in segment.paths}
     values = []
     for number, matrix in enumerate(plan.matrices):
+        forms = np.zeros((y.shape[1], len(matrix.entries)), y.dtype)
+        for entry, terms in enumerate(matrix.entries):
+            for j, factor in terms:
+                forms[j, entry] = abs(factor) if absolute else factor
+        elements = [(e.i, e.k, e.entry, 1 if absolute else e.sign) for e in matrix.elements]
+        i, k, entry, sign = np.array(elements, int).reshape(-1, 4).T
         out = np.zeros((len(y), *dims[number]), y.dtype)
-        entries = [sum(factor * y[:, j] for j, factor in terms) for terms in matrix.entries]
-        for element in matrix.elements:
-            out[:, element.i, element.k] = element.sign * entries[element.entry]
+        out[:, i, k] = sign * np.einsum("ej,jn->en", y, forms)[:, entry]
         values.append(out)
     return values
 
 
-def _add_attribute_gradient(plan: KernelPlan, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray) -> None:
+def _add_attribute_gradient(
+    plan: KernelPlan, block: Block, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray, absolute: bool
+) -> None:
     matrix = plan.matrices[path.matrix]
-    for group in path.passes:
-        for element in group:
-            for j, factor in matrix.entries[element.entry]:
-                gy[:, j] += element.sign * factor * pairs[:, element.i, element.k]
+    parts = [part for parts in block.passes for part in parts if part.path is path]
+    for element in (element for part in parts for element in part.elements):
+        for j, factor in matrix.entries[element.entry]:
+            signed = element.sign * factor
+            gy[:, j] += (abs(signed) if absolute else signed) * pairs[:, element.i, element.k]
 
 
 @dataclass(frozen=True)
@@ -156,12 +174,12 @@ class _PathStep:
     def weights(self, w: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
         if self.path.weight_offset is None:
             return np.ones((edges, 1, self.segment.mul), dtype)
-        return self.rows(np.broadcast_to(w, (edges, w.shape[-1])), self.path.weight_offset, 1)
+        return self.rows(w, self.path.weight_offset, 1)
 
     def tangent_weights(self, c: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
         if self.path.weight_offset is None:
             return np.zeros((edges, 1, self.segment.mul), dtype)
-        return self.rows(np.broadcast_to(c, (edges, c.shape[-1])), self.path.weight_offset, 1)
+        return self.rows(c, self.path.weight_offset, 1)
 
     def add(self, target: np.ndarray, offset: int, values: np.ndarray) -> None:
         target[:, offset : offset + values.shape[1] * values.shape[2]] += values.reshape(len(values), -1)

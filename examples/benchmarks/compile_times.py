@@ -1,6 +1,6 @@
 """Times the just-in-time compilation of convolutions, in processes of their own.
 
-Called by model.py; `python compile_times.py --problems mp0-first,mp0-second --backend cuda --arch sm_90` prints the
+Called by the benchmark of models. `python -m eqaccel.benchmarks.compile_times --backend cuda --arch sm_90` prints the
 times of one process, in which nothing is warm but the disk cache. Compiling for a GPU needs none.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from problems import PROBLEMS
+from eqaccel.benchmarks.problems import PROBLEMS
 
 DIRECTIONS = ("forward", "backward")
 
@@ -55,13 +55,15 @@ def cold_and_warm(
     Raises:
         RuntimeError: If a process fails, with the end of what it printed.
     """
-    command = [sys.executable, __file__, "--problems", ",".join(problems), "--backend", backend, "--dtype", scalar]
-    command += ["--directions", ",".join(directions), *(["--arch", arch] if arch else [])]
+    command = [sys.executable, "-m", "eqaccel.benchmarks.compile_times", "--problems", ",".join(problems)]
+    command += ["--backend", backend, "--dtype", scalar, "--directions", ",".join(directions)]
+    command += ["--arch", arch] if arch else []
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"EQACCEL_CACHE_DIR": folder}
         for state in ("cold", "warm"):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            # Not from where this was started: a checkout there would hide the installed package.
+            done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"compiling for {backend} failed: {done.stderr.strip()[-500:]}")
             results[state] = json.loads(done.stdout.splitlines()[-1])

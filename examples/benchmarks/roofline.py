@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import statistics
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from eqaccel.benchmarks.timing import measure
 
 from eqaccel import TensorProductSpec
 from eqaccel.plan import Direction, host_target, make_plan
@@ -55,16 +55,16 @@ class Roofline:
 
     Attributes:
         bandwidth: Bytes a second: copying (read and written bytes counted) on a GPU, reading memory on a CPU.
-        peak: Floating-point operations a second of multiply-adds in vector registers; None on a GPU, where these
-            kernels are bound by memory.
+        peak: Floating-point operations a second: of a large matrix product on a GPU, of multiply-adds in vector
+            registers on a CPU.
     """
 
     bandwidth: float
-    peak: float | None
+    peak: float
 
-    def to_json(self) -> dict[str, float | None]:
+    def to_json(self) -> dict[str, float]:
         """In GB/s and GF/s."""
-        return {"bandwidth_gb_s": self.bandwidth / 1e9, "fma_peak_gf_s": self.peak and self.peak / 1e9}
+        return {"bandwidth_gb_s": self.bandwidth / 1e9, "fma_peak_gf_s": self.peak / 1e9}
 
 
 def measure_roofline(device: str, dtype: torch.dtype, threads: int) -> Roofline:
@@ -72,10 +72,10 @@ def measure_roofline(device: str, dtype: torch.dtype, threads: int) -> Roofline:
 
     Args:
         device: "cpu" or "cuda".
-        dtype: Scalar type of the arithmetic on a CPU.
+        dtype: Scalar type of the arithmetic.
         threads: Threads to use on a CPU.
     """
-    return Roofline(_copy_bandwidth(), None) if device == "cuda" else _cpu_roofline(dtype, threads)
+    return Roofline(_copy_bandwidth(), _product_peak(dtype)) if device == "cuda" else _cpu_roofline(dtype, threads)
 
 
 def floor_bytes(spec: TensorProductSpec, nodes: int, edges: int, direction: Direction, itemsize: int) -> int:
@@ -92,22 +92,27 @@ def floor_bytes(spec: TensorProductSpec, nodes: int, edges: int, direction: Dire
 
 
 def operations(spec: TensorProductSpec, edges: int, direction: Direction, itemsize: int) -> int:
-    """Floating-point operations of the CPU plan, two a multiply-add, without the small edge matrices."""
+    """Floating-point operations, two a multiply-add, without the small edge matrices: the same on every device."""
     return 2 * edges * make_plan(spec, direction, host_target(), itemsize).multiply_adds()
 
 
 def _copy_bandwidth() -> float:
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    times = []
-    for _ in range(25):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) / 1e3)
-    return 2 * source.numel() / statistics.median(times[5:])
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source))
+
+
+def _product_peak(dtype: torch.dtype) -> float:
+    size = 4096
+    left, right = (torch.randn(size, size, dtype=dtype, device="cuda") for _ in range(2))
+    return 2 * size**3 / _seconds(lambda: torch.mm(left, right))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    timing = measure({"": lambda: run}, "cuda", repetitions=20, budget=1.0)[""]
+    if isinstance(timing, str):
+        raise RuntimeError(timing)
+    return timing.median / 1e3
 
 
 def _cpu_roofline(dtype: torch.dtype, threads: int) -> Roofline:

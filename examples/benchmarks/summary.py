@@ -1,32 +1,50 @@
-"""Writes the tables and pictures of `results/` into the README, between its two markers."""
+"""Writes where eqaccel stands, from the files in `results/`, into the README, between its two markers."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from eqaccel.benchmarks.command import BENCHMARKS
+from eqaccel.benchmarks.report import load
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[2] / "README.md"
 BEGIN = "<!-- speed: written by examples/benchmarks/summary.py -->"
 END = "<!-- end of speed -->"
 
+_TITLES = {
+    "kernels": "Fused convolution",
+    "batch": "Tensor product without a graph",
+    "graphs": "One convolution on many graphs",
+    "scaling": "More and more edges",
+    "overhead": "What a call costs the host",
+    "models": "Whole models",
+}
+
 
 def section(file: Path) -> str:
-    """One result file as a heading, its picture and its table."""
-    results = json.loads(file.read_text())
+    """One result file: what it is, a short table, and where the rest is."""
+    results = load([file])
     facts = results["environment"]
-    title = f"### {file.stem.replace('_', ' ')}: {facts['device']}, commit {facts['commit']}"
-    lines = [line for line in file.with_suffix(".md").read_text().splitlines() if line.startswith("|")]
-    picture = f"![{file.stem}]({file.with_suffix('.png').relative_to(README.parent)})"
-    return "\n".join([title, "", picture, "", *lines])
+    device = facts["device"] if facts["gpu"] else f"{facts['device']}, threads: {facts['threads']}"
+    title = f"### {_TITLES[results['benchmark']]}: {device}, {results['dtype']}"
+    links = [("everything", ".md"), ("picture", ".png"), ("roofline", "_roofline.png"), ("speed-up", "_speedup.png")]
+    found = [
+        f"[{what}]({path.relative_to(README.parent)})"
+        for what, path in ((what, file.with_name(file.stem + end)) for what, end in links)
+        if path.exists()
+    ]
+    rest = f"Commit {facts['commit']}, {facts['date'][:10]}; {', '.join(found)}."
+    return "\n\n".join([title, BENCHMARKS[results["benchmark"]].compact(results), rest])
 
 
 def main() -> None:
-    """Replaces what stands between the markers."""
+    """Replaces what stands between the markers; what matters most comes first."""
     text = README.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    sections = [section(file) for file in sorted(RESULTS.glob("*.json")) if file.with_suffix(".md").exists()]
-    README.write_text("\n\n".join([before + BEGIN, *sections, END + after]))
+    order = list(_TITLES)
+    files = sorted(RESULTS.glob("*.json"), key=lambda file: (order.index(load([file])["benchmark"]), file.name))
+    README.write_text("\n\n".join([before + BEGIN, *map(section, files), END + after]))
 
 
 if __name__ == "__main__":

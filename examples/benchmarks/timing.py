@@ -15,9 +15,15 @@ Setup = Callable[[], Callable[[], object]]
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of the repetitions of one function."""
+    """What repeating one function gave.
+
+    Attributes:
+        samples: Milliseconds of the repetitions.
+        peak_bytes: The most GPU memory in use during a call, operands and results included; None on a CPU.
+    """
 
     samples: tuple[float, ...]
+    peak_bytes: int | None = None
 
     @property
     def median(self) -> float:
@@ -25,12 +31,13 @@ class Timing:
         return statistics.median(self.samples)
 
     def to_json(self) -> dict[str, float | int]:
-        """Median, minimum and number of the repetitions."""
-        return {"median_ms": self.median, "min_ms": min(self.samples), "repetitions": len(self.samples)}
+        """Median, minimum and number of the repetitions, and the peak of memory where it is known."""
+        found = {"median_ms": self.median, "min_ms": min(self.samples), "repetitions": len(self.samples)}
+        return found if self.peak_bytes is None else found | {"peak_bytes": self.peak_bytes}
 
 
 def measure(
-    setups: Mapping[str, Setup], device: str, repetitions: int = 20, budget: float = 20.0
+    setups: Mapping[str, Setup], device: str, repetitions: int = 20, budget: float = 20.0, occupied: int = 0
 ) -> dict[str, Timing | str]:
     """Times several functions that do the same work.
 
@@ -39,14 +46,16 @@ def measure(
         device: "cpu" or "cuda". On a GPU one function runs after the other, and what it prepared is freed before the
             next; on a CPU all of them take turns, so that other load on the machine hits all of them alike.
         repetitions: Calls of each function.
-        budget: Seconds after which a function is not called again, once it has been called three times.
+        budget: Seconds after which a function is not called again, once it has been called three times, or once if
+            that call alone takes longer.
+        occupied: Bytes of GPU memory that do not belong to the work, to be left out of its peak.
 
     Returns:
         A timing for each name, or the first line of the error that it died with.
     """
     if device == "cpu":
         return _interleaved(setups, repetitions, budget)
-    return {name: _by_events(setup, repetitions, budget) for name, setup in setups.items()}
+    return {name: _by_events(setup, repetitions, budget, occupied) for name, setup in setups.items()}
 
 
 def describe(error: BaseException) -> str:
@@ -55,46 +64,60 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
 
 
-def _by_events(setup: Setup, repetitions: int, budget: float) -> Timing | str:
+def free_memory() -> None:
+    """Gives back what nobody uses any more; graphs of derivatives may hold themselves in cycles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def allowed(repetitions: int, budget: float, seconds: float) -> int:
+    """Repetitions that fit the budget, if one takes so many seconds."""
+    fitting = int(budget / max(seconds, 1e-9))
+    return max(min(repetitions, fitting), min(repetitions, 3 if fitting else 1))
+
+
+def _by_events(setup: Setup, repetitions: int, budget: float, occupied: int) -> Timing | str:
     try:
         run = setup()
-        for _ in range(5):
+        for _ in range(2):  # compiles; TorchScript optimises in its second call
+            start = time.perf_counter()
             run()
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+        torch.cuda.reset_peak_memory_stats()
+        run()
         events = []
-        end = time.perf_counter() + budget
-        for number in range(repetitions):
+        for _ in range(allowed(repetitions, budget, seconds)):
             events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
             events[-1][0].record()
             run()
             events[-1][1].record()
-            if number >= 2 and time.perf_counter() > end:
-                break
         torch.cuda.synchronize()
-        return Timing(tuple(start.elapsed_time(stop) for start, stop in events))
+        samples = tuple(start.elapsed_time(stop) for start, stop in events)
+        return Timing(samples, torch.cuda.max_memory_allocated() - occupied)
     except Exception as error:  # a peer may fail in ways of its own, and the others are still to be timed
         return describe(error)
-    finally:
-        run = None  # frees the graph of derivatives before the cache is emptied
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def _interleaved(setups: Mapping[str, Setup], repetitions: int, budget: float) -> dict[str, Timing | str]:
     results: dict[str, Timing | str] = {}
     ready: dict[str, Callable[[], object]] = {}
+    counts: dict[str, int] = {}
     for name, setup in setups.items():
         try:
             run = setup()
-            for _ in range(2):  # TorchScript optimises in its second call
+            for _ in range(2):
+                start = time.perf_counter()
                 run()
-            ready[name] = run
+                seconds = time.perf_counter() - start
+            ready[name], counts[name] = run, allowed(repetitions, budget, seconds)
         except Exception as error:
             results[name] = describe(error)
     samples: dict[str, list[float]] = {name: [] for name in ready}
     for number in range(repetitions):
         for name, run in ready.items():
-            if number >= 3 and sum(samples[name]) > 1000 * budget:
+            if number >= counts[name]:
                 continue
             if not samples[name] or samples[name][-1] < 100:  # a short run would pay for the caches the last one left
                 run()

@@ -8,7 +8,9 @@ here that implements `ExportFamily`. Must not know how a kernel is made, nor imp
 from eqaccel.integrations.export.core import ExportFamily, export, register
 from eqaccel.integrations.export.loading import Exported, load_exported
 from eqaccel.integrations.export.mace import MaceExport
+from eqaccel.integrations.export.nequip import NequipExport
 
 register(MaceExport())
+register(NequipExport())
 
 __all__ = ["ExportFamily", "Exported", "export", "load_exported", "register"]

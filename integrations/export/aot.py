@@ -10,6 +10,8 @@ from eqaccel.integrations.export import interpreter
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from eqaccel.errors import ExportError
+
 SMALLEST = 2
 """Fewest atoms, and fewest edges, that a package accepts: torch.export treats the sizes 0 and 1 apart."""
 
@@ -24,6 +26,9 @@ def compile_package(
         path: File to write, ending in ".pt2".
         dtype: Floating-point type of the potential.
         metadata: Entries for the metadata of the package.
+
+    Raises:
+        ExportError: If the potential holds an operation that cannot be traced.
     """
     frozen = torch.jit.freeze(potential.eval(), preserved_attrs=["node_energies"], optimize_numerics=False)
     graph = frozen.node_energies.graph
@@ -43,7 +48,13 @@ def compile_package(
     nodes, edges = (torch.export.Dim(name, min=SMALLEST) for name in ("num_nodes", "num_edges"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced = make_fx(energies_and_gradient, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
+        try:
+            traced = make_fx(energies_and_gradient, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*example)
+        except NotImplementedError as error:
+            raise ExportError(
+                f"model: cannot be traced, because it uses the {error}, which the tracer does not know; export it in "
+                "format 'torchscript'"
+            ) from error
         traced.graph.eliminate_dead_code()  # what is left of unused expansions would fix the number of edges
         traced.recompile()
         program = torch.export.export(traced, example, dynamic_shapes=({0: edges}, {1: edges}, {0: nodes}))

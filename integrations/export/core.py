@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import tempfile
@@ -14,11 +13,11 @@ from typing import Any, Protocol
 
 import torch
 from eqaccel.integrations.export.aot import compile_package
-from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported
+from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
 from eqaccel.integrations.export.sealing import check_targets, sealed_entries
-from eqaccel.patches.verify import ROUNDING, Structure, model_device, model_dtype
+from eqaccel.patches.verify import ROUNDING, Structure, model_device
 from torch import Tensor, nn
 
 import eqaccel
@@ -55,6 +54,14 @@ class ExportFamily(Protocol):
 
     def heads(self, model: nn.Module) -> list[str]:
         """Checks that the model is patched and can be exported, and names its heads; raises `ExportError`."""
+        ...
+
+    def dtype(self, model: nn.Module) -> torch.dtype:
+        """The floating-point type that the model computes in."""
+        ...
+
+    def duplicate(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """Copies the model to a device and a floating-point type; raises `ExportError` if it has only its own."""
         ...
 
     def facts(self, model: nn.Module) -> Facts:
@@ -128,12 +135,12 @@ def export(
     if head not in heads and (head is not None or len(heads) > 1):
         raise ExportError(f"head: expected one of {', '.join(map(repr, heads))}, got {head!r}")
     index = 0 if head is None else heads.index(head)
-    kind = _checked_dtype(dtype, model)
+    kind = _checked_dtype(dtype, family.dtype(model))
     place = _checked_device(device, model)
     if format == "aotinductor" and place.type != "cpu":
         raise ExportError(f"device: expected 'cpu' for format 'aotinductor', got '{place}'; pass device='cpu'")
 
-    duplicate = copy.deepcopy(model).to(place, kind).eval().requires_grad_(False)
+    duplicate = family.duplicate(model, place, kind).eval().requires_grad_(False)
     facts = family.facts(duplicate)
     with _default_dtype(kind):
         structures = family.structures(duplicate) if verify else []
@@ -163,6 +170,8 @@ def _checked_path(path: str | os.PathLike[str]) -> Path:
     if target.is_dir() or not target.parent.is_dir():
         what = "a folder" if target.is_dir() else "a file in a folder that does not exist"
         raise ExportError(f"path: expected the name of a file in an existing folder, got {what}: '{target}'")
+    if not os.access(target.parent, os.W_OK):
+        raise ExportError(f"path: expected a folder that can be written to, got '{target.parent}'; choose another one")
     return target
 
 
@@ -173,8 +182,8 @@ def _check_format(format: str, target: Path) -> None:
         raise ExportError(f"path: expected a name that ends in '.pt2' for format 'aotinductor', got '{target.name}'")
 
 
-def _checked_dtype(dtype: torch.dtype | str | None, model: nn.Module) -> torch.dtype:
-    found = model_dtype(model) if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
+def _checked_dtype(dtype: torch.dtype | str | None, own: torch.dtype) -> torch.dtype:
+    found = own if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
     if found not in DTYPES.values():
         got = f"a model in {found}" if dtype is None else repr(dtype)
         raise ExportError(f"dtype: expected torch.float32 or torch.float64, got {got}")
@@ -188,12 +197,7 @@ def _checked_device(device: torch.device | str | None, model: nn.Module) -> torc
             f"model: expected all of its tensors on one device, got {', '.join(sorted(devices))}; move it with "
             ".to(device)"
         )
-    try:
-        found = model_device(model) if device is None else torch.device(device)
-    except RuntimeError:
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
-        raise ExportError(f"device: expected 'cpu' or 'cuda', got {str(device)!r}")
+    found = parse_device(model_device(model) if device is None else device)
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ExportError(
             "device: expected 'cpu', because this machine has no GPU that torch can use, got 'cuda'; export for the "
@@ -211,7 +215,10 @@ def _family(model: nn.Module) -> ExportFamily:
         if family.recognises(model):
             return family
     known = ", ".join(family.name for family in FAMILIES)
-    raise ExportError(f"model: expected a model of a kind that can be exported ({known}), got {type(model).__name__}")
+    raise ExportError(
+        f"model: expected a model of a kind that can be exported ({known}), got {type(model).__name__}; if it holds "
+        "such a model, as calculators do, pass the model inside"
+    )
 
 
 def _metadata(

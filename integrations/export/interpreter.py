@@ -32,6 +32,8 @@ def _append(items: list[Any], item: Any) -> list[Any]:
 
 _PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
+        "aten::Int": int,
+        "aten::__contains__": operator.contains,
         "aten::__getitem__": operator.getitem,
         "aten::__is__": operator.is_,
         "aten::__isnot__": operator.is_not,
@@ -57,6 +59,9 @@ _PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "aten::size": lambda tensor, *dim: tensor.size(*dim) if dim else list(tensor.size()),
         "aten::slice.t": lambda items, start, stop, step: items[start:stop:step],
         "aten::sub.int": operator.sub,
+        "aten::tensor": lambda data, dtype, device, _: torch.tensor(
+            data, dtype=_DTYPES.get(dtype, dtype), device=device
+        ),
         "prim::ListConstruct": lambda *items: list(items),
         "prim::TupleConstruct": lambda *items: items,
         "prim::device": lambda tensor: tensor.device,
@@ -95,6 +100,8 @@ def _run_block(block: Any, values: dict[str, Any]) -> list[Any]:
 
 def _run_node(node: Any, inputs: list[Any], values: dict[str, Any]) -> Sequence[Any]:
     kind = node.kind()
+    if kind == "prim::Uninitialized":  # the value of a branch that raises
+        return [None]
     if kind == "prim::Constant":
         return [node.output().toIValue()]
     if kind == "prim::GetAttr":
@@ -110,7 +117,7 @@ def _run_node(node: Any, inputs: list[Any], values: dict[str, Any]) -> Sequence[
         return _run_loop(node, inputs, values)
     if kind == "prim::RaiseException":
         raise RuntimeError(inputs[0])
-    name = node.schema().partition("(")[0]
+    name = node.schema().partition("(")[0] or kind
     function = _PYTHON.get(name) or _PYTHON.get(kind)
     if function is not None:
         return [function(*inputs)] if node.outputsSize() else (function(*inputs), [])[1]
@@ -133,7 +140,7 @@ def _run_loop(node: Any, inputs: list[Any], values: dict[str, Any]) -> list[Any]
 def _operator(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), base, None)
+    packet = None if namespace == "prim" else getattr(getattr(torch.ops, namespace), base, None)
     if packet is None:
         raise NotImplementedError(f"TorchScript operation '{name}'")
     return getattr(packet, overload or "default")

@@ -78,7 +78,9 @@ def load_exported(path: str | os.PathLike[str], device: torch.device | str | Non
     """
     file = Path(path)
     metadata = read_metadata(file)
-    place = torch.device(metadata["device"] if device is None else device)
+    place = parse_device(metadata["device"] if device is None else device)
+    if metadata["kind"] == "aotinductor" and place.type != "cpu":
+        raise ExportError(f"device: expected 'cpu' for the AOTInductor package '{file}', got '{place}'")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ExportError(
             f"device: '{file}' is to run on a GPU, and torch finds none on this machine; pass device='cpu', or export "
@@ -104,6 +106,17 @@ def _find_metadata(archive: zipfile.ZipFile) -> Any:
         if name.endswith("wrapper_metadata.json"):
             return json.loads(json.loads(archive.read(name)).get(PACKAGE_KEY, "null"))
     return None
+
+
+def parse_device(device: torch.device | str) -> torch.device:
+    """The device of a name; raises `ExportError` if it is neither a CPU nor a GPU."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ExportError(f"device: expected 'cpu' or 'cuda', got {str(device)!r}")
+    return found
 
 
 def read_metadata(file: Path) -> dict[str, Any]:

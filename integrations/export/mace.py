@@ -8,6 +8,7 @@ means.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, List  # noqa: UP035 (TorchScript)
 
 import torch
@@ -26,6 +27,14 @@ _SYMBOLS = (
     "Og"
 )
 """Chemical symbols in the order of atomic numbers, from zero."""
+
+
+class MaceConvolution(Convolution):
+    """The convolution of an interaction block."""
+
+    def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:
+        """As a block calls it: `edge_index` (2, num_edges) holds senders and receivers."""
+        return self.convolve(node_feats, edge_attrs, tp_weights, edge_index[1], edge_index[0])
 
 
 class Gate(nn.Module):
@@ -102,7 +111,7 @@ class MacePotential(Potential):
     def __init__(self, model: Any, head: int) -> None:
         super().__init__(model_dtype(model), [block.node_feats_irreps.dim for block in list(model.interactions)[1:]])
         for block in model.interactions:
-            block.conv_tp = Convolution(block.conv_tp.conv)
+            block.conv_tp = MaceConvolution(block.conv_tp.conv)
         for parent in list(model.modules()):
             for name, child in parent.named_children():
                 if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):
@@ -194,6 +203,14 @@ class MaceExport:
                     "call eqaccel.patch(model) first"
                 )
         return [str(head) for head in getattr(model, "heads", None) or ["Default"]]
+
+    def dtype(self, model: Any) -> torch.dtype:
+        """See `ExportFamily.dtype`."""
+        return model_dtype(model)
+
+    def duplicate(self, model: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """See `ExportFamily.duplicate`."""
+        return copy.deepcopy(model).to(device, dtype)
 
     def facts(self, model: Any) -> Facts:
         """See `ExportFamily.facts`."""

@@ -101,6 +101,8 @@ class Potential(nn.Module):
 class Convolution(nn.Module):
     """A `TensorProductConv` as files hold it: no Python besides what TorchScript reads, and kernels may be sealed in.
 
+    A subclass adds the `forward` that a kind of model calls.
+
     Args:
         conv: The convolution of a patched model.
     """
@@ -120,12 +122,12 @@ class Convolution(nn.Module):
         self.key = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
         self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
 
-    def forward(self, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
-        """The convolution over a (2, num_edges) edge index; see `TensorProductConv.forward`."""
+    def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
+        """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""
         num_nodes = x.size(0)
         # A program that opens the file without the operators stops here and prints this line: the name is for its user.
         load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where = torch.ops.eqaccel.graph(
-            edge_index[1], edge_index[0], num_nodes, num_nodes
+            receiver, sender, num_nodes, num_nodes
         )
         graph = load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where
         return torch.ops.eqaccel.tensor_product(

@@ -24,7 +24,6 @@ template <int>
 using LaneOf = Lane;  // segments name the width that a GPU thread would own
 typedef Lane Sum;  // one partial sum per SIMD element, added up once an edge
 constexpr int lanes = EQ_SIMD_BYTES / sizeof(T);
-constexpr int edges_per_block = 32;
 
 EQ_FN Lane fma(T a, Lane b, Lane c) { return a * b + c; }
 EQ_FN Lane fma(Lane a, Lane b, Lane c) { return a * b + c; }
@@ -47,15 +46,36 @@ EQ_FN void store(T* component, int c, Lane value) {
   }
 }
 
+// Past the caches, for rows that fill them and are not read again here; `component` is aligned.
+EQ_FN void stream_store(T* component, Lane value) {
+#if defined(__x86_64__)
+  asm volatile("vmovntps %1, %0" : "=m"(*(Lane*)component) : "v"(value));
+#else
+  *(Lane*)component = value;
+#endif
+}
+
+// What was streamed is visible to other threads afterwards.
+EQ_FN void finish_streams() {
+#if defined(__x86_64__)
+  asm volatile("sfence" ::: "memory");
+#endif
+}
+
 #define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
 
+// Edge matrices are built for as many edges at once as a SIMD vector holds, so an entry of one edge and the next are
+// `lanes` elements apart.
 template <int first, int count>
 struct Entries {
   const T* values;
-  EQ_FN T operator[](int n) const { return values[first + n]; }
+  EQ_FN T operator[](int n) const { return values[(first + n) * lanes]; }
 };
+// The compiler is kept from reading entries once for all channels: they would fill the registers and spill, while a
+// multiply-add takes a broadcast operand from memory at no cost.
 template <int first, int count>
 EQ_FN Entries<first, count> read_entries(const T* entries) {
+  asm volatile("" : "+r"(entries));
   return {entries};
 }
 
@@ -72,6 +92,18 @@ struct Topology {
   EQ_FN int64_t sender(int64_t slot) const { return o.row_ptr ? o.sender[slot] : slot; }
   EQ_FN bool batch() const { return !o.row_ptr; }
 };
+
+// Entries of the edges in slots `slot` to slot + lanes, one SIMD element an edge; slots from `end` on repeat the last.
+template <class P>
+void build_entries(const Topology& g, const void* rows, int64_t slot, int64_t end, Lane* entries) {
+  const T* y = static_cast<const T*>(rows);
+  Lane columns[P::y_dim];
+  for (int e = 0; e < lanes; ++e) {
+    const T* row = y + g.edge(slot + e < end ? slot + e : end - 1) * P::y_dim;
+    for (int j = 0; j < P::y_dim; ++j) columns[j][e] = row[j];
+  }
+  P::build_entries(columns, entries);
+}
 
 // ---- forward
 
@@ -93,14 +125,21 @@ struct ForwardW {
   }
 };
 
+// Edges of a receiver that run together while its outputs stay in registers.
 template <class P>
 struct ForwardBlock {
-  const T* x[edges_per_block];
-  const T* w[edges_per_block];
-  const T* ahead[edges_per_block];
-  const T* entries;
+  // As many as leave this block's and the next one's weights in the L2 cache.
+  static constexpr int w_bytes = P::w_dim * sizeof(T), size = w_bytes <= 6144 ? 64 : w_bytes <= 12288 ? 32 : 16;
+  const T* x[size];
+  const T* w[size];
+  const T* ahead[size];
+  Lane* entries;
   int count;
   T* z;
+
+  EQ_FN const T* entries_of(int e) const {
+    return reinterpret_cast<const T*>(entries + e / lanes * P::entries) + e % lanes;
+  }
 
   template <class Segment>
   EQ_FN void run(Segment, int c) const {
@@ -109,30 +148,29 @@ struct ForwardBlock {
     for (int k = 0; k < Segment::outputs; ++k) acc[k] = load<Segment::mul>(z + Segment::z_offset(k), c);
     for (int e = 0; e < count; ++e) {
       Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul, P::paths>{w[e], ahead[e], c},
-                    entries + e * P::entries, acc);
+                    entries_of(e), acc);
     }
     for (int k = 0; k < Segment::outputs; ++k) store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
   }
 };
 
 template <class P>
-void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, T* entries) {
-  const T* y = static_cast<const T*>(g.o.y);
+void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lane* entries) {
   const T* w = static_cast<const T*>(g.o.w);
   memset(z, 0, P::z_dim * sizeof(T));
   const int64_t end = g.end(receiver);
   ForwardBlock<P> block;
   block.entries = entries;
   block.z = z;
-  for (int64_t slot = g.begin(receiver); slot < end; slot += edges_per_block) {
-    block.count = end - slot < edges_per_block ? int(end - slot) : edges_per_block;
+  for (int64_t slot = g.begin(receiver); slot < end; slot += block.size) {
+    block.count = end - slot < block.size ? int(end - slot) : block.size;
     for (int e = 0; e < block.count; ++e) {
       const int64_t edge = g.edge(slot + e), last = g.o.num_edges - 1;
-      const int64_t later = slot + e + edges_per_block < last ? slot + e + edges_per_block : last;
+      const int64_t later = slot + e + block.size < last ? slot + e + block.size : last;
       block.x[e] = x + g.sender(slot + e) * P::x_dim;
       block.w[e] = w + edge * g.o.w_stride;
       block.ahead[e] = w + g.edge(later) * g.o.w_stride;
-      P::build_entries(y + edge * P::y_dim, entries + e * P::entries);
+      if (e % lanes == 0) build_entries<P>(g, g.o.y, slot + e, end, entries + e / lanes * P::entries);
     }
     for (int c = 0; c < P::largest_mul; c += lanes) P::each_segment([&](auto segment) { block.run(segment, c); });
   }
@@ -154,28 +192,40 @@ struct XBlock {
 };
 template <int mul>
 struct Weight {
-  const T* w_row;
-  const T* c_row;
+  const T *w_row, *w_ahead;  // the row of the edge that comes next is fetched meanwhile
+  const T *c_row, *c_ahead;
   T* gw_row;
-  EQ_FN Lane at(int c) const { return load<mul>(w_row, c); }
-  EQ_FN Lane tangent(int c) const { return load<mul>(c_row, c); }
-  template <bool first>
+  bool stream;
+  alignas(EQ_SIMD_BYTES) T partial[(mul + lanes - 1) / lanes * lanes];  // of a path that takes several passes
+  EQ_FN Lane at(int c) const {
+    __builtin_prefetch(w_ahead + c, 0, 2);
+    return load<mul>(w_row, c);
+  }
+  EQ_FN Lane tangent(int c) const {
+    __builtin_prefetch(c_ahead + c, 0, 2);
+    return load<mul>(c_row, c);
+  }
+  template <bool first, bool last>
   EQ_FN void add(int c, Lane value) {
-    store<mul>(gw_row, c, first ? value : load<mul>(gw_row, c) + value);
+    if (!first) value = value + *(const Lane*)(partial + c);
+    if (!last) *(Lane*)(partial + c) = value;
+    else if (stream) stream_store(gw_row + c, value);
+    else store<mul>(gw_row, c, value);
   }
   EQ_FN void flush() {}
 };
-// The rows of one edge.
+// The rows of one edge, and those of the edge that comes next.
 struct EdgeRows {
-  const T *x, *a, *w, *c, *gz;
+  const T *x, *a, *w, *c, *gz, *w_ahead, *c_ahead;
   T *gx, *gw, *ggz;
+  bool stream;
   template <int d1, int mul>
   EQ_FN XBlock<d1, mul> x_block(int offset) const {
     return {x + offset, a + offset, gx + offset};
   }
   template <int mul>
   EQ_FN Weight<mul> weight(int offset) const {
-    return {w + offset, c + offset, gw + offset};
+    return {w + offset, w_ahead + offset, c + offset, c_ahead + offset, gw + offset, stream && mul % lanes == 0, {}};
   }
   template <int mul>
   EQ_FN Lane g(int, int offset, int channel) const {
@@ -191,10 +241,16 @@ struct EdgeRows {
   }
 };
 
-EQ_FN T add_up(Sum sum) {
-  T total = 0;
-  for (int n = 0; n < lanes; ++n) total += sum[n];
-  return total;
+// The sum of n elements, half of them added to the other half at each level.
+template <int n>
+EQ_FN T add_up(const T* v) {
+  if constexpr (n == 1) {
+    return v[0];
+  } else {
+    typedef T Half __attribute__((vector_size(n / 2 * sizeof(T)), aligned(sizeof(T)), may_alias));
+    const Half half = *(const Half*)v + *(const Half*)(v + n / 2);
+    return add_up<n / 2>((const T*)&half);
+  }
 }
 
 // Receivers in contiguous chunks of nearly equal edges. A chunk adds gx into a buffer of its own and the buffers are
@@ -272,7 +328,7 @@ void launch_forward(const eq_operands& o) {
   const Topology g{o};
 #pragma omp parallel num_threads(o.threads)
   {
-    T* entries = scratch(edges_per_block * P::entries);
+    Lane* entries = reinterpret_cast<Lane*>(scratch(ForwardBlock<P>::size * P::entries));
     T* z = scratch(P::z_dim);
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
 #pragma omp for schedule(dynamic, 8)
@@ -299,14 +355,11 @@ int64_t chunk_begin(const Topology& g, int64_t chunk, int64_t chunks) {
 }
 
 template <class P>
-void run_edge(const Topology& g, const EdgeRows& rows, int64_t edge, T* entries, Sum* sums) {
-  const T* y = static_cast<const T*>(g.o.y) + edge * P::y_dim;
-  P::build_entries(y, entries);
-  if (EQ_DIRECTION > 1) P::build_entries(static_cast<const T*>(g.o.b) + edge * P::y_dim, entries + P::entries);
+void run_edge(const Topology& g, const EdgeRows& rows, int64_t edge, const T* entries, Sum* sums) {
   for (int j = 0; j < P::y_dim; ++j) sums[j] = Sum{};
-  P::each_segment([&](auto segment) { decltype(segment)::edge(rows, entries, entries + P::entries, sums); });
+  P::each_segment([&](auto segment) { decltype(segment)::edge(rows, entries, entries + P::entries * lanes, sums); });
   T* gy = static_cast<T*>(g.o.gy) + edge * P::y_dim;
-  for (int j = 0; j < P::y_dim; ++j) gy[j] = add_up(sums[j]);
+  for (int j = 0; j < P::y_dim; ++j) gy[j] = add_up<lanes>((const T*)&sums[j]);
 }
 
 template <class P>
@@ -314,13 +367,15 @@ void launch_gradient(const eq_operands& o) {
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
   const Topology g{o};
   const int64_t chunks = chunk_count<P>(o);
+  const bool aligned = uintptr_t(o.gw) % EQ_SIMD_BYTES == 0 && P::w_dim % lanes == 0;
+  const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > (16 << 20);
   struct Window {
     int64_t begin, end;
   };
   Window* windows = static_cast<Window*>(malloc(sizeof(Window) * chunks));
 #pragma omp parallel num_threads(o.threads)
   {
-    T* entries = scratch(2 * P::entries);
+    Lane* entries = reinterpret_cast<Lane*>(scratch(2 * P::entries * lanes));
     T* ggz = scratch(P::z_dim);
     T* gx_row = scratch(P::x_dim);
     Sum* sums = reinterpret_cast<Sum*>(scratch(P::y_dim * lanes));
@@ -330,8 +385,9 @@ void launch_gradient(const eq_operands& o) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t first = chunk_begin(g, chunk, chunks), last = chunk_begin(g, chunk + 1, chunks);
+      const int64_t begin = first < last ? g.begin(first) : 0, end = first < last ? g.end(last - 1) : 0;
       Window window{o.num_senders, 0};
-      for (int64_t slot = first < last ? g.begin(first) : 0; first < last && slot < g.end(last - 1); ++slot) {
+      for (int64_t slot = begin; slot < end; ++slot) {
         const int64_t sender = g.sender(slot);
         if (sender < window.begin) window.begin = sender;
         if (sender >= window.end) window.end = sender + 1;
@@ -343,20 +399,29 @@ void launch_gradient(const eq_operands& o) {
       for (int64_t receiver = first; receiver < last; ++receiver) {
         if (EQ_DIRECTION > 1) memset(ggz, 0, P::z_dim * sizeof(T));
         for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot) {
-          const int64_t edge = g.edge(slot), sender = g.sender(slot);
+          const int64_t edge = g.edge(slot), sender = g.sender(slot), next = g.edge(slot + 1 < end ? slot + 1 : slot);
           const EdgeRows rows{x + sender * P::x_dim,
                               a + sender * P::x_dim,
                               static_cast<const T*>(o.w) + edge * o.w_stride,
                               static_cast<const T*>(o.c) + edge * o.c_stride,
                               gz + receiver * P::z_dim,
+                              static_cast<const T*>(o.w) + next * o.w_stride,
+                              static_cast<const T*>(o.c) + next * o.c_stride,
                               gx + sender * P::x_dim,
                               static_cast<T*>(o.gw) + edge * P::w_dim,
-                              ggz};
-          run_edge<P>(g, rows, edge, entries, sums);
+                              ggz,
+                              stream};
+          const int lane = (slot - begin) % lanes;
+          if (lane == 0) {
+            build_entries<P>(g, o.y, slot, end, entries);
+            if (EQ_DIRECTION > 1) build_entries<P>(g, o.b, slot, end, entries + P::entries);
+          }
+          run_edge<P>(g, rows, edge, reinterpret_cast<const T*>(entries) + lane, sums);
         }
         if (EQ_DIRECTION > 1) write_z<P>(o, ggz, receiver);
       }
     }
+    finish_streams();
 #pragma omp for schedule(static)
     for (int64_t sender = 0; sender < o.num_senders; ++sender) {
       T* row = gx_row;

@@ -1,4 +1,4 @@
-// GPU prelude: a lane is a thread that owns a few channels, a block owns consecutive receivers (one, in a convolution).
+// GPU prelude: a lane is a thread that owns a few channels, a block owns the edges of consecutive receivers.
 //
 // Warps share a block's work as (segment, chunk of channels). Rows of x and w reach shared memory some stages ahead;
 // the edge matrices of the next stage are built by all threads while this one is computed; outputs stay in registers
@@ -242,7 +242,7 @@ struct Weight {
   bool active;
   EQ_FN LaneOf<n> at(int) const { return w; }
   EQ_FN LaneOf<n> tangent(int) const { return c; }
-  template <bool first>
+  template <bool first, bool>
   EQ_FN void add(int, LaneOf<n> value) {
     gw = first ? value : gw + value;
   }
@@ -429,12 +429,33 @@ struct Worker {
   }
 };
 
+EQ_FN int receiver_of(const eq_operands& o, int slot) {
+  if (!o.row_ptr) return slot;
+  int low = 0, high = o.num_receivers;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (o.row_ptr[middle] <= slot) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+// The backward leaves nothing behind for a receiver, so its blocks take equal shares of the edges; the others take
+// `receivers` consecutive receivers each, whose outputs they own.
 template <class P>
 EQ_FN void run_block(const eq_operands& o, int receivers, T* shared) {
-  const int receiver = blockIdx.x * receivers;
-  const int last_receiver = min(int64_t(receiver) + receivers, o.num_receivers);
-  Pipeline<P> pipe(o, shared, o.row_ptr ? o.row_ptr[receiver] : receiver,
-                   o.row_ptr ? o.row_ptr[last_receiver] : last_receiver);
+  int receiver, last_receiver, first, last;
+  if (EQ_DIRECTION == 1) {
+    first = o.num_edges * blockIdx.x / gridDim.x;
+    last = o.num_edges * (blockIdx.x + 1) / gridDim.x;
+    receiver = last_receiver = receiver_of(o, first);
+  } else {
+    receiver = blockIdx.x * receivers;
+    last_receiver = min(int64_t(receiver) + receivers, o.num_receivers);
+    first = o.row_ptr ? o.row_ptr[receiver] : receiver;
+    last = o.row_ptr ? o.row_ptr[last_receiver] : last_receiver;
+  }
+  Pipeline<P> pipe(o, shared, first, last);
   int warps = 0;
   P::each_segment([&](auto segment) {
     typedef decltype(segment) S;

@@ -1,0 +1,206 @@
+#include "self_check.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <locale>
+#include <map>
+#include <sstream>
+
+namespace eqaccel {
+namespace {
+
+// The graph of eqaccel/codegen/check.py, sorted.
+constexpr int64_t num_receivers = 3, num_senders = 4, num_edges = 5;
+constexpr int32_t row_ptr[] = {0, 3, 3, 5}, edge[] = {3, 0, 4, 2, 1}, sender[] = {0, 3, 3, 1, 3};
+constexpr int32_t t_row_ptr[] = {0, 1, 2, 2, 5}, t_slot[] = {0, 3, 1, 2, 4};
+
+struct Input {
+  char kind;  // of its rows
+  const void* eq_operands::*field;
+  Direction first;  // that reads it
+};
+// The position is the number of a sequence of random numbers.
+constexpr Input inputs[] = {{'x', &eq_operands::x, Direction::forward},
+                            {'y', &eq_operands::y, Direction::forward},
+                            {'w', &eq_operands::w, Direction::forward},
+                            {'z', &eq_operands::gz, Direction::backward},
+                            {'x', &eq_operands::a, Direction::double_backward},
+                            {'y', &eq_operands::b, Direction::double_backward},
+                            {'w', &eq_operands::c, Direction::double_backward}};
+constexpr std::array<uint32_t, 2> projections{7, 8};
+
+struct Output {
+  const char* name;
+  char kind;
+  void* eq_operands::*field;
+};
+constexpr Output outputs[] = {{"z", 'z', &eq_operands::z},
+                              {"gx", 'x', &eq_operands::gx},
+                              {"gy", 'y', &eq_operands::gy},
+                              {"gw", 'w', &eq_operands::gw}};
+
+bool writes(Direction direction, const Output& output) {
+  return direction == Direction::double_backward || (direction == Direction::forward) == (output.kind == 'z');
+}
+
+// A projection of a right kernel is off by more than this, times eps and the block's size, once in 10^13 checks: an
+// element is off by at most 8 eps times the sum of its absolute terms (eqaccel/testing.py) and multiplied by at most 2,
+// and the signs of the multipliers are random, so that 8 times the root of the sum of squares is Hoeffding's bound.
+constexpr double tolerance = 8 * 2 * 8;
+
+double number(uint32_t sequence, uint32_t position) {
+  uint32_t n = position + (sequence << 24);
+  n ^= n >> 16;
+  n *= 0x7feb352du;
+  n ^= n >> 15;
+  n *= 0x846ca68bu;
+  n ^= n >> 16;
+  const double magnitude = (128.0 + (n & 127)) / 128.0;
+  return n & 128 ? -magnitude : magnitude;
+}
+
+struct Block {
+  int64_t first, channels, components;
+};
+
+// The rows of one kind of operand.
+struct Rows {
+  int64_t count = 0, dim = 0;
+  std::vector<Block> blocks;
+
+  // Calls visit(block, position in memory, position in the (2l+1, mul) layout) for every element. The latter position
+  // says which random number belongs to an element, so that the figures hold for both layouts.
+  template <class Visit>
+  void each(bool mul_ir, const Visit& visit) const {
+    for (int64_t row = 0; row < count; ++row) {
+      for (std::size_t b = 0; b < blocks.size(); ++b) {
+        const auto& [first, channels, components] = blocks[b];
+        const int64_t start = row * dim + first;
+        for (int64_t i = 0; i < components; ++i) {
+          for (int64_t u = 0; u < channels; ++u) {
+            visit(b, start + (mul_ir ? u * components + i : i * channels + u), start + i * channels + u);
+          }
+        }
+      }
+    }
+  }
+};
+
+std::invalid_argument bad_figures() {
+  return std::invalid_argument("payload: expected self-check figures for every block, got others");
+}
+
+std::map<char, Rows> read_blocks(const std::string& text) {
+  std::map<char, Rows> kinds;
+  kinds['x'].count = num_senders;
+  kinds['y'].count = kinds['w'].count = num_edges;
+  kinds['z'].count = num_receivers;
+  std::istringstream lines(text);
+  lines.imbue(std::locale::classic());
+  Block block{};
+  for (char kind; lines >> kind >> block.channels >> block.components;) {
+    Rows& rows = kinds[kind];
+    block.first = rows.dim;
+    rows.blocks.push_back(block);
+    rows.dim += block.channels * block.components;
+  }
+  return kinds;
+}
+
+// Memory of an operand between stretches of NaN: a kernel that reads those, or leaves out an element of an output,
+// gives NaN, and one that writes there is noticed.
+template <class T>
+class Guarded {
+ public:
+  explicit Guarded(int64_t count) : cells_(count + 2 * guard, nan), count_(count) {
+    const auto address = reinterpret_cast<uintptr_t>(cells_.data() + guard);
+    first_ = guard - address % alignment / sizeof(T);
+  }
+  T* data() { return cells_.data() + first_; }
+  bool intact() const {
+    const auto begin = cells_.begin() + first_, end = begin + count_;
+    const auto is_nan = [](T cell) { return std::isnan(cell); };
+    return std::all_of(cells_.begin(), begin, is_nan) && std::all_of(end, cells_.end(), is_nan);
+  }
+
+ private:
+  static constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+  static constexpr std::size_t guard = 1024, alignment = 64;  // bytes, as any SIMD type takes
+  std::vector<T> cells_;
+  std::size_t count_, first_;
+};
+
+template <class T>
+std::string check_layout(const Kernel& kernel, Direction direction, const std::map<char, Rows>& kinds,
+                         const std::string& figures, bool mul_ir) {
+  std::vector<Guarded<T>> arrays;
+  eq_operands o{};
+  for (uint32_t sequence = 0; sequence < std::size(inputs); ++sequence) {
+    const Input& input = inputs[sequence];
+    if (direction < input.first) continue;
+    const Rows& rows = kinds.at(input.kind);
+    T* values = arrays.emplace_back(rows.count * rows.dim).data();
+    rows.each(mul_ir, [&](std::size_t, int64_t at, int64_t place) { values[at] = T(number(sequence, place)); });
+    o.*input.field = values;
+  }
+  for (const Output& output : outputs) {
+    const Rows& rows = kinds.at(output.kind);
+    if (writes(direction, output)) o.*output.field = arrays.emplace_back(rows.count * rows.dim).data();
+  }
+  o.row_ptr = row_ptr;
+  o.edge = edge;
+  o.sender = sender;
+  o.t_row_ptr = t_row_ptr;
+  o.t_slot = t_slot;
+  o.num_receivers = num_receivers;
+  o.num_senders = num_senders;
+  o.num_edges = num_edges;
+  o.w_stride = o.c_stride = kinds.at('w').dim;
+  o.mul_ir = mul_ir;
+  o.threads = 1;
+  o.workspace = arrays.emplace_back((kernel.workspace_bytes(o) + sizeof(T) - 1) / sizeof(T)).data();
+  kernel.launch(o, nullptr);
+
+  std::istringstream lines(figures);
+  lines.imbue(std::locale::classic());
+  std::ostringstream differences;
+  for (const Guarded<T>& array : arrays) {
+    if (!array.intact()) differences << "it writes outside of its operands and workspace\n";
+  }
+  for (const Output& output : outputs) {
+    if (!writes(direction, output)) continue;
+    const Rows& rows = kinds.at(output.kind);
+    const T* values = static_cast<const T*>(o.*output.field);
+    std::vector<std::array<double, projections.size()>> sums(rows.blocks.size());
+    rows.each(mul_ir, [&](std::size_t block, int64_t at, int64_t place) {
+      for (std::size_t p = 0; p < projections.size(); ++p) sums[block][p] += number(projections[p], place) * values[at];
+    });
+    for (std::size_t block = 0; block < rows.blocks.size(); ++block) {
+      std::string name;
+      double size;
+      if (!(lines >> name >> size) || name != output.name) throw bad_figures();
+      const double bound = tolerance * std::numeric_limits<T>::epsilon() * size;
+      for (double sum : sums[block]) {
+        double expected;
+        if (!(lines >> expected)) throw bad_figures();
+        if (std::abs(sum - expected) <= bound) continue;  // not so for NaN
+        differences << name << ", block " << block << ", " << (mul_ir ? "mul_ir" : "ir_mul") << " layout: projection "
+                    << expected << " expected, +-" << bound << ", got " << sum << "\n";
+      }
+    }
+  }
+  return differences.str();
+}
+
+}  // namespace
+
+std::string self_check(const Kernel& kernel, Scalar scalar, Direction direction, const std::string& blocks,
+                       const std::string& figures) {
+  const std::map<char, Rows> kinds = read_blocks(blocks);
+  const auto check = scalar == Scalar::float32 ? check_layout<float> : check_layout<double>;
+  return check(kernel, direction, kinds, figures, true) + check(kernel, direction, kinds, figures, false);
+}
+
+}  // namespace eqaccel

@@ -1,0 +1,141 @@
+"""NequIP models as exported potentials; implements `ExportFamily`.
+
+The network of the model runs as it is: NequIP's modules accept edge vectors in place of positions, and each layer calls
+a module for the exchange of ghosts, which does nothing until it is replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Dict  # noqa: UP035 (TorchScript)
+
+import torch
+from eqaccel.integrations.export.core import Facts
+from eqaccel.integrations.export.potential import Convolution, Potential
+from eqaccel.patches.core import Replacement, class_names
+from eqaccel.patches.verify import Structure, model_device, small_structures
+from torch import Tensor, nn
+
+from eqaccel.errors import ExportError
+
+
+class NequipConvolution(Convolution):
+    """The convolution of an interaction block."""
+
+    def forward(self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor) -> Tensor:
+        """As a block calls it: `edge_dst` (num_edges,) are the receivers, `edge_src` the senders."""
+        return self.convolve(x, edge_attr, edge_weight, edge_dst, edge_src)
+
+
+class GhostExchange(nn.Module):
+    """Stands in for NequIP's `NoOpGhostExchangeModule`; the handle passes through the network among the data."""
+
+    def forward(self, data: Dict[str, Tensor], ghost_included: bool) -> Dict[str, Tensor]:  # noqa: UP006 (TorchScript)
+        """Extends the features of local nodes by those of ghosts."""
+        handle = int(data["eqaccel_exchange"].item())
+        features = data["node_features"]
+        data["node_features"] = torch.ops.eqaccel.exchange(features, handle, data["atom_types"].size(0))
+        return data
+
+
+class NequipPotential(Potential):
+    """A NequIP energy model with patched layers.
+
+    Args:
+        model: A copy of the `GraphModel`, whose modules are taken over.
+    """
+
+    def __init__(self, model: Any) -> None:
+        blocks = [block for _, block in _blocks(model)]
+        super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]])
+        for block in blocks:
+            block.tp_scatter = NequipConvolution(block.tp_scatter.conv)
+            block.ghost_exchange = GhostExchange()
+        self.network = getattr(model.model, "func", model.model)
+
+    def node_energies(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> Tensor:
+        """See `Potential.node_energies`."""
+        # NequIP measures distances in float64, from the receiver, and counts the atoms by their positions.
+        data = {
+            "pos": vectors.new_zeros([num_local, 3], dtype=torch.float64),
+            "atom_types": types,
+            "edge_index": edge_index.flip(0),
+            "edge_vectors": -vectors.to(torch.float64),
+            "eqaccel_exchange": torch.tensor([exchange]),
+        }
+        return self.network(data)["atomic_energy"].reshape(-1).to(vectors.dtype)
+
+
+class NequipExport:
+    """The energy models of nequip; implements `ExportFamily`."""
+
+    name = "nequip"
+
+    def recognises(self, model: nn.Module) -> bool:
+        """Whether the model is a `GraphModel`, of a package too, with NequIP's layers."""
+        return "GraphModel" in class_names(model) and any(True for _ in _blocks(model))
+
+    def heads(self, model: Any) -> list[str]:
+        """See `ExportFamily.heads`."""
+        for path, block in _blocks(model):
+            if not isinstance(block.tp_scatter, Replacement):
+                raise ExportError(
+                    f"model: expected a patched model, got {path}.tp_scatter = {type(block.tp_scatter).__name__}; call "
+                    "eqaccel.patch(model) first"
+                )
+        for path, module in model.named_modules():
+            fields = getattr(module, "categorical_graph_field_embed_shifts", None)
+            if fields:
+                raise ExportError(
+                    f"model: expected a model whose energy depends on the structure alone, but {path} takes "
+                    f"{', '.join(fields)}; use it from Python"
+                )
+        return ["Default"]
+
+    def dtype(self, model: Any) -> torch.dtype:
+        """See `ExportFamily.dtype`."""
+        return model.model_dtype
+
+    def duplicate(self, model: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """See `ExportFamily.duplicate`."""
+        if dtype != model.model_dtype:
+            raise ExportError(
+                f"dtype: NequIP models keep the type that they were built in, expected {model.model_dtype}, got "
+                f"{dtype}; leave dtype out, or build the model with another model_dtype"
+            )
+        return copy.deepcopy(model).to(device)
+
+    def facts(self, model: Any) -> Facts:
+        """See `ExportFamily.facts`."""
+        return Facts(float(model.metadata["r_max"]), list(model.type_names))
+
+    def potential(self, model: Any, head: int) -> Potential:
+        """See `ExportFamily.potential`."""
+        return NequipPotential(model)
+
+    def structures(self, model: Any) -> list[Structure]:
+        """See `ExportFamily.structures`."""
+        return small_structures(float(model.metadata["r_max"]), len(model.type_names))
+
+    def evaluate(self, model: Any, structure: Structure, head: int) -> tuple[Tensor, Tensor]:
+        """See `ExportFamily.evaluate`."""
+        # An edge starts at its receiver; since the list holds every pair in both directions, it needs no turning.
+        inputs = {
+            "pos": structure.positions,
+            "cell": structure.cell[None],
+            "edge_cell_shift": structure.unit_shifts,
+            "edge_index": structure.edge_index,
+            "atom_types": structure.species,
+        }
+        # Copies, because the model switches on gradients of what is in it.
+        outputs = model({name: tensor.to(model_device(model), copy=True) for name, tensor in inputs.items()})
+        return outputs["atomic_energy"].reshape(-1), outputs["forces"]
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    for path, module in model.named_modules():
+        if "InteractionBlock" in class_names(module) and hasattr(module, "tp_scatter"):
+            yield path, module

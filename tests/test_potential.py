@@ -1,0 +1,98 @@
+"""A potential without a model library: what files share, on every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from eqaccel.integrations.export.mace import MaceConvolution
+from eqaccel.integrations.export.potential import Convolution, Potential
+from eqaccel.integrations.export.scripting import script
+from eqaccel.integrations.export.sealing import sealed_entries
+from export_checks import assert_close, with_ghosts
+from torch import Tensor, nn
+
+from eqaccel import TensorProductConv, TensorProductSpec
+from eqaccel.plan import host_target
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FIRST = TensorProductSpec.channelwise("4x0e", "0e+1o", "0e+1o")
+SECOND = TensorProductSpec.channelwise(FIRST.irreps_out, "0e+1o", "0e")
+
+
+class Toy(Potential):
+    """Two layers; edge attributes are 1 and the vector, weights are functions of its square."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype, [FIRST.z_dim])
+        generator = torch.Generator().manual_seed(0)
+        self.types = nn.Parameter(torch.randn(2, 4, generator=generator, dtype=dtype), requires_grad=False)
+        self.first = MaceConvolution(TensorProductConv(FIRST))
+        self.second = MaceConvolution(TensorProductConv(SECOND))
+        self.first_numel, self.second_numel = FIRST.weight_numel, SECOND.weight_numel
+
+    def weights(self, squares: Tensor, count: int) -> Tensor:
+        steps = torch.arange(1, count + 1, device=squares.device, dtype=squares.dtype)
+        return torch.exp(-squares[:, None] / steps)
+
+    def node_energies(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> Tensor:
+        y = torch.cat([torch.ones_like(vectors[:, :1]), vectors], dim=1)
+        squares = vectors.square().sum(dim=1)
+        x = self.first(self.types[types], y, self.weights(squares, self.first_numel), edge_index)[:num_local]
+        x = torch.ops.eqaccel.exchange(x, exchange, types.size(0))
+        return self.second(x, y, self.weights(squares, self.second_numel), edge_index)[:num_local].sum(dim=1)
+
+
+def operands(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    vectors = torch.randn(40, 3, generator=generator, dtype=torch.float64).to(device, dtype)
+    edge_index = torch.randint(9, (2, 40), generator=generator).to(device)
+    return vectors, edge_index, torch.arange(9, device=device) % 2
+
+
+def target_of(device: torch.device) -> str:
+    if device.type == "cpu":
+        return host_target().name
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["compiled", "sealed"])
+def test_saved_potential(sealed: bool, device: torch.device, dtype: torch.dtype, tmp_path: Any) -> None:
+    """A file written on the CPU gives the energies and gradients of the eager module on any device."""
+    toy, whole = Toy(dtype), operands(device, dtype)
+    if sealed:
+        for module, spec in ((toy.first, FIRST), (toy.second, SECOND)):
+            module.seal(sealed_entries(spec, str(dtype).removeprefix("torch."), (target_of(device),)))
+    script(toy).save(tmp_path / "toy.pt")
+    loaded = torch.jit.load(tmp_path / "toy.pt", map_location=device)
+    plain = Toy(dtype).to(device)
+    vectors = whole[0].clone().requires_grad_()
+    energies = plain.node_energies(vectors, *whole[1:], 9, 0)
+    (gradient,) = torch.autograd.grad(energies.sum(), vectors)
+    relative = 4096 * torch.finfo(dtype).eps
+    with torch.no_grad():
+        for value, wanted in zip(loaded(*whole, 9, 0), (energies.detach(), gradient), strict=True):
+            assert value.device == wanted.device
+            assert not value.requires_grad
+            assert_close(value, wanted, relative)
+
+
+def test_ghosts(device: torch.device) -> None:
+    loaded, whole = script(Toy(torch.float64)).to(device), operands(device, torch.float64)
+    *rest, images = with_ghosts(*whole)
+    for value, wanted in zip(loaded(*rest, images.handle), loaded(*whole, 9, 0), strict=True):
+        assert_close(value, wanted)
+    assert images.calls == [("forward", FIRST.z_dim), ("reverse", FIRST.z_dim)]
+
+
+def test_sealing_changes_the_key() -> None:
+    plain, sealed = (Convolution(TensorProductConv(FIRST)) for _ in range(2))
+    sealed.seal(b"binary/none 0\n\n")
+    assert plain.key == TensorProductConv(FIRST).key
+    assert sealed.key != plain.key
+    assert 0 <= sealed.key < 2**63

@@ -1,0 +1,236 @@
+"""The self-check of freshly compiled CPU kernels: right ones pass, wrong ones are refused and leave nothing behind."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eqaccel import TensorProduct, runtime
+from eqaccel.codegen import check, payload
+from eqaccel.errors import CompileError
+from eqaccel.plan import Direction, host_target, make_plan
+from eqaccel.plan.reference import to_ir_mul, to_mul_ir
+from eqaccel.spec import TensorProductSpec
+
+SPECS = {
+    "small": TensorProductSpec.channelwise("16x0e+16x1o", "0e+1o+2e", "0e+1o+2e"),
+    "ragged": TensorProductSpec.channelwise("33x0e+5x1o+1x2e", "0e+1o", "0e+1o+2e"),
+    "untouched blocks": TensorProductSpec(
+        "4x1o+0x2e+3x0e", "2e+0e", "3x1o+0x0e+4x1o+2x0e", [(0, 0, 2, "uvu", True, 0.7), (0, 1, 2, "uvu", False)]
+    ),
+    "unweighted": TensorProductSpec("3x0e+2x1o", "1o", "2x0e+3x1o", [(1, 0, 0, "uvu", False), (0, 0, 1, "uvu", False)]),
+}
+SCALARS = ("float32", "float64")
+TOLERANCE = 128
+"""Largest difference of a figure, in eps times the size of its block; `tolerance` in csrc/runtime/self_check.cpp."""
+
+FAULTS = {
+    "sign": (r"T\((\d)", r"T(-\1"),
+    "index": (r"\* y\[\d\]", "* y[0]"),
+    "layout": (r"run\((\d+), (\d+), (\d+)\)", r"run(\1, \3, \2)"),
+    "outside": (r"run\((\d+), (\d+), (\d+)\)", r"run(\1 + \2, \2, \3)"),
+}
+"""Changes to a body, made in the last place where they fit, lest a check of the first elements only should do."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
+    monkeypatch.delenv("EQACCEL_DUMP", raising=False)
+    return folder
+
+
+def read(content: bytes) -> dict[str, str]:
+    """The entries of a payload."""
+    entries, position = {}, content.index(b"\n") + 1
+    while position < len(content):
+        end = content.index(b"\n", position)
+        name, size = content[position:end].decode().split()
+        entries[name] = content[end + 1 : end + 1 + int(size)].decode()
+        position = end + 2 + int(size)
+    return entries
+
+
+def program(entries: dict[str, str]) -> runtime.Program:
+    parts = [f"{name} {len(text.encode())}\n{text}\n" for name, text in entries.items()]
+    return runtime.Program(("EQACCEL-PAYLOAD 1\n" + "".join(parts)).encode())
+
+
+def figures_of(spec: TensorProductSpec, direction: Direction) -> list[tuple[str, float, tuple[float, ...]]]:
+    """Output, size and projections of each block, from the payload."""
+    lines = [line.split() for line in read(payload(spec)[0])[f"check/{direction.value}"].splitlines()]
+    return [(name, float(size), tuple(map(float, sums))) for name, size, *sums in lines]
+
+
+def launch(spec: TensorProductSpec, scalar: str, direction: Direction, mul_ir: bool) -> dict[str, np.ndarray]:
+    """The outputs of a kernel for the problem of the check, float64, in the (2l+1, mul) layout."""
+    irreps = {"x": spec.irreps_in1, "a": spec.irreps_in1, "gx": spec.irreps_in1}
+    irreps |= {"z": spec.irreps_out, "gz": spec.irreps_out}
+    operands = check.problem(spec, direction)
+    rows = {"z": (3, spec.z_dim), "gx": (4, spec.x_dim), "gy": (5, spec.y_dim), "gw": (5, spec.weight_numel)}
+    operands |= {name: np.full(rows[name], np.nan) for name in check.OUTPUTS[direction]}
+    if mul_ir:
+        operands |= {name: to_mul_ir(irreps[name], rows) for name, rows in operands.items() if name in irreps}
+    operands = {name: np.ascontiguousarray(array, scalar) for name, array in operands.items()}
+    edge = np.lexsort((np.arange(5), check.SENDER, check.RECEIVER))
+    index = {"row_ptr": np.searchsorted(check.RECEIVER[edge], np.arange(4)), "edge": edge, "sender": check.SENDER[edge]}
+    sizes = {"num_receivers": 3, "num_senders": 4, "num_edges": 5, "mul_ir": int(mul_ir)}
+    sizes |= {"w_stride": spec.weight_numel, "c_stride": spec.weight_numel}
+    index = {name: values.astype("int32") for name, values in index.items()}
+    runtime.launch_cpu(runtime.Program(payload(spec)[0]), scalar, direction.value, operands | index | sizes)
+    outputs = {name: operands[name].astype("float64") for name in check.OUTPUTS[direction]}
+    return {
+        name: to_ir_mul(irreps[name], rows) if mul_ir and name in irreps else rows for name, rows in outputs.items()
+    }
+
+
+@pytest.mark.parametrize("mul_ir", [False, True])
+@pytest.mark.parametrize("scalar", SCALARS)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("name", SPECS)
+def test_right_kernels_pass_and_give_the_figures(name: str, direction: Direction, scalar: str, mul_ir: bool) -> None:
+    spec = SPECS[name]
+    outputs = launch(spec, scalar, direction, mul_ir)  # compiles, so the runtime has checked it too
+    found = [
+        (output, sums) for output in check.OUTPUTS[direction] for sums in check.project(spec, output, outputs[output])
+    ]
+    expected = figures_of(spec, direction)
+    assert [output for output, _ in found] == [output for output, _, _ in expected]
+    for (output, sums), (_, size, right) in zip(found, expected, strict=True):
+        # A tenth of what the check allows, so that it does not refuse a right kernel by chance.
+        assert np.abs(np.subtract(sums, right)).max() <= 0.1 * TOLERANCE * np.finfo(scalar).eps * size, output
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("name", SPECS)
+def test_one_wrong_element_is_noticed(name: str, direction: Direction) -> None:
+    spec = SPECS[name]
+    outputs = launch(spec, "float64", direction, mul_ir=False)
+    rng = np.random.default_rng(0)
+    expected = figures_of(spec, direction)
+    for output, right in outputs.items():
+        bounds = np.array([TOLERANCE * np.finfo("float32").eps * size for key, size, _ in expected if key == output])
+        for element in rng.choice(right.size, min(right.size, 20), replace=False):
+            if abs(right.flat[element]) < 1e-2 * np.abs(right).max():  # rounding of float32 may hide it
+                continue
+            wrong = right.copy()
+            wrong.flat[element] = 0
+            changes = np.subtract(check.project(spec, output, wrong), check.project(spec, output, right))
+            noticed = np.abs(changes.T) > bounds
+            assert noticed.any(1).all(), f"{output}, element {element}: both projections notice it"
+
+
+def spoil(direction: Direction, fault: str) -> dict[str, str]:
+    """The entries of a payload with a fault in one body."""
+    entries = read(payload(SPECS["small"])[0])
+    body = entries[f"cpu/{direction.value}"]
+    pattern, replacement = FAULTS[fault]
+    *_, place = re.finditer(pattern, body)
+    return entries | {f"cpu/{direction.value}": body[: place.start()] + place.expand(replacement) + body[place.end() :]}
+
+
+@pytest.mark.parametrize("scalar", SCALARS)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("fault", ["sign", "index", "layout"])
+def test_wrong_kernels_are_refused(
+    fault: str, direction: Direction, scalar: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQACCEL_DUMP", str(tmp_path / "dump"))
+    wrong = program(spoil(direction, fault))
+    with pytest.raises(CompileError) as error:
+        runtime.launch_cpu(wrong, scalar, direction.value, {})
+    assert type(error.value) is CompileError
+    assert str(error.value).startswith(f"the {scalar} {direction.value} kernel for the CPU computes wrong results")
+    assert runtime.host_compiler()["version"] in str(error.value)
+    assert "EQACCEL_CXX" in str(error.value)
+    assert "-O2" in error.value.log, "the command is part of the log"
+    found = error.value.log.partition("self-check:\n")[2]
+    assert re.search(r"block \d+, mul_ir layout: projection .* expected, \+-.*, got", found)
+    assert ("ir_mul layout" in found) == (fault != "layout")
+    assert list(cache.iterdir()) == []
+    assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".cpp", ".log", ".resources"}
+
+
+@pytest.mark.parametrize("scalar", SCALARS)
+def test_writing_outside_is_noticed(scalar: str, cache: Path) -> None:
+    with pytest.raises(CompileError) as error:
+        program(spoil(Direction.FORWARD, "outside")).compile("cpu", scalar, "forward")
+    assert "writes outside of its operands" in error.value.log
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that reads y[0] for y[1] as long as the file that this gives exists."""
+    flag, compiler = tmp_path / "faulty", tmp_path / "c++"
+    command = shlex.join(runtime.host_compiler()["command"])
+    spoil_source = f"[ -e {flag} ] && for source; do :; done && sed -i 's/y\\[1\\]/y[0]/' \"$source\""
+    compiler.write_text(f'#!/bin/sh\n[ "$1" != --version ] && {spoil_source}\nexec {command} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("EQACCEL_CXX", str(compiler))
+    flag.touch()
+    return flag
+
+
+def test_faulty_compiler(faulty: Path, cache: Path) -> None:
+    """The error reaches users of torch, and another attempt with a good compiler succeeds."""
+    module = TensorProduct(TensorProductSpec.channelwise("6x0e", "0e+1o", "0e+1o"))
+    operands = (torch.ones(2, 6), torch.ones(2, 4), torch.ones(12))
+    with pytest.raises(CompileError, match="wrong results") as error:
+        module(*operands)
+    assert "self-check:\nz, block 1" in error.value.log
+    assert list(cache.iterdir()) == []
+    faulty.unlink()
+    assert module(*operands).shape == (2, 24)
+
+
+def test_rebuilt_entries_are_checked(faulty: Path, cache: Path) -> None:
+    faulty.unlink()
+    right = runtime.Program(payload(SPECS["small"])[0])
+    right.compile("cpu", "float32", "forward")
+    (entry,) = cache.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-100])
+    faulty.touch()
+    with pytest.raises(CompileError, match="wrong results"):
+        right.compile("cpu", "float32", "forward")
+    faulty.unlink()
+    assert not right.compile("cpu", "float32", "forward")["cached"]
+    assert right.compile("cpu", "float32", "forward")["cached"]
+
+
+def test_unchecked_kernels_stand_for_nothing(cache: Path) -> None:
+    """A payload without figures gives kernels, but not to payloads with figures."""
+    entries = read(payload(SPECS["small"])[0])
+    bare = {name: text for name, text in entries.items() if not name.startswith("check/")}
+    assert not program(bare).compile("cpu", "float32", "forward")["cached"]
+    assert not program(entries).compile("cpu", "float32", "forward")["cached"]
+
+
+@pytest.mark.parametrize("figures", ["", "gx 1 1 1\n", "z 1 1\n", "z one 1 1\n"])
+def test_figures_that_do_not_fit(figures: str, cache: Path) -> None:
+    entries = read(payload(SPECS["small"])[0]) | {"check/forward": figures}
+    with pytest.raises(ValueError, match="self-check figures"):
+        program(entries).compile("cpu", "float32", "forward")
+    del entries["check/blocks"]
+    with pytest.raises(IndexError, match="no entry 'check/blocks'"):
+        program(entries).compile("cpu", "float32", "forward")
+
+
+def test_graph_of_the_problem() -> None:
+    pairs = list(zip(check.RECEIVER.tolist(), check.SENDER.tolist(), strict=True))
+    assert pairs != sorted(pairs), "edges are not in order"
+    assert len(set(pairs)) < len(pairs), "a pair of nodes has two edges"
+    assert set(check.RECEIVER) == {0, 2}, "receiver 1 has no edge"
+    assert set(check.SENDER) == {0, 1, 3}, "sender 2 has no edge"
+    for name, values in check.problem(SPECS["small"], Direction.DOUBLE_BACKWARD).items():
+        assert (values.astype("float32") == values).all(), name
+        assert abs(values).min() >= 1, name
+        assert abs(values).max() < 2, name
+        assert abs(values.mean()) < 4 / np.sqrt(values.size), f"{name} is signed"
+    plan = make_plan(SPECS["small"], Direction.BACKWARD, host_target(), 4)
+    assert check.figures(plan) == check.figures(plan) == read(payload(SPECS["small"])[0])["check/backward"]
