@@ -120,7 +120,8 @@ def _libs(options: argparse.Namespace) -> str:
     rows = {
         "operators": f"{library_path()}  (load it before an exported file; it finds the runtime beside it)",
         "runtime": library_path().with_name("libeqaccel_runtime.so"),
-        "headers": f"{include_path()}  (eqaccel/exchange.h)",
+        "models": f"{library_path().with_name('libeqaccel_model.so')}  (opens exported files; needs no torch header)",
+        "headers": f"{include_path()}  (eqaccel/exchange.h, eqaccel/model.h)",
     }
     return "\n".join(f"{name:<12}{value}" for name, value in rows.items())
 
