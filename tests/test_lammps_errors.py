@@ -55,10 +55,10 @@ def error_of(
         ("* * nowhere.pt H O Si", "model file 'nowhere.pt' can not be read"),
         ("* * half.pt H O Si", "model file 'half.pt' is incomplete"),
         ("* * text.pt H O Si", "model file 'text.pt' is incomplete, or no model file at all"),
-        ("* * plain.pt H O Si", "was not written by eqaccel.export"),
+        ("* * plain.pt H O Si", "was not written by eqaccel.export as TorchScript"),
         ("* * newer.pt H O Si", "has format 2, and this eqaccel reads up to 1: update eqaccel"),
         ("* * units.pt H O Si", "is in kcal/mol and angstrom, expected eV and angstrom"),
-        ("* * kind.pt H O Si", "is of kind 'aoti'"),
+        ("* * kind.pt H O Si", "is of kind 'aotinductor': export it as TorchScript"),
         ("* * names.pt H O Si", "'type_names' is not a list"),
     ],
 )
@@ -69,7 +69,7 @@ def test_pair_coeff(coeff, message, folder):
     torch.jit.script(torch.nn.Identity()).save(folder / "plain.pt")
     save_toy(folder / "newer.pt", format=2)
     save_toy(folder / "units.pt", units={"energy": "kcal/mol", "length": "angstrom"})
-    save_toy(folder / "kind.pt", kind="aoti")
+    save_toy(folder / "kind.pt", kind="aotinductor")
     save_toy(folder / "names.pt", type_names="H O Si")
     assert_error(error_of(folder, coeff=coeff), message)
 

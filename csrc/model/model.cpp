@@ -40,7 +40,7 @@ ModelInfo describe(const std::string& path) {
     throw std::runtime_error("is incomplete, or no model file at all: it does not end as one. Export or copy it again");
   }
   if (!archive->hasRecord("extra/eqaccel.json"))
-    throw std::runtime_error("was not written by eqaccel.export: it holds no eqaccel.json");
+    throw std::runtime_error("was not written by eqaccel.export as TorchScript: it holds no eqaccel.json");
   const auto [bytes, size] = archive->getRecord("extra/eqaccel.json");
   const Json json = Json::parse(std::string(static_cast<const char*>(bytes.get()), size));
 
