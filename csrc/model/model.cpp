@@ -1,0 +1,151 @@
+// Loads a model that eqaccel.export has written, and evaluates it.
+#include "model.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/cuda.h>
+
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <stdexcept>
+
+#include "../torch/exchange.h"
+#include "json.h"
+#include "relay.h"
+
+namespace eqaccel {
+namespace {
+
+constexpr int newest_format = 1;
+
+// The line that says what is wrong. An error of a TorchScript program traces the program first.
+std::string brief(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  std::string text = of_torch ? of_torch->what_without_backtrace() : error.what();
+  const std::string label = "RuntimeError: ";
+  if (const size_t found = text.rfind(label); found != std::string::npos) text.erase(0, found + label.size());
+  return text.substr(0, text.find('\n'));
+}
+
+ModelInfo describe(const std::string& path) {
+  if (!std::ifstream(path)) throw std::runtime_error("can not be read: there is no such file, or no permission");
+  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> archive;
+  try {
+    archive = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
+  } catch (const c10::Error&) {
+    throw std::runtime_error("is incomplete, or no model file at all: it does not end as one. Export or copy it again");
+  }
+  if (!archive->hasRecord("extra/eqaccel.json"))
+    throw std::runtime_error("was not written by eqaccel.export as TorchScript: it holds no eqaccel.json");
+  const auto [bytes, size] = archive->getRecord("extra/eqaccel.json");
+  const Json json = Json::parse(std::string(static_cast<const char*>(bytes.get()), size));
+
+  const int format = static_cast<int>(json["format"].number());
+  if (format > newest_format)
+    throw std::runtime_error("has format " + std::to_string(format) + ", and this eqaccel reads up to " +
+                             std::to_string(newest_format) + ": update eqaccel, or export the model with this one");
+  if (json["kind"].string() != "torchscript")
+    throw std::runtime_error("is of kind '" + json["kind"].string() + "': export it as TorchScript");
+  const std::string& energy = json["units"]["energy"].string();
+  const std::string& length = json["units"]["length"].string();
+  if (energy != "eV" || length != "angstrom")
+    throw std::runtime_error("is in " + energy + " and " + length + ", expected eV and angstrom");
+
+  ModelInfo info;
+  info.cutoff = json["cutoff"].number();
+  if (!(info.cutoff > 0)) throw std::runtime_error("has no positive cutoff");
+  for (const Json& name : json["type_names"].list()) info.type_names.push_back(name.string());
+  for (const Json& width : json["exchange_widths"].list())
+    info.exchange_widths.push_back(static_cast<int64_t>(width.number()));
+  const std::string& dtype = json["dtype"].string();
+  if (dtype != "float64" && dtype != "float32") throw std::runtime_error("has dtype '" + dtype + "'");
+  info.is_double = dtype == "float64";
+  return info;
+}
+
+c10::Device choose_device(const ModelOptions& options) {
+  const c10::Device device(options.device);
+  if (!device.is_cuda()) return device;
+  const int count = static_cast<int>(torch::cuda::device_count());
+  if (count == 0)
+    throw std::runtime_error("is to run on a GPU, and torch sees none: install a CUDA build of torch, or use the CPU");
+  const int index = device.has_index() ? device.index() : options.local_rank % count;
+  if (index >= count)
+    throw std::runtime_error("is to run on cuda:" + std::to_string(index) + ", and torch sees " +
+                             std::to_string(count) + " GPUs");
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+class TorchModel final : public Model {
+ public:
+  TorchModel(const ModelOptions& options) : device_(c10::kCPU) {
+    info_ = describe(options.path);
+    device_ = choose_device(options);  // whichever the model was exported on: its tensors move while they are read
+    info_.device = device_.str();
+    at::set_num_threads(options.threads);
+    module_ = torch::jit::load(options.path, device_);
+    module_.eval();
+    if (device_.is_cuda()) relay_ = std::make_unique<Relay>();
+  }
+
+  const ModelInfo& info() const override { return info_; }
+
+  void evaluate(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients) override {
+    try {
+      if (!relay_) return run(frame, exchange, energies, gradients);
+      relay_->run(exchange, [&] { run(frame, exchange ? relay_.get() : nullptr, energies, gradients); });
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(brief(error));
+    } catch (const std::runtime_error& error) {
+      throw std::runtime_error(brief(error));
+    }
+  }
+
+ private:
+  void run(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients) {
+    // The optimizer would specialise the program to this number of edges, which is another one in every step.
+    const torch::jit::GraphOptimizerEnabledGuard no_optimizer(false);
+    const auto dtype = info_.is_double ? at::kDouble : at::kFloat;
+    const at::Tensor edge_index = at::empty({2, frame.num_edges}, at::kLong);
+    auto* index = edge_index.mutable_data_ptr<int64_t>();
+    std::memcpy(index, frame.senders, frame.num_edges * sizeof(int64_t));
+    std::memcpy(index + frame.num_edges, frame.receivers, frame.num_edges * sizeof(int64_t));
+    const at::Tensor vectors = at::from_blob(const_cast<double*>(frame.vectors), {frame.num_edges, 3}, at::kDouble);
+    const at::Tensor types = at::from_blob(const_cast<int64_t*>(frame.types), {frame.num_nodes}, at::kLong);
+
+    const auto output = module_
+                            .forward({vectors.to(device_, dtype), edge_index.to(device_), types.to(device_),
+                                      frame.num_local, static_cast<int64_t>(reinterpret_cast<intptr_t>(exchange))})
+                            .toTuple();
+    copy(output->elements()[0].toTensor(), {frame.num_local}, energies);
+    copy(output->elements()[1].toTensor(), {frame.num_edges, 3}, gradients);
+  }
+
+  static void copy(const at::Tensor& from, at::IntArrayRef shape, double* to) {
+    TORCH_CHECK(from.sizes() == shape, "the model returned a tensor of shape ", from.sizes(), ", expected ", shape);
+    at::from_blob(to, shape, at::kDouble).copy_(from.detach());
+  }
+
+  ModelInfo info_;
+  c10::Device device_;
+  torch::jit::Module module_;
+  std::unique_ptr<Relay> relay_;
+};
+
+}  // namespace
+}  // namespace eqaccel
+
+extern "C" eqaccel::Model* eqaccel_load_model_1(const eqaccel::ModelOptions* options) {
+  const std::string subject = "model file '" + std::string(options->path) + "' ";
+  try {
+    return new eqaccel::TorchModel(*options);
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(subject + "does not load: " + eqaccel::brief(error));
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(subject + error.what());
+  }
+}

@@ -1,0 +1,52 @@
+// An exported model as a simulation program sees it. Plain C++: a program's plugin includes this file and opens
+// libeqaccel_model when a model is asked for, so that it neither links nor loads torch before.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace eqaccel {
+
+class GhostExchange;
+
+// What the model file says about itself.
+struct ModelInfo {
+  double cutoff = 0;                     // angstrom
+  std::vector<std::string> type_names;   // a type of a node is an index into these
+  std::vector<int64_t> exchange_widths;  // columns of every exchange, in the order of the forward pass
+  bool is_double = false;                // dtype of the rows that are exchanged, and of all arithmetic
+  std::string device;                    // where it runs: "cpu", "cuda:1"
+};
+
+// The atoms of one rank as a graph.
+struct Frame {
+  int64_t num_local = 0;               // nodes whose energies are asked for: they come first
+  int64_t num_nodes = 0;               // with ghosts
+  int64_t num_edges = 0;
+  const int64_t* types = nullptr;      // (num_nodes)
+  const int64_t* senders = nullptr;    // (num_edges)
+  const int64_t* receivers = nullptr;  // (num_edges), local
+  const double* vectors = nullptr;     // (num_edges, 3): r_receiver - r_sender in angstrom
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+  // Fills `energies` (num_local) in eV and `gradients` (num_edges, 3), the derivative of their sum by `vectors`, in
+  // eV/angstrom. `exchange` fills ghosts, on the calling thread; null if num_nodes == num_local.
+  virtual void evaluate(const Frame&, GhostExchange* exchange, double* energies, double* gradients) = 0;
+};
+
+struct ModelOptions {
+  const char* path = "";
+  const char* device = "cpu";  // "cpu", "cuda:1", or "cuda": the rank's share of the GPUs of its host
+  int local_rank = 0;          // number of this rank on its host
+  int threads = 1;             // of this rank on a CPU
+};
+
+}  // namespace eqaccel
+
+// The caller deletes the model. Every failure, here and in evaluate, is a std::runtime_error of one line. A change of
+// this file that breaks older plugins gets a new number.
+extern "C" eqaccel::Model* eqaccel_load_model_1(const eqaccel::ModelOptions* options);

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: GPL-2.0-only
+#include "pair_eqaccel.h"
+
+#include "atom.h"
+#include "comm.h"
+#include "error.h"
+#include "force.h"
+#include "memory.h"
+#include "neigh_list.h"
+#include "neighbor.h"
+#include "update.h"
+#include "utils.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <dlfcn.h>
+#include <exception>
+#include <thread>
+
+using namespace LAMMPS_NS;
+
+// Nearer than any two nuclei: a model knows nothing there, and at 0 the direction of an edge is undefined.
+static constexpr double overlap = 0.1;    // angstrom
+
+PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this)
+{
+  single_enable = 0;
+  restartinfo = 0;    // as for all styles with a potential file: pair_style and pair_coeff are given again
+  one_coeff = 1;
+  manybody_flag = 1;
+  no_virial_fdotr_compute = 1;    // summed over edges instead, which is right in hybrid styles too
+  centroidstressflag = CENTROID_NOTAVAIL;
+}
+
+PairEqaccel::~PairEqaccel()
+{
+  if (allocated) {
+    memory->destroy(setflag);
+    memory->destroy(cutsq);
+  }
+}
+
+void PairEqaccel::settings(int narg, char **arg)
+{
+  for (int i = 0; i < narg; i += 2) {
+    const std::string key = arg[i];
+    if (i + 1 == narg) error->all(FLERR, "pair_style eqaccel: keyword {} needs a value", key);
+    const std::string value = arg[i + 1];
+    if (key == "device") {
+      if (!utils::strmatch(value, "^cpu$") && !utils::strmatch(value, "^cuda$") &&
+          !utils::strmatch(value, "^cuda:\\d+$"))
+        error->all(FLERR, "pair_style eqaccel: device must be cpu, cuda or cuda:N, got {}", value);
+      device = value;
+    } else if (key == "threads") {
+      threads = utils::inumeric(FLERR, value, false, lmp);
+      if (threads < 1) error->all(FLERR, "pair_style eqaccel: threads must be at least 1, got {}", value);
+    } else
+      error->all(FLERR, "pair_style eqaccel: unknown keyword {}, expected device or threads", key);
+  }
+
+  open_library();
+}
+
+// Whether a name that a library defines means the same in the rest of the program.
+static bool is_shared(const char *library, const char *symbol)
+{
+  void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  const bool same = handle && dlsym(handle, symbol) == dlsym(RTLD_DEFAULT, symbol);
+  if (handle) dlclose(handle);
+  return same;
+}
+
+// torch is loaded here, and not with the plugin: a LAMMPS that never asks for this style starts without it.
+void PairEqaccel::open_library()
+{
+  if (load_model) return;
+  std::string failure;
+  int flags = RTLD_NOW | RTLD_LOCAL;
+#ifdef RTLD_DEEPBIND
+  // LAMMPS brings a plain BLAS of its own under the usual names, which torch would call in place of its fast one. So
+  // torch looks at its own libraries first; unless that would part it from the streams or the memory of the program.
+  if (is_shared("libstdc++.so.6", "_ZSt4cerr") && is_shared("libc.so.6", "malloc")) flags |= RTLD_DEEPBIND;
+#endif
+  void *library = dlopen(EQACCEL_MODEL_LIBRARY, flags);
+  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_1"));
+  if (!load_model) failure = dlerror();
+  stop_if_any(failure.empty() ? failure
+                              : "pair_style eqaccel: can not load eqaccel (" + failure +
+                                    "). Install it again with the torch that is there, and build the plugin again");
+}
+
+void PairEqaccel::coeff(int narg, char **arg)
+{
+  const int ntypes = atom->ntypes;
+  if (narg < 3 || strcmp(arg[0], "*") != 0 || strcmp(arg[1], "*") != 0)
+    error->all(FLERR, "pair_coeff of eqaccel must read: pair_coeff * * model.pt element1 element2 ...");
+  if (narg - 3 != ntypes)
+    error->all(FLERR, "pair_coeff of eqaccel: expected {} elements, one for each atom type, got {}", ntypes, narg - 3);
+
+  const std::string units = update->unit_style;
+  if (units == "metal")
+    energy_unit = 1.0;
+  else if (units == "real")
+    energy_unit = utils::get_conversion_factor(utils::ENERGY, utils::METAL2REAL);
+  else
+    error->all(FLERR, "pair_style eqaccel: units must be metal or real, and they are {}", units);
+
+  const int rank_on_host = local_rank();
+  std::string failure;
+  try {
+    const std::string found = utils::get_potential_file_path(arg[2]);
+    const std::string path = found.empty() ? arg[2] : found;
+    eqaccel::ModelOptions options;
+    options.path = path.c_str();
+    options.device = device.c_str();
+    options.local_rank = rank_on_host;
+    options.threads = threads;
+    model.reset(load_model(&options));
+  } catch (const std::exception &exception) {
+    failure = std::string("pair_coeff of eqaccel: ") + exception.what();
+  }
+  stop_if_any(failure);
+
+  const auto &info = model->info();
+  const auto &names = info.type_names;
+  element_of_type.assign(ntypes + 1, -1);
+  for (int type = 1; type <= ntypes; ++type) {
+    const std::string element = arg[2 + type];
+    if (element == "NULL") continue;
+    const auto found = std::find(names.begin(), names.end(), element);
+    if (found == names.end()) {
+      std::string known;
+      for (const auto &known_name : names) known += (known.empty() ? "" : " ") + known_name;
+      error->all(FLERR, "pair_coeff of eqaccel: the model does not know element {} of atom type {}, only {}", element,
+                 type, known);
+    }
+    element_of_type[type] = static_cast<int>(found - names.begin());
+  }
+
+  if (!allocated) {
+    memory->create(setflag, ntypes + 1, ntypes + 1, "pair:setflag");
+    memory->create(cutsq, ntypes + 1, ntypes + 1, "pair:cutsq");
+    allocated = 1;
+  }
+  for (int i = 1; i <= ntypes; ++i)
+    for (int j = 1; j <= ntypes; ++j) setflag[i][j] = element_of_type[i] >= 0 && element_of_type[j] >= 0;
+
+  nodes.expect_exchanges(info.exchange_widths, info.is_double);
+  comm_forward = comm_reverse = nodes.max_doubles();
+  if (comm->me == 0)
+    utils::logmesg(lmp, "eqaccel: {} runs in {} on {}, cutoff {:.8} angstrom\n", arg[2],
+                   info.is_double ? "float64" : "float32", info.device, info.cutoff);
+}
+
+int PairEqaccel::local_rank() const
+{
+  int rank = 0;
+#ifndef MPI_STUBS    // LAMMPS's own, for one rank
+  MPI_Comm host;
+  MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, comm->me, MPI_INFO_NULL, &host);
+  MPI_Comm_rank(host, &rank);
+  MPI_Comm_free(&host);
+#endif
+  return rank;
+}
+
+void PairEqaccel::stop_if_any(const std::string &message)
+{
+  int mine = message.empty() ? comm->nprocs : comm->me, first = 0;
+  MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, world);
+  if (first == comm->nprocs) return;
+  int length = static_cast<int>(message.size());
+  MPI_Bcast(&length, 1, MPI_INT, first, world);
+  std::string text(message);
+  text.resize(length);
+  MPI_Bcast(&text[0], length, MPI_CHAR, first, world);
+  error->all(FLERR, text);
+}
+
+void PairEqaccel::init_style()
+{
+  if (!force->newton_pair) error->all(FLERR, "pair_style eqaccel needs newton on: forces on ghosts are sent home");
+  if (atom->nbonds > 0)
+    for (int k = 1; k < 4; ++k)
+      if (force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0)
+        error->all(FLERR, "pair_style eqaccel needs all pairs: set special_bonds lj/coul 1.0 1.0 1.0");
+  stop_if_any(check_positions());
+  neighbor->add_request(this, NeighConst::REQ_FULL);
+  owners_known = false;
+
+  // A hybrid style asked for our widths before the model was read.
+  force->pair->comm_forward = std::max(force->pair->comm_forward, comm_forward);
+  force->pair->comm_reverse = std::max(force->pair->comm_reverse, comm_reverse);
+}
+
+double PairEqaccel::init_one(int i, int j)
+{
+  if (setflag[i][j] == 0) error->all(FLERR, "pair_style eqaccel: types {} and {} have no elements", i, j);
+  return model->info().cutoff;
+}
+
+void PairEqaccel::compute(int eflag, int vflag)
+{
+  ev_init(eflag, vflag);
+  if (neighbor->ago == 0 || !owners_known) nodes.find_owners();
+  owners_known = true;
+  stop_if_any(collect_edges());
+  evaluate();
+  stop_if_any(check_results());
+  add_results();
+}
+
+// A comparison with NaN is false, so an atom without a place would lose its edges in silence.
+std::string PairEqaccel::check_positions() const
+{
+  for (int i = 0; i < atom->nlocal; ++i)
+    for (int k = 0; k < 3; ++k)
+      if (!std::isfinite(atom->x[i][k]))
+        return fmt::format("pair_style eqaccel: the position of {} is not finite at step {}", name(i),
+                           update->ntimestep);
+  return "";
+}
+
+std::string PairEqaccel::collect_edges()
+{
+  std::string message = check_positions();
+  if (!message.empty()) return message;
+  const double *const *x = atom->x;
+  const double cutoff = model->info().cutoff, cutoff_sq = cutoff * cutoff;
+  nodes.start(element_of_type);
+  senders.clear();
+  receivers.clear();
+  sending_atoms.clear();
+  vectors.clear();
+  for (int ii = 0; ii < list->inum; ++ii) {
+    const int i = list->ilist[ii];
+    for (int jj = 0; jj < list->numneigh[i]; ++jj) {
+      const int j = list->firstneigh[i][jj] & NEIGHMASK;
+      const double d[3] = {x[i][0] - x[j][0], x[i][1] - x[j][1], x[i][2] - x[j][2]};
+      const double distance_sq = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
+      if (!(distance_sq < cutoff_sq)) continue;
+      if (distance_sq < overlap * overlap)
+        return fmt::format("pair_style eqaccel: {} and {} overlap at step {}: they are {:.3} angstrom apart", name(i),
+                           name(j), update->ntimestep, std::sqrt(distance_sq));
+      senders.push_back(nodes.node(j));
+      receivers.push_back(nodes.node(i));
+      sending_atoms.push_back(j);
+      vectors.insert(vectors.end(), d, d + 3);
+    }
+  }
+  types.clear();
+  for (int i : nodes.atoms()) types.push_back(element_of_type[atom->type[i]]);
+  return "";
+}
+
+void PairEqaccel::evaluate()
+{
+  const bool alone = comm->nprocs == 1;
+  eqaccel::Frame frame;
+  frame.num_local = nodes.num_local();
+  frame.num_nodes = static_cast<int64_t>(nodes.atoms().size());
+  frame.num_edges = static_cast<int64_t>(senders.size());
+  frame.types = types.data();
+  frame.senders = senders.data();
+  frame.receivers = receivers.data();
+  frame.vectors = vectors.data();
+  energies.resize(frame.num_local);
+  gradients.resize(vectors.size());
+  std::string failure;
+  try {
+    if (frame.num_local > 0)
+      model->evaluate(frame, alone ? nullptr : &nodes, energies.data(), gradients.data());
+    else if (!alone)
+      nodes.take_part();
+    return;
+  } catch (const LAMMPSException &) {
+    throw;
+  } catch (const std::exception &exception) {
+    failure = std::string("pair_style eqaccel: ") + exception.what();
+  }
+  // The other ranks may be waiting in an exchange, so this one ends them all. A message written just before that can be
+  // lost on its way through mpiexec.
+  try {
+    error->one(FLERR, failure);
+  } catch (...) {
+    if (!alone) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    throw;
+  }
+}
+
+std::string PairEqaccel::check_results() const
+{
+  const auto message = [this](int64_t node, const char *what) {
+    return fmt::format("pair_style eqaccel: the model gives {} no finite {} at step {}", name(nodes.atoms()[node]),
+                       what, update->ntimestep);
+  };
+  for (size_t n = 0; n < energies.size(); ++n)
+    if (!std::isfinite(energies[n])) return message(static_cast<int64_t>(n), "energy");
+  for (size_t g = 0; g < gradients.size(); ++g)
+    if (!std::isfinite(gradients[g])) return message(receivers[g / 3], "force");
+  return "";
+}
+
+void PairEqaccel::add_results()
+{
+  double **f = atom->f;
+  const std::vector<int> &atoms = nodes.atoms();
+  for (size_t n = 0; n < energies.size(); ++n) {
+    if (eflag_global) eng_vdwl += energy_unit * energies[n];
+    if (eflag_atom) eatom[atoms[n]] += energy_unit * energies[n];
+  }
+  for (size_t edge = 0; edge < senders.size(); ++edge) {
+    const int i = atoms[receivers[edge]], j = sending_atoms[edge];
+    const double *d = &vectors[3 * edge];
+    const double push[3] = {-energy_unit * gradients[3 * edge], -energy_unit * gradients[3 * edge + 1],
+                            -energy_unit * gradients[3 * edge + 2]};    // on i
+    for (int k = 0; k < 3; ++k) {
+      f[i][k] += push[k];
+      f[j][k] -= push[k];
+    }
+    if (!vflag_either) continue;
+    const double v[6] = {d[0] * push[0],
+                         d[1] * push[1],
+                         d[2] * push[2],
+                         0.5 * (d[0] * push[1] + d[1] * push[0]),
+                         0.5 * (d[0] * push[2] + d[2] * push[0]),
+                         0.5 * (d[1] * push[2] + d[2] * push[1])};
+    for (int k = 0; k < 6; ++k) {
+      if (vflag_global) virial[k] += v[k];
+      if (vflag_atom) {
+        vatom[i][k] += 0.5 * v[k];
+        vatom[j][k] += 0.5 * v[k];
+      }
+    }
+  }
+}
+
+std::string PairEqaccel::name(int i) const
+{
+  return atom->tag_enable ? "atom " + std::to_string(atom->tag[i]) : "an atom without ID";
+}
+
+double PairEqaccel::memory_usage()
+{
+  return Pair::memory_usage() + sizeof(double) * static_cast<double>(vectors.capacity() + gradients.capacity()) +
+      sizeof(int64_t) * static_cast<double>(senders.capacity() + receivers.capacity());
+}
+
+int PairEqaccel::pack_forward_comm(int n, int *atoms, double *buffer, int, int *)
+{
+  return nodes.pack_forward(n, atoms, buffer);
+}
+
+void PairEqaccel::unpack_forward_comm(int n, int first, double *buffer)
+{
+  nodes.unpack_forward(n, first, buffer);
+}
+
+int PairEqaccel::pack_reverse_comm(int n, int first, double *buffer)
+{
+  return nodes.pack_reverse(n, first, buffer);
+}
+
+void PairEqaccel::unpack_reverse_comm(int n, int *atoms, double *buffer)
+{
+  nodes.unpack_reverse(n, atoms, buffer);
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//
+// pair_style eqaccel [device cpu|cuda|cuda:N] [threads N]
+// pair_coeff * * model.pt element1 element2 ...
+#ifndef LMP_PAIR_EQACCEL_H
+#define LMP_PAIR_EQACCEL_H
+
+#include "eqaccel/model.h"
+#include "pair.h"
+#include "rank_nodes.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace LAMMPS_NS {
+
+class PairEqaccel : public Pair {
+ public:
+  PairEqaccel(class LAMMPS *);
+  ~PairEqaccel() override;
+
+  void settings(int, char **) override;
+  void coeff(int, char **) override;
+  void init_style() override;
+  double init_one(int, int) override;
+  void compute(int, int) override;
+  double memory_usage() override;
+
+  int pack_forward_comm(int, int *, double *, int, int *) override;
+  void unpack_forward_comm(int, int, double *) override;
+  int pack_reverse_comm(int, int, double *) override;
+  void unpack_reverse_comm(int, int *, double *) override;
+
+ private:
+  using Loader = eqaccel::Model *(*) (const eqaccel::ModelOptions *);
+
+  void open_library();
+  int local_rank() const;
+  std::string name(int atom) const;
+
+  // A step in parts. Those that return a string say what is wrong, or nothing.
+  std::string check_positions() const;
+  std::string collect_edges();
+  void evaluate();
+  std::string check_results() const;
+  void add_results();
+  // Collective: if any rank has a message, all ranks stop with that of the first.
+  void stop_if_any(const std::string &message);
+
+  Loader load_model = nullptr;
+  std::string device = "cpu";
+  int threads = 1;
+  std::unique_ptr<eqaccel::Model> model;
+  std::vector<int> element_of_type;    // index into the model's type names, -1: left to another sub-style
+  double energy_unit = 1.0;            // an eV in the energy unit of the simulation
+
+  RankNodes nodes;
+  bool owners_known = false;
+
+  // edges and results of this step
+  std::vector<int64_t> types, senders, receivers;
+  std::vector<int> sending_atoms;    // the image that an edge comes from: its force goes there
+  std::vector<double> vectors, energies, gradients;
+};
+
+}    // namespace LAMMPS_NS
+
+#endif

@@ -1,0 +1,57 @@
+// Uses csrc/model/relay.h as a GPU would: the work, and a thread that it waits for, exchange rows that the main thread
+// must see. Prints what happened; any mistake is a wrong line or a hang.
+#include <cstdio>
+#include <stdexcept>
+#include <thread>
+
+#include "relay.h"
+
+namespace {
+
+const std::thread::id main_thread = std::this_thread::get_id();
+
+struct Engine final : eqaccel::GhostExchange {
+  void forward(void* rows, int64_t num_nodes, int64_t width, bool) override {
+    if (width == 13) throw std::runtime_error("refused by the engine");
+    static_cast<double*>(rows)[0] += 1;
+    report("forward", num_nodes, width);
+  }
+  void reverse(void* rows, int64_t num_nodes, int64_t width, bool) override {
+    static_cast<double*>(rows)[0] += 10;
+    report("reverse", num_nodes, width);
+  }
+  static void report(const char* name, int64_t num_nodes, int64_t width) {
+    std::printf("%s %d %d %s\n", name, int(num_nodes), int(width),
+                std::this_thread::get_id() == main_thread ? "main" : "other");
+  }
+};
+
+}  // namespace
+
+int main() {
+  Engine engine;
+  double row = 0;
+  {
+    eqaccel::Relay relay;
+    for (int step = 0; step < 2; ++step) {
+      relay.run(&engine, [&] {
+        relay.forward(&row, 3, 1, true);
+        std::thread([&] { relay.reverse(&row, 3, 2, true); }).join();
+      });
+      std::printf("row %g\n", row);
+    }
+    relay.run(nullptr, [&] { std::printf("alone %s\n", std::this_thread::get_id() == main_thread ? "main" : "other"); });
+    try {
+      relay.run(&engine, [&] { relay.forward(&row, 3, 13, true); });
+    } catch (const std::runtime_error& error) {
+      std::printf("caught %s\n", error.what());
+    }
+    try {
+      relay.run(&engine, [] { throw std::runtime_error("failed by itself"); });
+    } catch (const std::runtime_error& error) {
+      std::printf("caught %s\n", error.what());
+    }
+    relay.run(&engine, [&] { relay.forward(&row, 4, 1, true); });
+  }
+  std::printf("end\n");
+}

@@ -1,0 +1,150 @@
+"""Exported MACE models in LAMMPS beside the unpatched model in ASE, and beside themselves on other numbers of ranks."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mace", reason="needs mace-torch")
+
+import mace_models as mm
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.md.velocitydistribution import thermalize_momenta
+from lammps_runs import BAR, BOXES, frame_of, simulate, write_data
+from mace.calculators import MACECalculator
+
+import eqaccel
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+SHIPPED = Path(__file__).parents[1] / "examples/models/cuau_emt.model"
+KINDS = {
+    "three layers": {"num_interactions": 3, "pair_repulsion": True, "distance_transform": "Agnesi"},
+    "density residual": {"interaction": "RealAgnosticDensityResidualInteractionBlock"},
+    "non-linear": {
+        "interaction": "RealAgnosticResidualNonLinearInteractionBlock",
+        "use_agnostic_product": True,
+        "apply_cutoff": False,
+    },
+}
+
+
+def alloy(kind: str) -> Atoms:
+    """Copper-gold: a crystal, sheared or not, or a slab two cells thick that leaves most of its box empty."""
+    rng = np.random.default_rng(0)
+    atoms = bulk("Cu", "fcc", a=3.8, cubic=True).repeat((3, 2, 2))
+    atoms.symbols[rng.permutation(len(atoms))[::4]] = "Au"
+    if kind == "sheared":
+        atoms.set_cell(atoms.cell.array + np.array([[0, 0, 0], [1.0, 0, 0], [0.5, -0.7, 0]]), scale_atoms=True)
+    if kind == "slab":
+        atoms.pbc = (True, True, False)
+        atoms.positions[:, 2] += 12
+        atoms.cell[2, 2] = 48
+    atoms.rattle(0.08, rng=rng)
+    thermalize_momenta(atoms, temperature_K=600, rng=rng)
+    return atoms
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The shipped model, as a file for each dtype."""
+    folder = tmp_path_factory.mktemp("exported")
+    for dtype in ("float64", "float32"):
+        model = torch.load(SHIPPED, map_location="cpu", weights_only=False).to(getattr(torch, dtype))
+        eqaccel.export(eqaccel.patch(model), folder / f"{dtype}.pt")
+    return folder
+
+
+def assert_equals_ase(frame, atoms: Atoms, calculator: MACECalculator, eps: float = 1e-10) -> None:
+    """Energy and forces to eps, stress to a hundred times that, relative to the largest."""
+    atoms.calc = calculator
+    energy, forces = atoms.get_potential_energy(), atoms.get_forces()
+    assert frame.thermo["PotEng"] == pytest.approx(energy, rel=eps)
+    np.testing.assert_allclose(frame.energies, atoms.get_potential_energies(), rtol=0, atol=eps * abs(energy))
+    np.testing.assert_allclose(frame.forces, forces, rtol=0, atol=eps * np.abs(forces).max())
+    if atoms.pbc.all():
+        stress = atoms.get_stress(voigt=False)[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]] * atoms.get_volume()
+        np.testing.assert_allclose(-frame.virial / BAR, stress, rtol=0, atol=100 * eps * np.abs(stress).max())
+
+
+def boundary(atoms: Atoms) -> str:
+    return " ".join("p" if periodic else "f" for periodic in atoms.pbc)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", ["cubic", "sheared", "slab"])
+def test_shipped_model_equals_ase(kind, ranks, exported, tmp_path):
+    atoms = alloy(kind)
+    write_data(tmp_path / "start.data", atoms, ["Au", "Cu"])
+    model = f"* * {exported}/float64.pt Au Cu"
+    (frame,) = simulate(tmp_path, "run 0", ranks, boundary=boundary(atoms), coeff=model)
+    assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device="cpu", default_dtype="float64"))
+
+
+def test_shipped_model_in_float32(exported, tmp_path):
+    atoms = alloy("sheared")
+    write_data(tmp_path / "start.data", atoms, ["Au", "Cu"])
+    for ranks in (1, 2):
+        (frame,) = simulate(tmp_path, "run 0", ranks, coeff=f"* * {exported}/float32.pt Au Cu")
+        assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device="cpu", default_dtype="float32"), eps=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "grids"), [("sheared", ["2 1 1", "3 1 1", "1 2 2"]), ("slab", ["1 1 3", "1 1 4"])])
+def test_any_number_of_ranks_gives_the_same_run(kind, grids, exported, tmp_path):
+    """Of the four ranks along the axis of the slab two have no atoms."""
+    atoms = alloy(kind)
+    write_data(tmp_path / "start.data", atoms, ["Au", "Cu"], velocities=True)
+    commands = "fix nve all nve\ntimestep 0.001\nrun 50"
+    options = {"boundary": boundary(atoms), "coeff": f"* * {exported}/float64.pt Au Cu", "every": 50}
+    expected = simulate(tmp_path, commands, **options)
+    assert [frame.step for frame in expected] == [0, 50]
+    for grid in grids:
+        ranks = int(np.prod([int(number) for number in grid.split()]))
+        frames = simulate(tmp_path, commands, ranks, processors=grid, **options)
+        for frame, alone in zip(frames, expected, strict=True):
+            np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("box", ["triclinic", "slab", "smaller than the cutoff"])
+def test_other_kinds_of_models_equal_ase(kind, box, tmp_path):
+    model, elements = mm.energy_model(**KINDS[kind]), ["H", "C", "O"]
+    eqaccel.export(eqaccel.patch(copy.deepcopy(model)), tmp_path / "model.pt")
+    atoms = frame_of(box, elements)
+    write_data(tmp_path / "start.data", atoms, elements)
+    options = {"boundary": BOXES[box][0], "coeff": "* * model.pt H C O"}
+    frames = [simulate(tmp_path, "run 0", ranks, **options)[0] for ranks in (1, 2)]
+    with mm.default_dtype(torch.float64):
+        calculator = MACECalculator(models=[model], device="cpu", default_dtype="float64")
+        for frame in frames:
+            assert_equals_ase(frame, atoms, calculator)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_atoms_without_neighbours(ranks, exported, tmp_path):
+    atoms = Atoms("CuAu", [[5, 5, 5], [25, 25, 25]], cell=[30, 30, 30])
+    write_data(tmp_path / "start.data", atoms, ["Au", "Cu"])
+    (frame,) = simulate(tmp_path, "run 0", ranks, boundary="f f f", coeff=f"* * {exported}/float64.pt Au Cu")
+    assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device="cpu", default_dtype="float64"))
+
+
+def test_example_agrees_on_all_ranks_and_draws(tmp_path):
+    pytest.importorskip("matplotlib")
+    script = Path(__file__).parents[1] / "examples/lammps/run_nve.py"
+    tiny = ["--cells", "2", "--steps", "12", "--ase-steps", "2", "--ranks", "1", "2", "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, str(script), *tiny], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "LAMMPS, 2 ranks" in done.stdout
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    one, two = results["runs"]
+    assert max(two["force_difference"]) < 1e-11
+    np.testing.assert_allclose(two["energies"], one["energies"], rtol=0, atol=1e-6)  # printed to 12 digits
+    assert np.ptp(one["energies"]) < 5  # meV per atom
+    assert (tmp_path / "out/nve.png").read_bytes().startswith(b"\x89PNG")
