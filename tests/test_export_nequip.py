@@ -17,7 +17,7 @@ from export_checks import assert_close, assert_ghosts, forces
 import eqaccel
 from eqaccel.errors import ExportError
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 
 
 def arguments(data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -64,7 +64,7 @@ def test_ghosts(tmp_path: Path) -> None:
 
 
 def test_a_packaged_model(tmp_path: Path) -> None:
-    model = eqaccel.patch(nm.packaged(nm.model(), tmp_path / "package.zip"), verify=False)
+    model = eqaccel.patch(nm.packaged(nm.model(), tmp_path / "package.nequip.zip"), verify=False)
     eqaccel.export(model, tmp_path / "model.pt")
 
 
