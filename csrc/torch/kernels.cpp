@@ -10,11 +10,8 @@
 #include <list>
 #include <vector>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include "device.h"
+#include "host_memory.h"
 #include "ops.h"
 #include "program.h"
 
@@ -29,18 +26,6 @@ std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64
               ". Pass the payload of the module that made the key.");
   const Tensor bytes = payload.cpu().contiguous();
   return register_program(key, bytes.const_data_ptr<uint8_t>(), static_cast<std::size_t>(bytes.numel()));
-}
-
-// Large blocks of host memory come fresh from the system, and touching them page by page can take longer than the
-// kernel that fills them: asks for pages of 2 MiB, which Linux gives where it can.
-Tensor on_huge_pages(Tensor t) {
-#ifdef __linux__
-  constexpr uintptr_t page = 2 << 20;
-  const auto begin = (reinterpret_cast<uintptr_t>(t.const_data_ptr()) + page - 1) / page * page;
-  const auto end = (reinterpret_cast<uintptr_t>(t.const_data_ptr()) + t.nbytes()) / page * page;
-  if (t.is_cpu() && end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-  return t;
 }
 
 // out = the sum of `rows` of a matrix, pairwise: the order depends on the number of rows alone, not on threads.
@@ -113,7 +98,7 @@ class Call {
   }
 
   Tensor new_rows(int64_t count, const char* dim) const {
-    return on_huge_pages(at::empty({count, program_->number(dim)}, like_.options()));
+    return empty_kept({count, program_->number(dim)}, like_.options());
   }
   // The gradient of each edge's weights; reduce_weights sums it if the edges share them.
   Tensor new_edge_weights() const { return new_rows(ops_.num_edges, "w_dim"); }
@@ -143,7 +128,7 @@ class Call {
     const int device = std::max<int>(like_.device().index(), 0);
     try {
       const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
-      const Tensor workspace = on_huge_pages(at::empty({bytes}, like_.options().dtype(at::kByte)));
+      const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
       ops_.workspace = workspace.mutable_data_ptr();
       program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
     } catch (const MissingCompilerError& error) {

@@ -1,0 +1,43 @@
+"""Memory of large results on the CPU: given back, taken again, never shared by two tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from eqaccel import TensorProduct, TensorProductSpec
+
+SPEC = TensorProductSpec.channelwise("32x0e+32x1o", "0e+1o", "32x0e+32x1o")
+
+
+def _output(rows: int) -> torch.Tensor:
+    return TensorProduct(SPEC)(
+        torch.ones(rows, SPEC.x_dim), torch.ones(rows, SPEC.y_dim), torch.ones(rows, SPEC.weight_numel)
+    )
+
+
+def test_memory_of_a_result_is_taken_again_for_one_of_about_its_size() -> None:
+    first = _output(20_000)
+    address, wanted = first.data_ptr(), first.clone()
+    second = _output(20_000)
+    assert second.data_ptr() != address  # the first one is still alive
+    second.zero_()
+    assert torch.equal(first, wanted)
+    del first
+    third = _output(20_100)
+    assert third.data_ptr() == address
+    assert torch.equal(third[:20_000], wanted)
+
+
+def test_a_view_keeps_the_memory() -> None:
+    whole = _output(20_000)
+    view, wanted = whole[5:7], whole[5:7].clone()
+    del whole
+    _output(20_000).zero_()
+    assert torch.equal(view, wanted)
+
+
+def test_results_are_ordinary_tensors() -> None:
+    result = _output(20_000)
+    assert result.data_ptr() % 64 == 0
+    assert result.is_contiguous()
+    assert result.share_memory_().is_shared()
