@@ -28,14 +28,16 @@ def section(file: Path) -> str:
     facts = results["environment"]
     device = facts["device"] if facts["gpu"] else f"{facts['device']}, threads: {facts['threads']}"
     title = f"### {_TITLES[results['benchmark']]}: {device}, {results['dtype']}"
-    links = [("everything", ".md"), ("picture", ".png"), ("roofline", "_roofline.png"), ("speed-up", "_speedup.png")]
+    picture = file.with_suffix(".png")
+    shown = [f"![{title[4:]}]({picture.relative_to(README.parent)})"] if picture.exists() else []
+    links = [("everything", ".md"), ("roofline", "_roofline.png"), ("speed-up", "_speedup.png")]
     found = [
         f"[{what}]({path.relative_to(README.parent)})"
         for what, path in ((what, file.with_name(file.stem + end)) for what, end in links)
         if path.exists()
     ]
     rest = f"Commit {facts['commit']}, {facts['date'][:10]}; {', '.join(found)}."
-    return "\n\n".join([title, BENCHMARKS[results["benchmark"]].compact(results), rest])
+    return "\n\n".join([title, BENCHMARKS[results["benchmark"]].compact(results), *shown, rest])
 
 
 def main() -> None:
