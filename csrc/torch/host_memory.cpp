@@ -46,10 +46,11 @@ class Pool {
   }
 
   void give(void* block, std::size_t size) {
+    if (size > most_kept) return std::free(block);
     const std::lock_guard<std::mutex> lock(mutex_);
     free_.emplace(size, block);
     kept_ += size;
-    // Sizes that are no longer asked for go first: the smallest, then what is over.
+    // The smallest go first: they are mapped again soonest.
     while (kept_ > most_kept) {
       const auto least = free_.begin();
       kept_ -= least->first;
