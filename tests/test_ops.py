@@ -230,3 +230,17 @@ def test_weights_keep_the_order_of_e3nn():
         assert torch.equal(gradient, torch.ones_like(w))
         with pytest.raises(OperandError, match=rf"w: expected shape \(..., {SMALL.weight_numel}\), .* got \(2, 3\)"):
             reorder(SMALL, w[..., 0])
+
+
+@pytest.mark.parametrize("scalar", [torch.float32, torch.float64])
+def test_large_weight_gradients_of_paths_that_start_between_vectors(scalar):
+    """Rows of weights that fill the caches are written past them, which takes aligned vectors."""
+    instructions = [(block, 0, block, "uvu", True) for block in range(3)]
+    spec = TensorProductSpec("5x0e+16x0e+11x0e", "0e", "5x0e+16x0e+11x0e", instructions)
+    rows = 140_000  # 17 MiB of gradients in float32
+    x, y, w = (torch.rand(rows, size, dtype=scalar) - 0.5 for size in (spec.x_dim, spec.y_dim, spec.weight_numel))
+    module = TensorProduct(spec)
+    (gw,) = torch.autograd.grad(module(x, y, w.requires_grad_()).sum(), w)
+    coefficients = torch.tensor([path.coefficient for path in spec.paths], dtype=scalar)
+    expected = x * y * coefficients.repeat_interleave(torch.tensor([path.mul for path in spec.paths]))
+    assert bool(((gw - expected).abs() <= 4 * torch.finfo(scalar).eps * expected.abs()).all())

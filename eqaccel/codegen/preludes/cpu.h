@@ -225,7 +225,9 @@ struct EdgeRows {
   }
   template <int mul>
   EQ_FN Weight<mul> weight(int offset) const {
-    return {w + offset, w_ahead + offset, c + offset, c_ahead + offset, gw + offset, stream && mul % lanes == 0, {}};
+    // Whole vectors only, and only where the weights of other paths before these leave them aligned.
+    const bool whole = mul % lanes == 0 && offset % lanes == 0;
+    return {w + offset, w_ahead + offset, c + offset, c_ahead + offset, gw + offset, stream && whole, {}};
   }
   template <int mul>
   EQ_FN Lane g(int, int offset, int channel) const {
