@@ -136,7 +136,7 @@ class NequipFamily:
 
     def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
         """Runs the model for everything it predicts; forces that it leaves to others are added."""
-        inputs = _inputs(model, structure)
+        inputs = model_inputs(model, structure)
         positions = inputs["pos"].requires_grad_()
         outputs = model(inputs)
         if "forces" not in outputs:
@@ -190,7 +190,7 @@ def _nothing_to_replace(model: torch.nn.Module) -> str:
     return f"{type(model).__name__} has no {_SCATTER}, so there is nothing to replace"
 
 
-def _inputs(model: torch.nn.Module, structure: Structure) -> dict[str, Any]:
+def model_inputs(model: torch.nn.Module, structure: Structure) -> dict[str, Any]:
     """The dictionary that `nequip.data.from_ase` and a neighbour list would give for one structure.
 
     NequIP takes float64 whatever it computes in. An edge starts at its receiver; since the list holds every pair in

@@ -217,6 +217,17 @@ def model_device(model: torch.nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Sets torch's default dtype, in which MACE and e3nn build their constants."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _distance(value: torch.Tensor, expected: torch.Tensor) -> float:
     if value.shape != expected.shape:
         return math.inf

@@ -5,8 +5,6 @@ Import this before anything of e3nn: `import mace` sets what e3nn 0.4.4 needs un
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import ase
@@ -14,9 +12,11 @@ import mace  # noqa: F401
 import numpy as np
 import torch
 from e3nn import o3
+from eqaccel.patches.verify import default_dtype
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils
+from structures import crystal_and_molecule
 
 ELEMENTS = (1, 6, 8)
 CUTOFF = 3.0
@@ -29,17 +29,6 @@ INTERACTIONS = (
     "RealAgnosticAttResidualInteractionBlock",
     "RealAgnosticResidualNonLinearInteractionBlock",
 )
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """MACE and e3nn build their constants in torch's default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _options(interaction: str, hidden_irreps: str, elements: tuple[int, ...], **changes: Any) -> dict[str, Any]:
@@ -130,14 +119,7 @@ def dielectric_model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
 def structures() -> list[ase.Atoms]:
     """A sheared periodic crystal of three elements and a molecule with an atom out of reach of the others."""
     rng = np.random.default_rng(3)
-    grid = np.stack(np.meshgrid(*[np.arange(2)] * 3, indexing="ij"), -1).reshape(-1, 3) * 1.7
-    crystal = ase.Atoms(
-        numbers=[6, 8, 1, 6, 1, 8, 6, 1],
-        positions=grid + rng.uniform(-0.2, 0.2, grid.shape),
-        cell=[[3.4, 0.0, 0.0], [0.3, 3.4, 0.0], [0.0, -0.2, 3.5]],
-        pbc=True,
-    )
-    molecule = ase.Atoms("OHHC", [[0, 0, 0], [0.95, 0.1, 0], [-0.3, 0.9, 0.1], [0.2, 0.4, 8.0]])
+    crystal, molecule = crystal_and_molecule(rng)
     for atoms in (crystal, molecule):
         atoms.arrays["charges"] = rng.uniform(-0.5, 0.5, len(atoms))
     return [crystal, molecule]

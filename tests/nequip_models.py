@@ -15,6 +15,7 @@ from nequip.model import NequIPGNNModel, PresetNequIPGNNModel
 from nequip.model.saved_models import load_saved_model
 from nequip.scripts import _package_utils
 from nequip.utils.global_state import set_global_state
+from structures import crystal_and_molecule
 
 _dtype = torch.get_default_dtype()
 set_global_state()
@@ -50,15 +51,8 @@ def model(kind: str = "small", dtype: str = "float64", **changes: Any) -> torch.
 
 def structures() -> list[ase.Atoms]:
     """A sheared periodic crystal of three elements, and a molecule in a large cell with an atom out of reach."""
-    rng = np.random.default_rng(3)
-    grid = np.stack(np.meshgrid(*[np.arange(2)] * 3, indexing="ij"), -1).reshape(-1, 3) * 1.7
-    crystal = ase.Atoms(
-        numbers=[6, 8, 1, 6, 1, 8, 6, 1],
-        positions=grid + rng.uniform(-0.2, 0.2, grid.shape),
-        cell=[[3.4, 0.0, 0.0], [0.3, 3.4, 0.0], [0.0, -0.2, 3.5]],
-        pbc=True,
-    )
-    molecule = ase.Atoms("OHHC", [[0, 0, 0], [0.95, 0.1, 0], [-0.3, 0.9, 0.1], [0.2, 0.4, 8.0]], cell=[20] * 3)
+    crystal, molecule = crystal_and_molecule(np.random.default_rng(3))
+    molecule.set_cell([20] * 3)
     return [crystal, molecule]
 
 

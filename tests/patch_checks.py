@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from eqaccel.patches import convolution
+
+from eqaccel import patch, report
+from eqaccel.errors import UnsupportedError
 
 RELATIVE = 1e-12
 """Bound of float64 comparisons, relative to the largest entry: some thousand units of rounding."""
@@ -51,3 +55,13 @@ class Broken(convolution.TensorProductConv):
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
         raise ArithmeticError("no kernel")
+
+
+def assert_refused(model: torch.nn.Module, path: str, error: type[Exception], message: str) -> None:
+    """`patch` says what is wrong at `path`, the report says so too, and no module of the model has changed."""
+    modules = list(model.modules())
+    with pytest.raises(error, match=message) as caught:
+        patch(model)
+    assert caught.value.args[0].startswith(path)
+    assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+    assert f"left: {path}" in str(report(model)) or isinstance(caught.value.__cause__, UnsupportedError)

@@ -103,14 +103,14 @@ def _gradient_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterabl
     """The passes of a block; a path's weights are at hand from its first part to its last."""
     one_pass = _backward_pass if plan.direction is Direction.BACKWARD else _double_backward_pass
     started: set[int] = set()
-    rows_left = Counter(part.path.number for parts in block.passes for part in parts)
+    parts_left = Counter(part.path.number for parts in block.passes for part in parts)
     yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}>({block.x_offset});"
     for parts in block.passes:
         weighted = [part.path for part in parts if part.path.weight_offset is not None]
         for path in weighted:
             if path.number not in started:
                 yield f"auto w{path.number} = rows.template weight<{segment.mul}>({path.weight_offset});"
-        rows_left -= Counter(part.path.number for part in parts)
+        parts_left -= Counter(part.path.number for part in parts)
         yield "{"
         for part in parts:
             yield f"  // path {part.path.number}: {part.path.label}"
@@ -118,20 +118,21 @@ def _gradient_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterabl
         if sums:
             yield f"  Sum {', '.join(sums)};"
         yield f"  EQ_CHANNELS(c, {segment.mul}) {{"
-        yield from (f"    {line}" for line in one_pass(plan, segment, parts))
+        rows = sorted({i for part in parts for i in part.rows})
+        yield from (f"    {line}" for line in one_pass(plan, segment, parts, rows))
+        yield from (f"    xb.add({i}, c, d{i});" for i in rows)
         for path in weighted:
-            first, last = path.number not in started, path.number not in rows_left
+            first, last = path.number not in started, path.number not in parts_left
             yield f"    w{path.number}.template add<{str(first).lower()}, {str(last).lower()}>(c, q{path.number});"
         yield "  }"
         yield from (f"  {line}" for part in parts for line in _fold(plan, part))
         yield "}"
         started |= {path.number for path in weighted}
-        yield from (f"w{path.number}.flush();" for path in weighted if path.number not in rows_left)
+        yield from (f"w{path.number}.flush();" for path in weighted if path.number not in parts_left)
     yield "xb.flush();"
 
 
-def _backward_pass(plan: KernelPlan, segment: Segment, parts: Sequence[Part]) -> Iterable[str]:
-    rows = sorted({i for part in parts for i in part.rows})
+def _backward_pass(plan: KernelPlan, segment: Segment, parts: Sequence[Part], rows: Sequence[int]) -> Iterable[str]:
     for i in rows:
         yield f"const Lane x{i} = xb.x({i}, c);"
     gx = _Sums("d")
@@ -149,15 +150,12 @@ def _backward_pass(plan: KernelPlan, segment: Segment, parts: Sequence[Part]) ->
                 yield f"{_sum(part, e)} = dot(u{n}_{i}, g{n}_{e.k}, {_sum(part, e)});"
             if weighted:
                 yield q.add(n, f"x{i}", f"t{n}_{i}")
-        if weighted and not part.elements:  # a coefficient of zero
-            yield f"const Lane q{n} = {{}};"
-    for i in rows:
-        yield f"xb.add({i}, c, d{i});"
 
 
-def _double_backward_pass(plan: KernelPlan, segment: Segment, parts: Sequence[Part]) -> Iterable[str]:
+def _double_backward_pass(
+    plan: KernelPlan, segment: Segment, parts: Sequence[Part], rows: Sequence[int]
+) -> Iterable[str]:
     mul = segment.mul
-    rows = sorted({i for part in parts for i in part.rows})
     for i in rows:
         yield f"const Lane x{i} = xb.x({i}, c), a{i} = xb.a({i}, c);"
     gx = _Sums("d")
@@ -188,10 +186,6 @@ def _double_backward_pass(plan: KernelPlan, segment: Segment, parts: Sequence[Pa
                 yield q.add(n, f"x{i}", f"r{n}_{i}")
         for k in outputs:
             yield f"rows.template set_z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c, z{n}_{k});"
-        if weighted and not part.elements:  # a coefficient of zero
-            yield f"const Lane q{n} = {{}};"
-    for i in rows:
-        yield f"xb.add({i}, c, d{i});"
 
 
 class _Sums:
@@ -213,7 +207,8 @@ class _Sums:
 def _part_head(plan: KernelPlan, segment: Segment, part: Part) -> Iterable[str]:
     """Edge matrices and gradients of the outputs that a part reads."""
     path, n = part.path, part.path.number
-    if not part.elements:
+    if not part.elements:  # a coefficient of zero, and so is the gradient of its weights
+        yield from () if path.weight_offset is None else (f"const Lane q{n} = {{}};",)
         return
     matrix = plan.matrices[path.matrix]
     yield f"const auto m{n} = {_read_entries(matrix)};"

@@ -95,7 +95,7 @@ def _gpu_segments(
         forward = direction is Direction.FORWARD
         balance = (lambda u: _width(spec, u)) if forward else (lambda u: sum(map(cost, u)))
         for chosen in _split(units, limit, lambda unit: _width(spec, unit), balance):
-            segments.append(_segment(spec, chosen, matrices, matrix_of, mul, channels, warps, one_row()))
+            segments.append(_segment(spec, chosen, matrices, matrix_of, mul, channels, warps, one_row))
     return tuple(segments)
 
 

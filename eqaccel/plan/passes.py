@@ -9,9 +9,9 @@ from eqaccel.plan.model import Direction, EdgeMatrix, Element, Part, PlannedPath
 Fits = Callable[[Sequence[Part]], bool]
 
 
-def one_row() -> Fits:
-    """A rule for GPUs, where every channel has a lane and nothing is gained by more than a row at a time."""
-    return lambda parts: len(parts) == 1 and len(parts[0].rows) == 1
+def one_row(parts: Sequence[Part]) -> bool:
+    """The rule for GPUs, where every channel has a lane and nothing is gained by more than a row at a time."""
+    return len(parts) == 1 and len(parts[0].rows) == 1
 
 
 def registers(direction: Direction, available: int) -> Fits:
@@ -51,14 +51,13 @@ def group(paths: Sequence[PlannedPath], matrices: Sequence[EdgeMatrix], fits: Fi
             passes[-1].append(whole)
             continue
         passes.append([])
-        for i in sorted({element.i for element in elements}):
-            row = tuple(element for element in elements if element.i == i)
-            current = passes[-1]
-            longer = Part(path, current[-1].elements + row if current else row)
-            if current and not fits([longer]):
-                passes.append([])
-                longer = Part(path, row)
-            passes[-1][:] = [longer]
+        for _, row in rows_of(elements):
+            started = passes[-1][0].elements if passes[-1] else ()
+            longer = Part(path, (*started, *row))
+            if started and not fits([longer]):
+                passes.append([Part(path, tuple(row))])
+            else:
+                passes[-1] = [longer]
         if not elements:
             passes[-1].append(whole)
     return tuple(map(tuple, passes))

@@ -11,7 +11,7 @@ import mace  # noqa: F401  (before e3nn: it sets what e3nn 0.4.4 needs under a r
 import numpy as np
 import torch
 from e3nn import o3
-from eqaccel.benchmarks.peers import default_dtype
+from eqaccel.patches.verify import default_dtype
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils

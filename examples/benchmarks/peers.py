@@ -5,7 +5,6 @@ Each is used as MACE uses it, and is given its operands in its own layout and or
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from eqaccel.benchmarks.contender import Contender, Factory, Product, instructions
 from eqaccel.benchmarks.graphs import EdgeList
+from eqaccel.patches.verify import default_dtype
 from torch import Tensor
 
 import eqaccel
@@ -207,14 +207,3 @@ PRODUCTS: dict[str, dict[str, Factory]] = {
     },
 }
 """The same, where batches are timed."""
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets torch's default dtype, in which MACE and e3nn build their constants."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

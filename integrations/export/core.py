@@ -17,7 +17,7 @@ from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, E
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
 from eqaccel.integrations.export.sealing import check_targets, sealed_entries
-from eqaccel.patches.verify import ROUNDING, Structure, model_device
+from eqaccel.patches.verify import ROUNDING, Structure, default_dtype, model_device
 from torch import Tensor, nn
 
 import eqaccel
@@ -142,7 +142,7 @@ def export(
 
     duplicate = family.duplicate(model, place, kind).eval().requires_grad_(False)
     facts = family.facts(duplicate)
-    with _default_dtype(kind):
+    with default_dtype(kind):
         structures = family.structures(duplicate) if verify else []
         with torch.jit.optimized_execution(False):
             expected = [family.evaluate(duplicate, structure, index) for structure in structures]
@@ -245,17 +245,6 @@ def _metadata(
         "sealed": list(seal),
         "kernels": [f"{module.key:016x}" for module in potential.modules() if isinstance(module, Convolution)],
     }
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Models create small constants in the default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager

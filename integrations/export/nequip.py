@@ -14,7 +14,8 @@ import torch
 from eqaccel.integrations.export.core import Facts
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.patches.core import Replacement, class_names
-from eqaccel.patches.verify import Structure, model_device, small_structures
+from eqaccel.patches.nequip import model_inputs
+from eqaccel.patches.verify import Structure, small_structures
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
@@ -122,16 +123,7 @@ class NequipExport:
 
     def evaluate(self, model: Any, structure: Structure, head: int) -> tuple[Tensor, Tensor]:
         """See `ExportFamily.evaluate`."""
-        # An edge starts at its receiver; since the list holds every pair in both directions, it needs no turning.
-        inputs = {
-            "pos": structure.positions,
-            "cell": structure.cell[None],
-            "edge_cell_shift": structure.unit_shifts,
-            "edge_index": structure.edge_index,
-            "atom_types": structure.species,
-        }
-        # Copies, because the model switches on gradients of what is in it.
-        outputs = model({name: tensor.to(model_device(model), copy=True) for name, tensor in inputs.items()})
+        outputs = model(model_inputs(model, structure))
         return outputs["atomic_energy"].reshape(-1), outputs["forces"]
 
 
