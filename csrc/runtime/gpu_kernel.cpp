@@ -1,6 +1,8 @@
-// Launches of the GPU kernels that preludes/gpu.h exports: layout changes around the main kernel, then the ordered sum
-// of the per-edge gradients of x.
+// Launches of the GPU kernels that preludes/gpu.h exports: layout changes around the main kernel, then the ordered sums
+// of the pieces of rows that were cut and of the per-edge gradients of x.
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "gpu_driver.h"
 #include "kernel.h"
@@ -11,10 +13,13 @@ namespace {
 constexpr int64_t max_grid = 2147483647;
 constexpr unsigned copy_threads = 256;
 constexpr unsigned collect_threads = 128;
+constexpr unsigned collect_blocks_per_sm = 2048 / collect_threads;
+// Backward blocks that take turns in one place of the device: enough that the last ones do not keep it waiting.
+constexpr int64_t most_rounds = 8;
 
 // The scratch of a launch: offsets in bytes, each aligned for the widest access. What is absent has size zero.
 struct Scratch {
-  int64_t gx_edge, x, gz, a, z, gx, bytes;
+  int64_t gx_edge, pieces, gx_pieces, x, gz, a, z, gx, bytes;
 };
 
 class GpuKernel : public Kernel {
@@ -24,24 +29,35 @@ class GpuKernel : public Kernel {
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8), x_dim_(program.number("x_dim")),
         z_dim_(program.number("z_dim")), covers_all_(program.number("covers_all")) {
     const std::string prefix = std::string("gpu/") + name(direction) + "/" + name(scalar);
-    threads_ = static_cast<unsigned>(program.number(prefix + "/threads"));
-    shared_bytes_ = static_cast<unsigned>(program.number(prefix + "/shared_bytes"));
     const DeviceInfo& info = driver_.device(device);
-    if (static_cast<int>(shared_bytes_) > info.shared_bytes_per_block) {
-      throw std::runtime_error(std::string("the ") + name(direction) + " kernel needs " + std::to_string(shared_bytes_) +
-                               " bytes of shared memory and " + info.name + " offers " +
-                               std::to_string(info.shared_bytes_per_block) +
-                               ": split the tensor product into smaller ones, or run it in float32");
+    mains_.resize(program.number(prefix + "/kernels"));
+    for (std::size_t n = 0; n < mains_.size(); ++n) {
+      Main& main = mains_[n];
+      main.threads = static_cast<unsigned>(program.number(prefix + "/" + std::to_string(n) + "/threads"));
+      main.shared_bytes = static_cast<unsigned>(program.number(prefix + "/" + std::to_string(n) + "/shared_bytes"));
+      if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
+        throw std::runtime_error(std::string("the ") + name(direction) + " kernel needs " +
+                                 std::to_string(main.shared_bytes) + " bytes of shared memory and " + info.name +
+                                 " offers " + std::to_string(info.shared_bytes_per_block) +
+                                 ": split the tensor product into smaller ones, or run it in float32");
+      }
     }
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
     const GpuDriver::Module module = driver_.load_module(compiled.code, device);
-    main_ = driver_.get_function(module, "eq_main");
     relayout_ = driver_.get_function(module, "eq_relayout");
+    join_ = driver_.get_function(module, "eq_join");
     collect_ = driver_.get_function(module, "eq_collect");
+    join_collected_ = driver_.get_function(module, "eq_join_collected");
     const DeviceScope scope(driver_, device);
-    driver_.set_shared_bytes(main_, static_cast<int>(shared_bytes_));
-    blocks_ = int64_t(info.multiprocessors) *
-              std::max(driver_.resident_blocks(main_, static_cast<int>(threads_), shared_bytes_), 1);
+    for (std::size_t n = 0; n < mains_.size(); ++n) {
+      Main& main = mains_[n];
+      main.function = driver_.get_function(module, ("eq_main_" + std::to_string(n)).c_str());
+      driver_.set_shared_bytes(main.function, static_cast<int>(main.shared_bytes));
+      const int resident = driver_.resident_blocks(main.function, static_cast<int>(main.threads), main.shared_bytes);
+      blocks_ = std::max<int64_t>(blocks_, int64_t(info.multiprocessors) * resident);
+    }
+    collect_columns_ = collect_threads * (scalar_bytes_ == 4 && x_dim_ % 4 == 0 ? 4 : x_dim_ % 2 == 0 ? 2 : 1);
+    collect_blocks_ = int64_t(info.multiprocessors) * collect_blocks_per_sm / over(x_dim_, collect_columns_);
   }
 
   std::size_t workspace_bytes(const eq_operands& o) const override { return scratch(o).bytes; }
@@ -66,28 +82,27 @@ class GpuKernel : public Kernel {
     if (adds_gx) driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     if (!covers_all_) {  // no path writes some blocks
       if (direction_ != Direction::backward) driver_.fill_zero(o.z, given.num_receivers * z_dim_ * scalar_bytes_, stream);
-      if (collects(given)) driver_.fill_zero(o.workspace, given.num_edges * x_dim_ * scalar_bytes_, stream);
-      else if (direction_ != Direction::forward && !adds_gx)
+      if (at.x > 0) driver_.fill_zero(base, at.x, stream);  // gradients of each edge, pieces
+      if (direction_ != Direction::forward && !collects(given) && !adds_gx)
         driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     }
-    if (given.num_receivers > 0) {
-      // A receiver of a graph has many edges; rows of a batch have one, so a block takes several. The backward keeps
-      // nothing for a receiver: its blocks share the edges equally.
-      int receivers = given.row_ptr ? 1 : static_cast<int>(std::clamp<int64_t>(given.num_receivers / (4 * blocks_), 1, 64));
-      const int64_t blocks = direction_ == Direction::backward ? std::min(given.num_edges, blocks_)
-                                                               : (given.num_receivers + receivers - 1) / receivers;
-      void* parameters[] = {&o, &receivers};
-      driver_.launch(main_, {grid(blocks)}, {threads_}, shared_bytes_, stream, parameters);
-    }
+    eq_shares shares = receiver_shares(given);
+    shares.pieces = base + at.pieces;
+    void* parameters[] = {&o, &shares};
+    const unsigned count = blocks(shares, given.num_receivers, given.num_edges);
+    for (const Main& main : mains_)
+      driver_.launch(main.function, {count}, {main.threads}, main.shared_bytes, stream, parameters);
+    join(join_, parameters, shares, given.num_edges, z_dim_, stream);
     if (given.mul_ir && direction_ != Direction::backward)
       change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
     if (direction_ == Direction::forward || given.num_senders == 0) return;
     if (collects(given)) {
       o.gx = given.gx;
-      const unsigned columns = collect_threads * (scalar_bytes_ == 4 && x_dim_ % 4 == 0 ? 4 : x_dim_ % 2 == 0 ? 2 : 1);
-      void* parameters[] = {&o};
-      driver_.launch(collect_, {grid(given.num_senders), unsigned((x_dim_ + columns - 1) / columns)}, {collect_threads}, 0,
-                     stream, parameters);
+      shares = sender_shares(given);
+      shares.pieces = base + at.gx_pieces;
+      driver_.launch(collect_, {blocks(shares, given.num_senders, given.num_edges), unsigned(over(x_dim_, collect_columns_))},
+                     {collect_threads}, 0, stream, parameters);
+      join(join_collected_, parameters, shares, given.num_edges, x_dim_, stream);
     } else if (given.mul_ir) {
       change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
     }
@@ -97,6 +112,45 @@ class GpuKernel : public Kernel {
   // Whether gradients of x are kept per edge first: in a graph, unless they are added atomically.
   bool collects(const eq_operands& o) const {
     return direction_ != Direction::forward && o.row_ptr && !o.atomic;
+  }
+
+  // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all
+  // others is cut. Fewer rows are dealt out in equal parts.
+  static eq_shares shares_of_rows(int64_t slots, int64_t rows, int64_t blocks, int64_t smallest) {
+    const int64_t even = over(slots, blocks), mean = over(slots, std::max<int64_t>(rows, 1));
+    const bool few = 4 * even < 3 * mean;
+    const auto cut = static_cast<int32_t>(std::max(few ? even : std::max(even, 4 * mean), smallest));
+    return {few ? cut : 0, cut, nullptr};
+  }
+  eq_shares receiver_shares(const eq_operands& o) const {
+    const int64_t even = over(o.num_edges, blocks_);
+    if (!o.row_ptr) return {static_cast<int32_t>(std::clamp<int64_t>(even / 4, 1, 64)), 0, nullptr};
+    if (direction_ != Direction::backward) return shares_of_rows(o.num_edges, o.num_receivers, blocks_, 8);
+    // The backward leaves nothing behind for a receiver: its blocks share the edges equally, in rounds over the device.
+    // They fetch the gradient of the output once a block and receiver, so a block gets half a row at least.
+    const int64_t half = over(o.num_edges, 2 * std::max<int64_t>(o.num_receivers, 1));
+    const int64_t rounds = std::clamp<int64_t>(even / half, 1, most_rounds);
+    return {static_cast<int32_t>(std::max<int64_t>(over(even, rounds), 8)), 0, nullptr};
+  }
+  eq_shares sender_shares(const eq_operands& o) const {
+    return shares_of_rows(o.num_edges, o.num_senders, collect_blocks_, 64);
+  }
+  static int64_t cuts(const eq_shares& shares, int64_t slots) { return shares.cut == 0 ? 0 : (slots - 1) / shares.cut; }
+  // Rows of the scratch that holds pieces.
+  static int64_t pieces(const eq_shares& shares, int64_t slots) {
+    return shares.cut == 0 ? 0 : 2 * (cuts(shares, slots) + 1);
+  }
+  static unsigned blocks(const eq_shares& shares, int64_t rows, int64_t slots) {
+    return grid(shares.size > 0 ? over(slots, shares.size) : rows + cuts(shares, slots));
+  }
+
+  void join(GpuDriver::Function kernel, void** parameters, const eq_shares& shares, int64_t slots, int64_t columns,
+            void* stream) const {
+    const int64_t count = cuts(shares, slots);
+    if (count == 0) return;
+    // Few rows are cut, as a rule, and most blocks find nothing to do.
+    const int64_t parts = std::clamp<int64_t>(blocks_ / count, 1, over(columns, copy_threads));
+    driver_.launch(kernel, {grid(count), unsigned(parts)}, {copy_threads}, 0, stream, parameters);
   }
 
   Scratch scratch(const eq_operands& o) const {
@@ -109,6 +163,8 @@ class GpuKernel : public Kernel {
     const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
     Scratch at{};
     at.gx_edge = take(collects(o), o.num_edges * x_dim_);
+    at.pieces = take(true, pieces(receiver_shares(o), o.num_edges) * z_dim_);
+    at.gx_pieces = take(collects(o), pieces(sender_shares(o), o.num_edges) * x_dim_);
     at.x = take(relayout, o.num_senders * x_dim_);
     at.gz = take(relayout && gradient, o.num_receivers * z_dim_);
     at.a = take(relayout && direction_ == Direction::double_backward, o.num_senders * x_dim_);
@@ -124,23 +180,31 @@ class GpuKernel : public Kernel {
       void* target = to;
       int x_flag = is_x, mul_ir_flag = to_mul_ir;
       void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
-      const int64_t columns = ((is_x ? x_dim_ : z_dim_) + copy_threads - 1) / copy_threads;
+      const int64_t columns = over(is_x ? x_dim_ : z_dim_, copy_threads);
       driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads}, 0,
                      stream, parameters);
     }
     return to;
   }
 
+  static int64_t over(int64_t count, int64_t size) { return (count + size - 1) / size; }
   static unsigned grid(int64_t blocks) { return static_cast<unsigned>(std::min(blocks, max_grid)); }
+
+  // A kernel for some of the paths; those of a direction run one after another.
+  struct Main {
+    GpuDriver::Function function = nullptr;
+    unsigned threads = 0, shared_bytes = 0;
+  };
 
   const GpuDriver& driver_;
   Direction direction_;
   int device_;
   int64_t scalar_bytes_, x_dim_, z_dim_;
-  int64_t blocks_ = 1;  // of the main kernel that the device holds at a time
+  int64_t blocks_ = 1, collect_blocks_ = 1;  // that the device holds at a time
+  int64_t collect_columns_ = 1;              // of a block
   bool covers_all_;
-  unsigned threads_ = 0, shared_bytes_ = 0;
-  GpuDriver::Function main_ = nullptr, relayout_ = nullptr, collect_ = nullptr;
+  std::vector<Main> mains_;
+  GpuDriver::Function relayout_ = nullptr, join_ = nullptr, collect_ = nullptr, join_collected_ = nullptr;
 };
 
 }  // namespace

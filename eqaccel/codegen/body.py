@@ -7,15 +7,16 @@ meaning from the backend's prelude, so the same text runs on SIMD vectors and on
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from eqaccel.irreps import Irreps
-from eqaccel.plan import Block, Direction, EdgeMatrix, Element, KernelPlan, Part, Segment
+from eqaccel.plan import Block, Direction, Element, KernelPlan, Part, Plan, PlannedPath, Segment, place, staged
 from eqaccel.plan.passes import rows_of
 
 
-def print_body(plan: KernelPlan) -> str:
+def print_body(plan: Plan) -> str:
     """The text of a plan's body.
 
     Args:
@@ -24,9 +25,27 @@ def print_body(plan: KernelPlan) -> str:
     Returns:
         C++ text that follows the prelude of the target's backend in a translation unit.
     """
+    lines = []
+    for kernel in plan.kernels:
+        lines += [
+            "namespace {",
+            f"namespace kernel{kernel.number} {{",
+            "",
+            *_kernel(kernel),
+            "",
+            "}",
+            "}  // namespace",
+            "",
+        ]
+        if plan.target.is_gpu:
+            lines.append(f"EQ_EXPORT_MAIN(eq_main_{kernel.number}, kernel{kernel.number}::Problem)")
+    return "\n".join([*lines, "EQ_EXPORT(kernel0::Problem)", ""])
+
+
+def _kernel(plan: KernelPlan) -> list[str]:
     spec = plan.spec
     printer = _forward_block if plan.direction is Direction.FORWARD else _gradient_block
-    lines = ["namespace {", ""]
+    lines: list[str] = []
     for number, segment in enumerate(plan.segments):
         lines += _segment(plan, number, segment, printer)
     lines += [
@@ -40,8 +59,7 @@ def print_body(plan: KernelPlan) -> str:
     lines += _each_block("x", spec.irreps_in1) + _each_block("z", spec.irreps_out)
     lines += ["  template <class F>", "  static EQ_FN void each_segment(const F& run) {"]
     lines += [f"    run(Segment{number}{{}});" for number in range(len(plan.segments))]
-    lines += ["  }", "};", "", "}  // namespace", "", "EQ_EXPORT(Problem)", ""]
-    return "\n".join(lines)
+    return [*lines, "  }", "};"]
 
 
 def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[str]:
@@ -49,13 +67,14 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
     lines = [
         f"struct Segment{number} {{  // {segment.mul} channels, {len(segment.paths)} paths",
         f"  static constexpr int mul = {segment.mul}, outputs = {len(segment.z_offsets)}, "
-        f"lane_channels = {segment.channels_per_lane}, warps = {segment.warps};",
+        f"lane_channels = {segment.channels_per_lane};",
         f"  using Lane = LaneOf<{segment.channels_per_lane}>;",
         "  static EQ_FN constexpr int z_offset(int component) {",
         f"    constexpr int offsets[] = {{{offsets}}};",
         "    return offsets[component];",
         "  }",
     ]
+    lines += _teams(plan, segment) if plan.target.is_gpu else []
     if plan.direction is Direction.FORWARD:
         lines += [
             "  template <class X, class W>",
@@ -73,16 +92,35 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
     return [*lines, "  }", "};", ""]
 
 
+def _teams(plan: KernelPlan, segment: Segment) -> list[str]:
+    sums = plan.sums(segment)
+    lines = [f"  static constexpr int teams = {segment.teams}, members = {segment.members}, sums = {sums};"]
+    if segment.members > 1:  # a component that is not known when the text is compiled
+        table = _table("int", map(str, segment.z_offsets), "component")
+        lines.append(f"  static EQ_FN int z_offset_at(int component) {{ {table} }}")
+    return lines
+
+
+def _x_at(plan: KernelPlan, offset: int) -> str:
+    """The arguments that name an element of x: its offset in the row or, on a GPU, in the copy and in the row."""
+    return f"{place(plan.x_pieces, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
+
+
+def _w_at(plan: KernelPlan, path: PlannedPath) -> str:
+    offset = path.weight_offset
+    return f"{place(plan.w_pieces, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
+
+
 def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
     for i in range(block.d1):
-        yield f"const Lane x{i} = x.at({block.x_offset + i * segment.mul});"
+        yield f"const Lane x{i} = x.at({_x_at(plan, block.x_offset + i * segment.mul)});"
     for path in block.paths:
         matrix = plan.matrices[path.matrix]
         yield f"{{  // path {path.number}: {path.label}"
-        yield f"  const auto m = {_read_entries(matrix)};"
+        yield f"  const auto m = {_read_entries(plan, path)};"
         weighted = path.weight_offset is not None
         if weighted:
-            yield f"  const Lane wv = w.at({path.weight_offset}, {path.number});"
+            yield f"  const Lane wv = w.at({_w_at(plan, path)}{'' if plan.target.is_gpu else f', {path.number}'});"
         if path.weight_first or not weighted:
             for i, row in rows_of(matrix.elements):
                 yield f"  const Lane u{i} = {f'wv * x{i}' if weighted else f'x{i}'};"
@@ -104,12 +142,13 @@ def _gradient_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterabl
     one_pass = _backward_pass if plan.direction is Direction.BACKWARD else _double_backward_pass
     started: set[int] = set()
     parts_left = Counter(part.path.number for parts in block.passes for part in parts)
-    yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}>({block.x_offset});"
+    adds = f", {str(block.adds).lower()}" if plan.target.is_gpu else ""
+    yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}{adds}>({_x_at(plan, block.x_offset)});"
     for parts in block.passes:
         weighted = [part.path for part in parts if part.path.weight_offset is not None]
         for path in weighted:
             if path.number not in started:
-                yield f"auto w{path.number} = rows.template weight<{segment.mul}>({path.weight_offset});"
+                yield f"auto w{path.number} = rows.template weight<{segment.mul}>({_w_at(plan, path)});"
         parts_left -= Counter(part.path.number for part in parts)
         yield "{"
         for part in parts:
@@ -210,10 +249,9 @@ def _part_head(plan: KernelPlan, segment: Segment, part: Part) -> Iterable[str]:
     if not part.elements:  # a coefficient of zero, and so is the gradient of its weights
         yield from () if path.weight_offset is None else (f"const Lane q{n} = {{}};",)
         return
-    matrix = plan.matrices[path.matrix]
-    yield f"const auto m{n} = {_read_entries(matrix)};"
+    yield f"const auto m{n} = {_read_entries(plan, path)};"
     if plan.direction is Direction.DOUBLE_BACKWARD:
-        yield f"const auto b{n} = {_read_entries(matrix, 'entries_b')};"
+        yield f"const auto b{n} = {_read_entries(plan, path, 'entries_b')};"
     for k in sorted({element.k for element in part.elements}):
         offset = path.z_offset + k * segment.mul
         yield f"const Lane g{n}_{k} = rows.template g<{segment.mul}>({path.accumulators[k]}, {offset}, c);"
@@ -240,8 +278,8 @@ def _entry(element: Element, array: str = "m") -> str:
     return f"{'-' if element.sign < 0 else ''}{array}[{element.entry}]"
 
 
-def _read_entries(matrix: EdgeMatrix, array: str = "entries") -> str:
-    return f"read_entries<{matrix.first}, {len(matrix.entries)}>({array})"
+def _read_entries(plan: KernelPlan, path: PlannedPath, array: str = "entries") -> str:
+    return f"read_entries<{plan.first_entry[path.matrix]}, {len(plan.matrices[path.matrix].entries)}>({array})"
 
 
 def _literal(value: float) -> str:
@@ -250,32 +288,40 @@ def _literal(value: float) -> str:
 
 def _cpu_entries(plan: KernelPlan) -> list[str]:
     lines = ["  static EQ_FN void build_entries(const Lane* y, Lane* m) {"]
-    for matrix in plan.matrices:
-        for number, terms in enumerate(matrix.entries):
+    for matrix, first in plan.first_entry.items():
+        for number, terms in enumerate(plan.matrices[matrix].entries, first):
             total = " + ".join(f"{_literal(factor)} * y[{j}]" for j, factor in terms)
-            lines.append(f"    m[{matrix.first + number}] = {total};")
+            lines.append(f"    m[{number}] = {total};")
     return [*lines, "  }"]
 
 
 def _gpu_tables(plan: KernelPlan) -> list[str]:
-    """Entries as a table of terms, so that all threads of a block build them together."""
-    entries = plan.num_entries
-    forms: list[tuple[tuple[int, float], ...]] = [()] * entries
-    for matrix in plan.matrices:
-        forms[matrix.first : matrix.first + len(matrix.entries)] = matrix.entries
-    terms = plan.terms
-    factors = [form[t][1] if t < len(form) else 0.0 for t in range(terms) for form in forms]
-    indices = [form[t][0] if t < len(form) else -min(t, 1) for t in range(terms) for form in forms]
+    """What the pipeline copies, and a table of terms of entries, so that all threads of a block build them together."""
+    places = list(plan.single_terms)
+    terms = len(plan.several_terms[0][1]) if plan.several_terms else 0
+    places += [(at, form[t]) for t in range(terms) for at, form in plan.several_terms]
+    table = [f"{{{_literal(factor)}, {at}, {j}}}" for at, (j, factor) in places]
+    pieces = (*plan.x_pieces, *plan.w_pieces)
+    copies = [f"{{{p.offset}, {p.staged}, {p.length}}}" for p in pieces]
+    granule = math.gcd(plan.spec.x_dim, plan.spec.weight_numel, *(n for p in pieces for n in (p.offset, p.length)))
+    copied = sum(piece.length for piece in pieces)
     return [
-        f"  static constexpr int terms = {terms}, warps = {plan.warps}, stages = {plan.stages}, "
+        f"  static constexpr int warps = {plan.warps}, teams = {plan.teams}, sums = {plan.all_sums};",
+        f"  static constexpr bool adds = {str(plan.number > 0).lower()};  // to the gradients of y of kernels before",
+        f"  static constexpr int x_staged = {staged(plan.x_pieces)}, w_staged = {staged(plan.w_pieces)};",
+        f"  static constexpr int x_pieces = {len(plan.x_pieces)}, pieces = {len(pieces)}, copied = {copied};",
+        f"  static constexpr int granule = {granule};  // divides where pieces begin and end",
+        f"  static EQ_FN Piece piece(int n) {{ {_table('Piece', copies)} }}",
+        f"  static constexpr int single = {len(plan.single_terms)};  // entries of one term; then those of several",
+        f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
+        f"  static EQ_FN Term term(int n) {{ {_table('Term', table)} }}",
+        f"  static constexpr int stages = {plan.stages}, "
         f"edges_per_stage = {plan.edges_per_stage}, blocks_per_sm = {plan.blocks_per_sm};",
-        f"  static EQ_FN T factor(int n) {{ {_table('T', map(_literal, factors))} }}",
-        f"  static EQ_FN int index(int n) {{ {_table('int', map(str, indices))} }}",
     ]
 
 
-def _table(scalar: str, values: Iterable[str]) -> str:
-    return f"static constexpr {scalar} values[] = {{{', '.join(values)}}}; return values[n];"
+def _table(scalar: str, values: Iterable[str], index: str = "n") -> str:
+    return f"static constexpr {scalar} values[] = {{{', '.join(values)}}}; return values[{index}];"
 
 
 def _each_block(operand: str, irreps: Irreps) -> list[str]:

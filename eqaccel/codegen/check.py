@@ -16,7 +16,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from eqaccel.plan import Direction, KernelPlan, execute
+from eqaccel.plan import Direction, Plan, execute
 from eqaccel.spec import TensorProductSpec
 
 # Senders 0 and 3 reach receiver 0, senders 1 and 3 receiver 2. Two edges are the same pair of nodes; edges are not in
@@ -52,7 +52,7 @@ def blocks(spec: TensorProductSpec) -> str:
     return "".join(f"{kind} {channels} {components}\n" for kind, channels, components in _blocks(spec))
 
 
-def figures(plan: KernelPlan) -> str:
+def figures(plan: Plan) -> str:
     """A line "<output> <size> <projection> <projection>" for each block of each output of a plan's direction.
 
     The size is the root of the sum of squares of the sums of absolute values that the elements of the block consist of.

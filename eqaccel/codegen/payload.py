@@ -10,7 +10,7 @@ from importlib import resources
 from eqaccel.codegen import check
 from eqaccel.codegen.body import print_body
 from eqaccel.errors import SpecError
-from eqaccel.plan import TARGETS, Direction, KernelPlan, host_target, make_plan
+from eqaccel.plan import TARGETS, Direction, Plan, host_target, make_plan
 from eqaccel.spec import TensorProductSpec
 
 _SCALAR_BYTES = {"float32": 4, "float64": 8}
@@ -45,7 +45,10 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
             name = f"gpu/{direction.value}/{scalar}"
             plan = make_plan(spec, direction, _GPU_TARGET, scalar_bytes)
             entries[name] = print_body(plan)
-            meta |= {f"{name}/threads": plan.threads, f"{name}/shared_bytes": plan.shared_bytes()}
+            meta[f"{name}/kernels"] = len(plan.kernels)
+            for kernel in plan.kernels:
+                meta[f"{name}/{kernel.number}/threads"] = kernel.threads
+                meta[f"{name}/{kernel.number}/shared_bytes"] = kernel.shared_bytes()
     entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
     packed = [b"EQACCEL-PAYLOAD 1\n"]
     for name, text in entries.items():
@@ -64,12 +67,12 @@ def _abi() -> int:
 def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
     folder = resources.files("eqaccel.codegen") / "preludes"
-    gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_pipeline.h", "gpu.h"]
+    gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_shares.h", "gpu_pipeline.h", "gpu_rows.h", "gpu.h"]
     names = ["abi.h", "cpu.h"] if backend == "cpu" else gpu
     return "".join((folder / name).read_text() for name in names)
 
 
-def source(plan: KernelPlan) -> str:
+def source(plan: Plan) -> str:
     """The whole translation unit of a plan, as `Program::source` puts it together."""
     backend = "cpu" if not plan.target.is_gpu else "hip" if plan.target.name.startswith("gfx") else "cuda"
     number = list(Direction).index(plan.direction)

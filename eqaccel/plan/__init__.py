@@ -1,12 +1,25 @@
 """How a tensor product is computed: paths, edge matrices, segments and launch numbers, as plain data.
 
-Takes a `TensorProductSpec` and a `Target`; gives a `KernelPlan` for one direction and one scalar type. Knows NumPy and
+Takes a `TensorProductSpec` and a `Target`; gives a `Plan` for one direction and one scalar type. Knows NumPy and
 the spec; must not know torch, source text, compilers or devices. `reference.execute` runs a plan in NumPy and is the
 definition that every backend is tested against.
 """
 
 from eqaccel.plan.build import make_plan
-from eqaccel.plan.model import Block, Direction, EdgeMatrix, Element, KernelPlan, Part, PlannedPath, Segment
+from eqaccel.plan.model import (
+    Block,
+    Direction,
+    EdgeMatrix,
+    Element,
+    KernelPlan,
+    Part,
+    Piece,
+    Plan,
+    PlannedPath,
+    Segment,
+    place,
+    staged,
+)
 from eqaccel.plan.reference import execute
 from eqaccel.plan.target import TARGETS, Target, host_target
 
@@ -18,10 +31,14 @@ __all__ = [
     "Element",
     "KernelPlan",
     "Part",
+    "Piece",
+    "Plan",
     "PlannedPath",
     "Segment",
     "Target",
     "execute",
     "host_target",
     "make_plan",
+    "place",
+    "staged",
 ]

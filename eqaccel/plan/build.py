@@ -8,6 +8,7 @@ of resident warps (16, 12 and 8 a multiprocessor).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from eqaccel.plan.matrices import edge_matrices
 from eqaccel.plan.model import (
@@ -15,21 +16,30 @@ from eqaccel.plan.model import (
     Direction,
     EdgeMatrix,
     KernelPlan,
+    Plan,
     PlannedPath,
     Segment,
     multiply_adds,
-    round_up,
+    segment_work,
+    staged,
 )
 from eqaccel.plan.passes import Fits, group, one_row, registers
 from eqaccel.plan.target import Target
 from eqaccel.spec import Path, TensorProductSpec
 
 _LOOP_INSTRUCTIONS = 2000
+# Multiply-adds for one channel, which grow to twice as many instructions: what one kernel can hold, and how much the
+# kernels of a larger tensor product get.
+_WHOLE = {Direction.FORWARD: 700, Direction.BACKWARD: 950, Direction.DOUBLE_BACKWARD: 1400}
+_WORK = {Direction.FORWARD: 700, Direction.BACKWARD: 700, Direction.DOUBLE_BACKWARD: 1200}
 _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBLE_BACKWARD: 80}
+_OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
+_PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
+_LEAST_WARPS = 1
 
 
-def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> KernelPlan:
+def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> Plan:
     """Plans one direction of a tensor product.
 
     Args:
@@ -42,151 +52,260 @@ def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, sca
         The plan; the same arguments always give the same plan.
     """
     matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu)
-    build = _gpu_segments if target.is_gpu else _cpu_segments
-    segments = build(spec, matrices, matrix_of, direction, target, scalar_bytes)
-    edges, stages, resident = _pipeline(spec, matrices, segments, direction, target, scalar_bytes)
-    return KernelPlan(spec, direction, target, scalar_bytes, matrices, segments, edges, stages, resident)
+    build = _Builder(spec, direction, target, scalar_bytes, matrices, matrix_of)
+    kernels = build.gpu_kernels() if target.is_gpu else [build.kernel(0, build.cpu_segments())]
+    return Plan(spec, direction, target, scalar_bytes, matrices, tuple(kernels))
 
 
-def _cpu_segments(
-    spec: TensorProductSpec,
-    matrices: tuple[EdgeMatrix, ...],
-    matrix_of: tuple[int, ...],
-    direction: Direction,
-    target: Target,
-    scalar_bytes: int,
-) -> tuple[Segment, ...]:
-    # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and what
-    # stays in registers are the sums over channels, so one segment a multiplicity is enough.
-    outputs = target.registers - 8
-    segments = []
-    for mul, numbers in _by_multiplicity(spec):
-        groups: list[list[int]] = [[]]
+@dataclass(frozen=True)
+class _Builder:
+    spec: TensorProductSpec
+    direction: Direction
+    target: Target
+    scalar_bytes: int
+    matrices: tuple[EdgeMatrix, ...]
+    matrix_of: tuple[int, ...]
+
+    def kernel(self, number: int, segments: Sequence[Segment]) -> KernelPlan:
+        return KernelPlan(
+            self.spec, self.direction, self.target, self.scalar_bytes, number, self.matrices, tuple(segments)
+        )
+
+    def cpu_segments(self) -> list[Segment]:
+        # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and
+        # what stays in registers are the sums over channels, so one segment a multiplicity is enough.
+        outputs = self.target.registers - 8
+        segments = []
+        for mul, numbers in _by_multiplicity(self.spec, range(len(self.spec.paths))):
+            groups: list[list[int]] = [[]]
+            for number in numbers:
+                full = self._width([*groups[-1], number]) > outputs
+                if self.direction is Direction.FORWARD and groups[-1] and full:
+                    groups.append([])
+                groups[-1].append(number)
+            fits = registers(self.direction, self.target.registers - 5)
+            segments += [self._segment(chosen, mul, 1, 1, fits) for chosen in groups]
+        return segments
+
+    def gpu_kernels(self) -> list[KernelPlan]:
+        """As few kernels as the instruction cache allows."""
+        kernels: list[KernelPlan] = []
+        for numbers in self._code_of_kernels():
+            segments = [
+                replace(segment, blocks=tuple(replace(b, adds=_reads(kernels, b.x_offset)) for b in segment.blocks))
+                for segment in self._gpu_segments(numbers)
+            ]
+            kernels.append(_with_pipeline(self.kernel(len(kernels), segments)))
+        return kernels
+
+    def _code_of_kernels(self) -> list[list[int]]:
+        """The paths of each kernel: all of them if their code fits, or else of one multiplicity, as far as it fits."""
+        numbers = range(len(self.spec.paths))
+        if self._cost(numbers) <= _WHOLE[self.direction]:
+            return [list(numbers)]
+        most = _WORK[self.direction]
+        parts: list[list[int]] = []
+        for _, chosen in _by_multiplicity(self.spec, numbers):
+            units = self._units(chosen)
+            if max(map(self._cost, units)) > 1.5 * most:  # a block of x has too many paths for one kernel
+                units = self._units(chosen, share_x=True)
+            parts += _split(units, most, self._cost, self._cost)
+        merged: list[list[int]] = []
+        for part in parts:
+            if merged and self._cost(merged[-1] + part) <= most:
+                merged[-1] = merged[-1] + part
+            else:
+                merged.append(part)
+        return merged
+
+    def _gpu_segments(self, numbers: Sequence[int]) -> list[Segment]:
+        segments = []
+        for mul, chosen in _by_multiplicity(self.spec, numbers):
+            channels = self._channels_per_lane(chosen, mul)
+            limit = max(_ACCUMULATORS[self.direction] * 4 // self.scalar_bytes // channels, 1)
+            # The code of one multiplicity runs on every chunk of its channels.
+            teams = -(-mul // (32 * channels))
+            # Forward kernels are bound by registers and memory, the others by arithmetic: balance that.
+            balance = self._width if self.direction is Direction.FORWARD else self._cost
+            for paths in _split(self._units(chosen), limit, self._width, balance):
+                segments.append(self._segment(paths, mul, channels, teams, one_row))
+        return segments
+
+    def _cost(self, numbers: Sequence[int]) -> int:
+        """Multiply-adds of paths for one channel."""
+        total = 0
         for number in numbers:
-            full = _width(spec, [*groups[-1], number]) > outputs
-            if direction is Direction.FORWARD and groups[-1] and full:
-                groups.append([])
-            groups[-1].append(number)
-        fits = registers(direction, target.registers - 5)
-        segments += [_segment(spec, chosen, matrices, matrix_of, mul, 1, 1, fits) for chosen in groups]
-    return tuple(segments)
+            path = self.spec.paths[number]
+            elements = len(self.matrices[self.matrix_of[number]].elements)
+            total += multiply_adds(self.direction, elements, 2 * path.l1 + 1, 2 * path.l3 + 1)
+        return total
+
+    def _width(self, numbers: Sequence[int]) -> int:
+        """Output components that these paths write."""
+        blocks = {self.spec.paths[n].z_offset: 2 * self.spec.paths[n].l3 + 1 for n in numbers}
+        return sum(blocks.values())
+
+    def _channels_per_lane(self, numbers: Sequence[int], mul: int) -> int:
+        """The most channels a lane can own with aligned vector loads, full warps and a loop that fits the cache."""
+        spec, words = self.spec, self.scalar_bytes // 4
+        offsets = [mul] + [offset for n in numbers for offset in _offsets(spec.paths[n])]
+        # Rows are read as vectors, so every row length has to be a multiple of the vector too.
+        offsets += [spec.x_dim, spec.z_dim, spec.weight_numel]
+        cost, outputs = self._cost(numbers), self._width(numbers)
+        for channels in (2, 1):
+            fits_vector = all(offset % channels == 0 for offset in offsets)
+            fits_warp = channels == 1 or mul >= 32 * channels
+            fits_cache = channels == 1 or 1.3 * channels * cost <= _LOOP_INSTRUCTIONS
+            # A double takes two registers, and so does everything computed from it: it counts four times.
+            fits_registers = channels == 1 or channels * outputs * words**2 <= 160
+            if fits_vector and fits_warp and fits_cache and fits_registers:
+                return channels
+        return 1
+
+    def _units(self, numbers: Sequence[int], share_x: bool = False) -> list[list[int]]:
+        """Paths that have to run together: an output is stored once, and so is the gradient of an x block.
+
+        Args:
+            numbers: The paths.
+            share_x: Gradients of an x block may come in several parts, as from kernels one after another.
+        """
+        units: list[list[int]] = []
+        for number in numbers:
+            keys = self._keys(number, share_x)
+            touching = [u for u in units if any(self._keys(m, share_x) & keys for m in u)]
+            merged = [m for u in touching for m in u] + [number]
+            units = [u for u in units if u not in touching] + [merged]
+        return sorted((sorted(u, key=numbers.index) for u in units), key=lambda u: numbers.index(u[0]))
+
+    def _keys(self, number: int, share_x: bool) -> set[tuple[str, int]]:
+        path, keys = self.spec.paths[number], set()
+        if self.direction is not Direction.BACKWARD:
+            keys.add(("out", path.out))
+        if self.direction is not Direction.FORWARD and not share_x:
+            keys.add(("in1", path.in1))
+        return keys
+
+    def _segment(self, numbers: Sequence[int], mul: int, channels: int, teams: int, fits: Fits) -> Segment:
+        z_offsets: list[int] = []
+        position: dict[int, int] = {}
+        blocks: dict[int, list[PlannedPath]] = {}
+        for number in numbers:
+            path = self.spec.paths[number]
+            d1, d3 = 2 * path.l1 + 1, 2 * path.l3 + 1
+            if path.z_offset not in position:
+                position[path.z_offset] = len(z_offsets)
+                z_offsets += [path.z_offset + k * mul for k in range(d3)]
+            start = position[path.z_offset]
+            planned = PlannedPath(
+                number=number,
+                label=str(path),
+                matrix=self.matrix_of[number],
+                d1=d1,
+                d3=d3,
+                z_offset=path.z_offset,
+                accumulators=tuple(range(start, start + d3)),
+                weight_offset=path.weight_offset,
+                weight_first=d1 <= d3,
+            )
+            blocks.setdefault(path.in1, []).append(planned)
+        return Segment(
+            mul=mul,
+            blocks=tuple(
+                Block(
+                    label=f"{self.spec.irreps_in1[in1].mul}x{self.spec.irreps_in1[in1].ir}",
+                    x_offset=self.spec.paths[paths[0].number].x_offset,
+                    d1=paths[0].d1,
+                    paths=tuple(paths),
+                    passes=group(paths, self.matrices, fits),
+                )
+                for in1, paths in blocks.items()
+            ),
+            z_offsets=tuple(z_offsets),
+            channels_per_lane=channels,
+            teams=teams,
+        )
 
 
-def _gpu_segments(
-    spec: TensorProductSpec,
-    matrices: tuple[EdgeMatrix, ...],
-    matrix_of: tuple[int, ...],
-    direction: Direction,
-    target: Target,
-    scalar_bytes: int,
-) -> tuple[Segment, ...]:
-    def cost(number: int) -> int:
-        path = spec.paths[number]
-        return multiply_adds(direction, len(matrices[matrix_of[number]].elements), 2 * path.l1 + 1, 2 * path.l3 + 1)
-
-    segments = []
-    for mul, numbers in _by_multiplicity(spec):
-        channels = _channels_per_lane(spec, numbers, mul, sum(map(cost, numbers)), direction, scalar_bytes)
-        limit = max(_ACCUMULATORS[direction] * 4 // scalar_bytes // channels, 1)
-        # The code of one multiplicity runs on every chunk of its channels.
-        warps = -(-mul // (32 * channels))
-        units = _units(spec, numbers, direction)
-        # Forward kernels are bound by registers and memory, the others by arithmetic: balance that.
-        forward = direction is Direction.FORWARD
-        balance = (lambda u: _width(spec, u)) if forward else (lambda u: sum(map(cost, u)))
-        for chosen in _split(units, limit, lambda unit: _width(spec, unit), balance):
-            segments.append(_segment(spec, chosen, matrices, matrix_of, mul, channels, warps, one_row))
-    return tuple(segments)
-
-
-def _channels_per_lane(
-    spec: TensorProductSpec, numbers: Sequence[int], mul: int, cost: int, direction: Direction, scalar_bytes: int
-) -> int:
-    """The most channels a lane can own with aligned vector loads, full warps and a loop that fits the cache."""
-    offsets = [mul] + [offset for n in numbers for offset in _offsets(spec.paths[n])]
-    # Rows are read as vectors, so every row length has to be a multiple of the vector too.
-    offsets += [spec.x_dim, spec.z_dim, spec.weight_numel]
-    outputs = _width(spec, numbers)
-    for channels in (2, 1):
-        fits_vector = all(offset % channels == 0 for offset in offsets)
-        fits_warp = channels == 1 or mul >= 32 * channels
-        fits_cache = channels == 1 or 1.3 * channels * cost <= _LOOP_INSTRUCTIONS
-        # A double takes two registers, and so does everything computed from it: it counts four times.
-        fits_registers = channels == 1 or channels * outputs * (scalar_bytes // 4) ** 2 <= 160
-        if fits_vector and fits_warp and fits_cache and fits_registers:
-            return channels
-    return 1
-
-
-def _pipeline(
-    spec: TensorProductSpec,
-    matrices: tuple[EdgeMatrix, ...],
-    segments: tuple[Segment, ...],
-    direction: Direction,
-    target: Target,
-    scalar_bytes: int,
-) -> tuple[int, int, int]:
-    """Edges a stage, stages, and blocks that a multiprocessor should hold."""
-    if not target.is_gpu or not segments:
-        return 32, 1, 1
-    twice = 2 if direction is Direction.DOUBLE_BACKWARD else 1
+def _with_pipeline(plan: KernelPlan) -> KernelPlan:
+    """Warps of a block, edges a stage, stages, and blocks that a multiprocessor should hold."""
+    spec, scalar_bytes = plan.spec, plan.scalar_bytes
+    if not plan.target.is_gpu or not plan.segments:
+        return plan
+    twice = 2 if plan.direction is Direction.DOUBLE_BACKWARD else 1
     words = scalar_bytes // 4
     registers = max(
         words * (twice * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
-        + (32 if direction is Direction.FORWARD else 40 + words * spec.y_dim)
-        for s in segments
+        + _OTHER_REGISTERS[plan.direction]
+        + (0 if plan.direction is Direction.FORWARD else words * spec.y_dim)
+        for s in plan.segments
     )
     resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), 8)
-    warps = sum(segment.warps for segment in segments)
-    row_bytes = (round_up(spec.x_dim, 4) + round_up(spec.weight_numel, 4)) * scalar_bytes * twice
-    smallest = min(segment.mul for segment in segments)
-    wanted = 4 if row_bytes <= 3 * 1024 else 2 if row_bytes <= 8 * 1024 * twice or smallest <= 64 else 1
-    resident = max(resident_warps // warps, 1)
+    row_bytes = (staged(plan.x_pieces) + staged(plan.w_pieces)) * scalar_bytes * twice
+    smallest = min(segment.mul for segment in plan.segments)
+    wanted = 4 if row_bytes <= 3 * 1024 else 2 if row_bytes <= 14 * 1024 * twice or smallest <= 64 else 1
+    for members in _teams(plan, resident_warps):
+        segments = tuple(replace(s, members=count) for s, count in zip(plan.segments, members, strict=True))
+        least = max(members)
+        warps = sum(segment.warps for segment in segments)
+        choices = sorted({max(wanted, least), max(wanted // 2, least), least}, reverse=True)
+        shapes = [(edges, stages) for edges in choices for stages in (3, 2)]
+        for resident in range(max(resident_warps // warps, 1), 0, -1):
+            for edges, stages in shapes:
+                chosen = replace(plan, segments=segments, edges_per_stage=edges, stages=stages, blocks_per_sm=resident)
+                if (chosen.shared_bytes() + 1024) * resident <= plan.target.shared_bytes:
+                    return chosen
+    return replace(plan, edges_per_stage=1, stages=2, blocks_per_sm=1)
+
+
+def _teams(plan: KernelPlan, most_warps: int) -> list[list[int]]:
+    """Members of each segment's teams, the best balance first and single warps last.
+
+    The warps of a block meet after every stage, so that all of them wait for the one with the most work.
+    """
+    work = [
+        s.channels_per_lane * (segment_work(plan.direction, plan.matrices, s) + _PATH_OVERHEAD * len(s.paths))
+        for s in plan.segments
+    ]
+    total = sum(w * s.teams for w, s in zip(work, plan.segments, strict=True))
+    members = [1] * len(work)
+    if plan.direction is Direction.FORWARD:
+        return [members]
+    found = [(1.1 * _busy(plan, work, total, members), members)]  # a team costs a sum over its members
+    if len(work) == 1:
+        while members[0] * plan.segments[0].teams < _LEAST_WARPS:
+            members = [2 * members[0]]
+            found.insert(0, (2, members))
+        return [members for _, members in found]
     while True:
-        for edges, stages in ((wanted, 3), (wanted, 2), (1, 3), (1, 2)):
-            plan = KernelPlan(spec, direction, target, scalar_bytes, matrices, segments, edges, stages, resident)
-            if (plan.shared_bytes() + 1024) * resident <= target.shared_bytes:
-                return edges, stages, resident
-        if resident == 1:
-            return 1, 2, 1
-        resident -= 1
+        slowest = max(range(len(work)), key=lambda n: work[n] / members[n])
+        members = [2 * m if n == slowest else m for n, m in enumerate(members)]
+        warps = sum(m * s.teams for m, s in zip(members, plan.segments, strict=True))
+        if warps > most_warps or max(members) > 8:
+            break
+        found.append((_busy(plan, work, total, members), members))
+    found.sort(key=lambda one: -one[0])
+    return [members for _, members in found]
 
 
-def _by_multiplicity(spec: TensorProductSpec) -> list[tuple[int, list[int]]]:
-    """Path numbers of each multiplicity, ordered by the x block that they read."""
-    numbers = sorted(range(len(spec.paths)), key=lambda n: (spec.paths[n].in1, n))
-    muls = sorted({path.mul for path in spec.paths}, reverse=True)
+def _busy(plan: KernelPlan, work: list[int], total: int, members: list[int]) -> float:
+    """The share of their time that the warps of a block work."""
+    warps = sum(m * s.teams for m, s in zip(members, plan.segments, strict=True))
+    return total / (warps * max(w / m for w, m in zip(work, members, strict=True)))
+
+
+def _reads(kernels: Sequence[KernelPlan], x_offset: int) -> bool:
+    return any(block.x_offset == x_offset for k in kernels for segment in k.segments for block in segment.blocks)
+
+
+def _by_multiplicity(spec: TensorProductSpec, numbers: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """These path numbers by multiplicity, ordered by the x block that they read."""
+    numbers = sorted(numbers, key=lambda n: (spec.paths[n].in1, n))
+    muls = sorted({spec.paths[n].mul for n in numbers}, reverse=True)
     return [(mul, [n for n in numbers if spec.paths[n].mul == mul]) for mul in muls]
 
 
 def _offsets(path: Path) -> tuple[int, ...]:
     return (path.x_offset, path.z_offset) + (() if path.weight_offset is None else (path.weight_offset,))
-
-
-def _width(spec: TensorProductSpec, numbers: Sequence[int]) -> int:
-    """Output components that these paths write."""
-    blocks = {spec.paths[n].z_offset: 2 * spec.paths[n].l3 + 1 for n in numbers}
-    return sum(blocks.values())
-
-
-def _units(spec: TensorProductSpec, numbers: Sequence[int], direction: Direction) -> list[list[int]]:
-    """Paths that one warp has to run together: an output is stored once, and so is the gradient of an x block."""
-    units: list[list[int]] = []
-    for number in numbers:
-        keys = _unit_keys(spec.paths[number], direction)
-        touching = [u for u in units if any(_unit_keys(spec.paths[m], direction) & keys for m in u)]
-        merged = [m for u in touching for m in u] + [number]
-        units = [u for u in units if u not in touching] + [merged]
-    return sorted((sorted(u, key=numbers.index) for u in units), key=lambda u: numbers.index(u[0]))
-
-
-def _unit_keys(path: Path, direction: Direction) -> set[tuple[str, int]]:
-    keys = set()
-    if direction is not Direction.BACKWARD:
-        keys.add(("out", path.out))
-    if direction is not Direction.FORWARD:
-        keys.add(("in1", path.in1))
-    return keys
 
 
 def _split(
@@ -207,53 +326,3 @@ def _split(
         if len(groups) <= count:
             return groups
     return units
-
-
-def _segment(
-    spec: TensorProductSpec,
-    numbers: Sequence[int],
-    matrices: tuple[EdgeMatrix, ...],
-    matrix_of: tuple[int, ...],
-    mul: int,
-    channels: int,
-    warps: int,
-    fits: Fits,
-) -> Segment:
-    z_offsets: list[int] = []
-    position: dict[int, int] = {}
-    blocks: dict[int, list[PlannedPath]] = {}
-    for number in numbers:
-        path = spec.paths[number]
-        d1, d3 = 2 * path.l1 + 1, 2 * path.l3 + 1
-        if path.z_offset not in position:
-            position[path.z_offset] = len(z_offsets)
-            z_offsets += [path.z_offset + k * mul for k in range(d3)]
-        start = position[path.z_offset]
-        planned = PlannedPath(
-            number=number,
-            label=str(path),
-            matrix=matrix_of[number],
-            d1=d1,
-            d3=d3,
-            z_offset=path.z_offset,
-            accumulators=tuple(range(start, start + d3)),
-            weight_offset=path.weight_offset,
-            weight_first=d1 <= d3,
-        )
-        blocks.setdefault(path.in1, []).append(planned)
-    return Segment(
-        mul=mul,
-        blocks=tuple(
-            Block(
-                label=f"{spec.irreps_in1[in1].mul}x{spec.irreps_in1[in1].ir}",
-                x_offset=spec.paths[paths[0].number].x_offset,
-                d1=paths[0].d1,
-                paths=tuple(paths),
-                passes=group(paths, matrices, fits),
-            )
-            for in1, paths in blocks.items()
-        ),
-        z_offsets=tuple(z_offsets),
-        channels_per_lane=channels,
-        warps=warps,
-    )

@@ -27,18 +27,16 @@ def edge_matrices(spec: TensorProductSpec, distinct: bool) -> tuple[tuple[EdgeMa
     matrices: list[EdgeMatrix] = []
     known: dict[tuple[int, int, int, int, float], int] = {}
     of_path: list[int] = []
-    first = 0
     for path in spec.paths:
         key = (path.l1, path.l2, path.l3, path.y_offset, path.coefficient)
         if key not in known:
             known[key] = len(matrices)
-            matrices.append(_edge_matrix(path, first, distinct))
-            first += -(-len(matrices[-1].entries) // 4) * 4
+            matrices.append(_edge_matrix(path, distinct))
         of_path.append(known[key])
     return tuple(matrices), tuple(of_path)
 
 
-def _edge_matrix(path: Path, first: int, distinct: bool) -> EdgeMatrix:
+def _edge_matrix(path: Path, distinct: bool) -> EdgeMatrix:
     cg = path.cg()
     threshold = _ZERO * np.abs(cg).max()
     entries: dict[tuple[tuple[int, float], ...], int] = {}
@@ -57,4 +55,4 @@ def _edge_matrix(path: Path, first: int, distinct: bool) -> EdgeMatrix:
                 entries[rounded] = len(forms)
                 forms.append(form)
             elements.append(Element(i, k, entries[rounded], sign))
-    return EdgeMatrix(first, tuple(forms), tuple(elements))
+    return EdgeMatrix(tuple(forms), tuple(elements))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,13 +34,10 @@ class EdgeMatrix:
     """The matrix A(y)[i, k] of a path: linear forms of y that are the same for every channel.
 
     Attributes:
-        first: Position of its first entry in the array of all entries of an edge; a multiple of four, so that a GPU
-            lane reads four entries with one instruction.
         entries: Linear forms; each is a tuple of (index into the y row, factor).
         elements: The nonzero elements, each naming an entry.
     """
 
-    first: int
     entries: tuple[tuple[tuple[int, float], ...], ...]
     elements: tuple[Element, ...]
 
@@ -51,7 +49,7 @@ class PlannedPath:
     Attributes:
         number: Position in `spec.paths`.
         label: Readable form, as in "128x1o (x) 1x2e -> 128x3o".
-        matrix: Position in `KernelPlan.matrices`.
+        matrix: Position in `Plan.matrices`.
         accumulators: Positions, in the segment's output components, of its 2*l3+1 outputs.
         weight_offset: Offset of its weights in a w row, or None when the path has no weights.
         weight_first: Multiply x by w before the matrix (2*l1+1 products) rather than after it (2*l3+1).
@@ -88,6 +86,7 @@ class Block:
     Attributes:
         passes: For gradients: the rows of all paths' edge matrices, in groups whose sums over channels are held in
             registers together.
+        adds: Whether an earlier kernel has written gradients of the block, so that these are added to them.
     """
 
     label: str
@@ -95,6 +94,7 @@ class Block:
     d1: int
     paths: tuple[PlannedPath, ...]
     passes: tuple[tuple[Part, ...], ...]
+    adds: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,21 @@ class Segment:
         mul: Channels of every block in the segment.
         z_offsets: Offset in a (2l+1, mul) z row of each output component.
         channels_per_lane: Channels that a GPU lane owns; 1 on a CPU, where a lane value is a SIMD vector.
-        warps: Warps that share the segment's channels on a GPU.
+        teams: Parts of the segment's channels, each the work of a team of warps on a GPU.
+        members: Warps of a team, which take turns at the edges.
     """
 
     mul: int
     blocks: tuple[Block, ...]
     z_offsets: tuple[int, ...]
     channels_per_lane: int
-    warps: int
+    teams: int
+    members: int = 1
+
+    @property
+    def warps(self) -> int:
+        """Warps that run the segment on a GPU."""
+        return self.teams * self.members
 
     @property
     def paths(self) -> tuple[PlannedPath, ...]:
@@ -121,28 +128,89 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Elements of a row of x or w that a GPU kernel copies to shared memory.
+
+    Attributes:
+        offset: Of the first in the row.
+        staged: Of the first in the copy.
+        length: Number of elements.
+    """
+
+    offset: int
+    staged: int
+    length: int
+
+
+@dataclass(frozen=True)
 class KernelPlan:
-    """One direction of one tensor product for one target and scalar type."""
+    """One kernel: some paths of a tensor product, how they are spread over segments, and the numbers of its launch.
+
+    Attributes:
+        number: Position among the kernels of a plan; those after the first add to the gradients of y.
+        matrices: The edge matrices of all paths of the tensor product.
+        segments: The paths of this kernel.
+        edges_per_stage: Edges whose rows a GPU block copies to shared memory together.
+        stages: Stages that are in shared memory at a time.
+        blocks_per_sm: Blocks that a multiprocessor should hold.
+    """
 
     spec: TensorProductSpec
     direction: Direction
     target: Target
     scalar_bytes: int
+    number: int
     matrices: tuple[EdgeMatrix, ...]
     segments: tuple[Segment, ...]
-    edges_per_stage: int
-    stages: int
-    blocks_per_sm: int
+    edges_per_stage: int = 1
+    stages: int = 1
+    blocks_per_sm: int = 1
+
+    @cached_property
+    def first_entry(self) -> dict[int, int]:
+        """Position, in the array of all entries of an edge, of the first entry of each matrix that the kernel needs.
+
+        A multiple of four, so that a GPU lane reads four entries with one instruction.
+        """
+        first: dict[int, int] = {}
+        end = 0
+        for number in sorted({path.matrix for segment in self.segments for path in segment.paths}):
+            first[number] = end
+            end += round_up(len(self.matrices[number].entries), 4)
+        return first
 
     @cached_property
     def num_entries(self) -> int:
         """Entries of all edge matrices of an edge, padding included."""
-        return max((matrix.first + round_up(len(matrix.entries), 4) for matrix in self.matrices), default=4)
+        return max((at + round_up(len(self.matrices[n].entries), 4) for n, at in self.first_entry.items()), default=4)
 
-    @property
-    def terms(self) -> int:
-        """Terms of the longest entry of an edge matrix."""
-        return max((len(terms) for matrix in self.matrices for terms in matrix.entries), default=1)
+    @cached_property
+    def single_terms(self) -> tuple[tuple[int, tuple[int, float]], ...]:
+        """The entries of one term, each with its position."""
+        return tuple((at, terms[0]) for at, terms in self._entries() if len(terms) == 1)
+
+    @cached_property
+    def several_terms(self) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
+        """The other entries, each with its position; padded with zeros to the same number of terms."""
+        entries = [(at, terms) for at, terms in self._entries() if len(terms) > 1]
+        longest = max((len(terms) for _, terms in entries), default=0)
+        return tuple((at, terms + ((0, 0.0),) * (longest - len(terms))) for at, terms in entries)
+
+    def _entries(self) -> Iterator[tuple[int, tuple[tuple[int, float], ...]]]:
+        for number, first in self.first_entry.items():
+            yield from enumerate(self.matrices[number].entries, first)
+
+    @cached_property
+    def x_pieces(self) -> tuple[Piece, ...]:
+        """What the kernel reads of a row of x."""
+        blocks = {(b.x_offset, b.d1 * s.mul) for s in self.segments for b in s.blocks}
+        return _pieces(blocks)
+
+    @cached_property
+    def w_pieces(self) -> tuple[Piece, ...]:
+        """What the kernel reads of a row of w."""
+        blocks = {(p.weight_offset, s.mul) for s in self.segments for p in s.paths if p.weight_offset is not None}
+        return _pieces(blocks)
 
     @property
     def warps(self) -> int:
@@ -150,58 +218,114 @@ class KernelPlan:
         return sum(segment.warps for segment in self.segments)
 
     @property
+    def teams(self) -> int:
+        """Teams of warps of a GPU block."""
+        return sum(segment.teams for segment in self.segments)
+
+    @property
     def threads(self) -> int:
         """Threads of a GPU block."""
         return 32 * max(self.warps, 1)
 
-    def multiply_adds(self) -> int:
-        """Multiply-adds per edge over all channels, edge matrices excluded: the arithmetic of the roofline."""
-        total = 0
-        for segment in self.segments:
-            for path in segment.paths:
-                elements = len(self.matrices[path.matrix].elements)
-                total += multiply_adds(self.direction, elements, path.d1, path.d3) * segment.mul
-        return total
+    def sums(self, segment: Segment) -> int:
+        """Elements of shared memory in which a team adds up the outputs of its members."""
+        if self.direction is Direction.BACKWARD or segment.members == 1:
+            return 0
+        return segment.members * len(segment.z_offsets) * 32 * segment.channels_per_lane
 
-    def explain(self) -> str:
-        """A readable account of the plan: segments, paths, registers and shared memory."""
-        lines = [
-            f"{self.direction.value} on {self.target.name}, {8 * self.scalar_bytes}-bit",
-            f"  edge matrices: {len(self.matrices)} with {self.num_entries} entries an edge",
-            f"  multiply-adds: {self.multiply_adds()} an edge",
-        ]
-        if self.target.is_gpu:
-            lines.append(
-                f"  a block of {self.threads} threads owns a receiver; {self.edges_per_stage} edges a stage, "
-                f"{self.stages} stages, {self.shared_bytes()} bytes of shared memory, "
-                f"at least {self.blocks_per_sm} blocks a multiprocessor"
-            )
-        for number, segment in enumerate(self.segments):
-            lines.append(
-                f"  segment {number}: {segment.mul} channels, {len(segment.z_offsets)} output components in registers"
-                + (
-                    f", {segment.channels_per_lane} channels a lane, {segment.warps} warps"
-                    if self.target.is_gpu
-                    else ""
-                )
-            )
-            lines += [f"    path {path.number}: {path.label}" for path in segment.paths]
-        return "\n".join(lines)
+    @property
+    def all_sums(self) -> int:
+        """The same for all teams of a block."""
+        return round_up(sum(segment.teams * self.sums(segment) for segment in self.segments), 4)
 
     def shared_bytes(self) -> int:
-        """Shared memory of a GPU block; the layout of `preludes/gpu.h`, in the same order."""
-        spec, scalar = self.spec, self.scalar_bytes
+        """Shared memory of a GPU block; the layout of `preludes/gpu_pipeline.h`, in the same order."""
+        y_dim, scalar = self.spec.y_dim, self.scalar_bytes
         twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
         edges = self.edges_per_stage
-        row = round_up(spec.x_dim, 4) + round_up(spec.weight_numel, 4)
-        rows = self.stages * edges * row * twice
+        rows = self.stages * edges * (staged(self.x_pieces) + staged(self.w_pieces)) * twice
         matrices = 2 * edges * self.num_entries * twice
-        attributes = round_up((self.stages + 1) * edges * spec.y_dim * twice, 4)
-        sums = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.warps * spec.y_dim, 4)
+        attributes = round_up((self.stages + 1) * edges * y_dim * twice, 4)
+        gradients = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.teams * y_dim, 4)
         barriers = 8 * round_up(self.stages, 2)
         ids = 8 * round_up(edges * (self.stages + 3), 2)
-        table = self.terms * self.num_entries * (scalar + 4)
-        return (rows + matrices + attributes + sums) * scalar + barriers + ids + table
+        table = 2 * scalar * (len(self.single_terms) + sum(len(terms) for _, terms in self.several_terms))
+        return (rows + matrices + attributes + gradients + self.all_sums) * scalar + barriers + ids + table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One direction of one tensor product for one target and scalar type: kernels that run one after another."""
+
+    spec: TensorProductSpec
+    direction: Direction
+    target: Target
+    scalar_bytes: int
+    matrices: tuple[EdgeMatrix, ...]
+    kernels: tuple[KernelPlan, ...]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of all kernels."""
+        return tuple(segment for kernel in self.kernels for segment in kernel.segments)
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds per edge over all channels, edge matrices excluded: the arithmetic of the roofline."""
+        return sum(segment_work(self.direction, self.matrices, segment) * segment.mul for segment in self.segments)
+
+    def explain(self) -> str:
+        """A readable account of the plan: kernels, segments, paths, registers and shared memory."""
+        lines = [
+            f"{self.direction.value} on {self.target.name}, {8 * self.scalar_bytes}-bit",
+            f"  edge matrices: {len(self.matrices)}; multiply-adds: {self.multiply_adds()} an edge",
+        ]
+        for kernel in self.kernels:
+            if self.target.is_gpu:
+                lines.append(
+                    f"  kernel {kernel.number}: blocks of {kernel.threads} threads share the edges; "
+                    f"{kernel.edges_per_stage} edges a stage, {kernel.stages} stages, {kernel.shared_bytes()} bytes of "
+                    f"shared memory, at least {kernel.blocks_per_sm} blocks a multiprocessor"
+                )
+            for segment in kernel.segments:
+                warps = (
+                    f", {segment.channels_per_lane} channels a lane, {segment.teams} teams of {segment.members} warps"
+                )
+                lines.append(
+                    f"  segment: {segment.mul} channels, {len(segment.z_offsets)} output components in registers"
+                    + (warps if self.target.is_gpu else "")
+                )
+                lines += [f"    path {path.number}: {path.label}" for path in segment.paths]
+        return "\n".join(lines)
+
+
+def staged(pieces: Sequence[Piece]) -> int:
+    """Elements of shared memory for a row, in whole units of 16 bytes."""
+    return round_up(max((piece.staged + piece.length for piece in pieces), default=0), 4)
+
+
+def place(pieces: Sequence[Piece], offset: int) -> int:
+    """Where the element at an offset of a row lies in the copy."""
+    piece = next(p for p in pieces if p.offset <= offset < p.offset + p.length)
+    return piece.staged + offset - piece.offset
+
+
+def _pieces(blocks: Iterable[tuple[int, int]]) -> tuple[Piece, ...]:
+    """Blocks of (offset, length), neighbours made one."""
+    merged: list[list[int]] = []
+    for offset, length in sorted(blocks):
+        if merged and sum(merged[-1]) == offset:
+            merged[-1][1] += length
+        else:
+            merged.append([offset, length])
+    pieces: list[Piece] = []
+    for offset, length in merged:
+        pieces.append(Piece(offset, staged(pieces), length))
+    return tuple(pieces)
+
+
+def segment_work(direction: Direction, matrices: Sequence[EdgeMatrix], segment: Segment) -> int:
+    """Multiply-adds of a segment for one channel of one edge."""
+    return sum(multiply_adds(direction, len(matrices[p.matrix].elements), p.d1, p.d3) for p in segment.paths)
 
 
 def multiply_adds(direction: Direction, elements: int, d1: int, d3: int) -> int:

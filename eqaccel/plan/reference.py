@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eqaccel.irreps import Irreps
-from eqaccel.plan.model import Block, Direction, KernelPlan, PlannedPath, Segment
+from eqaccel.plan.model import Block, Direction, Plan, PlannedPath, Segment
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Result:
 
 
 def execute(
-    plan: KernelPlan,
+    plan: Plan,
     x: np.ndarray,
     y: np.ndarray,
     w: np.ndarray,
@@ -132,7 +132,7 @@ def _relayout(irreps: Irreps, rows: np.ndarray, from_mul_ir: bool) -> np.ndarray
     return out
 
 
-def _evaluate(plan: KernelPlan, y: np.ndarray, absolute: bool) -> list[np.ndarray]:
+def _evaluate(plan: Plan, y: np.ndarray, absolute: bool) -> list[np.ndarray]:
     """Every edge matrix on every edge, (num_edges, d1, d3)."""
     dims = {path.matrix: (path.d1, path.d3) for segment in plan.segments for path in segment.paths}
     values = []
@@ -150,7 +150,7 @@ def _evaluate(plan: KernelPlan, y: np.ndarray, absolute: bool) -> list[np.ndarra
 
 
 def _add_attribute_gradient(
-    plan: KernelPlan, block: Block, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray, absolute: bool
+    plan: Plan, block: Block, path: PlannedPath, pairs: np.ndarray, gy: np.ndarray, absolute: bool
 ) -> None:
     matrix = plan.matrices[path.matrix]
     parts = [part for parts in block.passes for part in parts if part.path is path]
@@ -162,7 +162,7 @@ def _add_attribute_gradient(
 
 @dataclass(frozen=True)
 class _PathStep:
-    plan: KernelPlan
+    plan: Plan
     segment: Segment
     path: PlannedPath
     x_offset: int

@@ -6,7 +6,7 @@
 #ifndef EQACCEL_ABI_H
 #define EQACCEL_ABI_H
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 1
+#define EQ_ABI 2
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
@@ -42,5 +42,13 @@ struct eq_operands {
   int32_t mul_ir;   // 1: x, z, gz, a and gx are laid out (mul, 2l+1) inside a block; 0: (2l+1, mul)
   int32_t atomic;   // 1: gx by atomic addition (order not fixed); 0: in a fixed order
   int32_t threads;  // CPU threads
+};
+
+// How the slots of a graph, or the rows of a batch, are dealt out to the blocks of a GPU: so many slots to each, or a row
+// to each. Then rows of more than `cut` slots are cut at its multiples, and all pieces but the first have further blocks.
+struct eq_shares {
+  int32_t size;   // slots of a block; 0: a row
+  int32_t cut;    // rows are cut at multiples of it only, and their pieces joined; 0: no sums to join
+  void* pieces;   // sums of the pieces, two rows for each multiple of `cut`
 };
 #endif

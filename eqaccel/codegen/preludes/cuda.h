@@ -66,6 +66,13 @@ EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, uns
 #endif
 
 EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+EQ_FN int count_lanes(bool condition) { return __popc(__ballot_sync(0xffffffffu, condition)); }
+
+// Waits for some warps of a block, which share one of the barriers 1 to 15.
+#define EQ_WARP_BARRIERS 1
+EQ_FN void wait_for_warps(int barrier, int warps) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
+}
 
 EQ_FN void stream_store(float* p, const float (&v)[1]) { __stcs(p, v[0]); }
 EQ_FN void stream_store(float* p, const float (&v)[2]) { __stcs((float2*)p, make_float2(v[0], v[1])); }

@@ -1,8 +1,9 @@
-// GPU prelude: a lane is a thread that owns a few channels, a block owns the edges of consecutive receivers.
+// GPU prelude: a lane is a thread that owns a few channels, a block owns a share of the edges, sorted by receiver.
 //
-// Warps share a block's work as (segment, chunk of channels). Rows of x and w reach shared memory some stages ahead;
-// the edge matrices of the next stage are built by all threads while this one is computed; outputs stay in registers
-// until the receiver's last edge. Everything is added in a fixed order unless `atomic` asks otherwise.
+// Warps share a block's work as (segment, chunk of channels); the warps of a team have both in common and take turns at
+// the edges. Rows of x and w reach shared memory some stages ahead; the edge matrices of the next stage are built by all
+// threads while this one is computed; outputs stay in registers until the receiver's last edge. Everything is added in a
+// fixed order unless `atomic` asks otherwise.
 namespace {
 
 // Channels of this thread inside the blocks of a segment.
@@ -21,11 +22,10 @@ template <int n>
 struct SharedRow {
   const T* row;
   bool active;
-  EQ_FN LaneOf<n> at(int offset) const { return load<n>(row + offset, active); }
-  EQ_FN LaneOf<n> at(int offset, int) const { return at(offset); }
+  EQ_FN LaneOf<n> at(int staged, int) const { return load<n>(row + staged, active); }
 };
 
-template <int n, int d1, int mul>
+template <int n, int d1, int mul, bool adds>
 struct XBlock {
   LaneOf<n> x_value[d1], a_value[d1], gx[d1];
   T* gx_row;
@@ -37,8 +37,9 @@ struct XBlock {
     if (!active) return;
 #pragma unroll
     for (int i = 0; i < d1; ++i) {
-      if (atomic) atomic_add(gx_row + i * mul, gx[i].v);
-      else stream_store(gx_row + i * mul, gx[i].v);
+      T* const to = gx_row + i * mul;
+      if (atomic) atomic_add(to, gx[i].v);
+      else stream_store(to, (adds ? gx[i] + load<n>(to, true) : gx[i]).v);
     }
   }
 };
@@ -64,13 +65,13 @@ struct EdgeRows {
   T *gx_row, *gw_row;                      // device memory, likewise
   bool active, atomic;
   LaneOf<n>*gz, *ggz;  // registers
-  template <int d1, int mul>
-  EQ_FN XBlock<n, d1, mul> x_block(int offset) const {
-    XBlock<n, d1, mul> block;
+  template <int d1, int mul, bool adds>
+  EQ_FN XBlock<n, d1, mul, adds> x_block(int staged, int offset) const {
+    XBlock<n, d1, mul, adds> block;
 #pragma unroll
     for (int i = 0; i < d1; ++i) {
-      block.x_value[i] = load<n>(x_row + offset + i * mul, active);
-      if (tangents > 1) block.a_value[i] = load<n>(a_row + offset + i * mul, active);
+      block.x_value[i] = load<n>(x_row + staged + i * mul, active);
+      if (tangents > 1) block.a_value[i] = load<n>(a_row + staged + i * mul, active);
       block.gx[i] = load<n>(nullptr, false);
     }
     block.gx_row = gx_row + offset;
@@ -79,10 +80,10 @@ struct EdgeRows {
     return block;
   }
   template <int mul>
-  EQ_FN Weight<n> weight(int offset) const {
+  EQ_FN Weight<n> weight(int staged, int offset) const {
     Weight<n> weight;
-    weight.w = load<n>(w_row + offset, active);
-    if (tangents > 1) weight.c = load<n>(c_row + offset, active);
+    weight.w = load<n>(w_row + staged, active);
+    if (tangents > 1) weight.c = load<n>(c_row + staged, active);
     weight.gw_row = gw_row + offset;
     weight.active = active;
     return weight;
@@ -130,43 +131,69 @@ struct Worker {
   static constexpr int n = S::lane_channels;
   Pipeline<P>& pipe;
   const eq_operands& o;
+  const eq_shares& shares;
+  const Share& share;
+  const int team, member;  // warps of a team own the same channels; each takes every S::members-th edge of a stage
+  T* const sums;           // shared memory in which the team adds up its outputs
   const Channels<S> channels;
   LaneOf<n> z[EQ_DIRECTION == 1 ? 1 : S::outputs];
   LaneOf<n> g[EQ_DIRECTION == 0 ? 1 : S::outputs];
 
-  EQ_FN Worker(Pipeline<P>& pipe_, int warp_of_segment)
-      : pipe(pipe_), o(pipe_.o), channels(warp_of_segment, pipe_.lane) {}
+  EQ_FN Worker(Pipeline<P>& pipe_, const eq_shares& shares_, const Share& share_, int first_team, int warp, T* sums_)
+      : pipe(pipe_), o(pipe_.o), shares(shares_), share(share_), team(first_team + warp / S::members),
+        member(warp % S::members), sums(sums_ + warp / S::members * S::sums),
+        channels(warp / S::members, pipe_.lane) {}
 
   EQ_FN void begin(int receiver) {
+    const T* const gz = static_cast<const T*>(o.gz) + int64_t(receiver) * P::z_dim + channels.first;
 #pragma unroll
     for (int k = 0; k < S::outputs; ++k) {
       if (EQ_DIRECTION != 1) z[k] = load<n>(nullptr, false);
-      if (EQ_DIRECTION != 0)
-        g[k] = load<n>(static_cast<const T*>(o.gz) + int64_t(receiver) * P::z_dim + S::z_offset(k) + channels.first,
-                       channels.active);
+      if (EQ_DIRECTION != 0) g[k] = load<n>(gz + S::z_offset(k), channels.active);
     }
   }
-  EQ_FN void finish(int receiver) {
-    if (EQ_DIRECTION == 1 || !channels.active) return;
-    T* row = static_cast<T*>(o.z) + int64_t(receiver) * P::z_dim + channels.first;
-#pragma unroll
-    for (int k = 0; k < S::outputs; ++k) stream_store(row + S::z_offset(k), z[k].v);
-  }
 
-  EQ_FN void run_edge(int step, int e, int slot) {
+  EQ_FN void finish(int receiver) {
+    if (EQ_DIRECTION == 1) return;
+    T* const row = share.target(shares, static_cast<T*>(o.z), receiver, P::z_dim) + channels.first;
+    if constexpr (S::members == 1) {
+      if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_team();
+      if (channels.active) {
+#pragma unroll
+        for (int k = 0; k < S::outputs; ++k) stream_store(row + S::z_offset(k), z[k].v);
+      }
+      if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_team();
+    } else {
+      LaneOf<n>* const of_lane = reinterpret_cast<LaneOf<n>*>(sums) + pipe.lane;
+#pragma unroll
+      for (int k = 0; k < S::outputs; ++k) of_lane[(member * S::outputs + k) * 32] = z[k];
+      wait_for_team();
+#pragma unroll 1
+      for (int k = member; k < S::outputs; k += S::members) {
+        LaneOf<n> total = of_lane[k * 32];
+#pragma unroll
+        for (int of = 1; of < S::members; ++of) total = total + of_lane[(of * S::outputs + k) * 32];
+        if (channels.active) stream_store(row + S::z_offset_at(k), total.v);
+      }
+      wait_for_team();
+    }
+  }
+  EQ_FN void wait_for_team() const { wait_for_warps(1 + team, S::members); }
+
+  EQ_FN void run_edge(int step, int e) {
     const T* rows = pipe.rows(step, e) + channels.first;
     const T* entries = pipe.entries(step, e);
     if constexpr (EQ_DIRECTION == 0) {
       S::edge(SharedRow<n>{rows, channels.active}, SharedRow<n>{rows + L::x_row, channels.active}, entries, z);
     } else {
-      constexpr int sums = power_of_two(P::y_dim);
-      Sum gy[sums];
+      constexpr int components = power_of_two(P::y_dim);
+      Sum gy[components];
 #pragma unroll
-      for (int j = 0; j < sums; ++j) gy[j] = 0;
+      for (int j = 0; j < components; ++j) gy[j] = 0;
       const int2 id = pipe.id(step, e);
-      const int64_t gx_row = o.atomic ? id.y : slot;
+      const int64_t gx_row = o.atomic ? id.y : pipe.slot(step, e);
       T* gx = static_cast<T*>(o.row_ptr && !o.atomic ? o.workspace : o.gx);
-      const T* tangent_rows = rows + L::x_row + L::w_row;
+      const T* tangent_rows = rows + L::edge / 2;
       EdgeRows<S> operands{rows,
                            rows + L::x_row,
                            tangent_rows,
@@ -178,9 +205,9 @@ struct Worker {
                            g,
                            z};
       S::edge(operands, entries, entries + P::entries, gy);
-      add_over_lanes<sums, 16>(gy, pipe.lane);
-      constexpr int shift = 5 - log2_of(sums < 32 ? sums : 32), each = sums < 32 ? 1 : sums / 32;
-      T* to = pipe.shared + L::sums + (step & 1) * L::sums_stage + (e * P::warps + pipe.warp) * P::y_dim;
+      add_over_lanes<components, 16>(gy, pipe.lane);
+      constexpr int shift = 5 - log2_of(components < 32 ? components : 32), each = components < 32 ? 1 : components / 32;
+      T* to = pipe.shared + L::gy + (step & 1) * L::gy_stage + (e * P::teams + team) * P::y_dim;
       if ((pipe.lane & ((1 << shift) - 1)) == 0) {
 #pragma unroll
         for (int q = 0; q < each; ++q) {
@@ -191,22 +218,23 @@ struct Worker {
     }
   }
 
-  // Gradients of y of a finished stage: the warps' shares, in order.
+  // Gradients of y of a finished stage: the teams' shares, in order.
   EQ_FN void write_attribute_gradients(int step) const {
     if (EQ_DIRECTION == 0 || step < 0 || step >= pipe.steps) return;
-    const T* from = pipe.shared + L::sums + (step & 1) * L::sums_stage;
+    const T* from = pipe.shared + L::gy + (step & 1) * L::gy_stage;
     for (int t = pipe.thread; t < pipe.count(step) * P::y_dim; t += L::threads) {
       const int e = t / P::y_dim, j = t - e * P::y_dim;
       T total = 0;
 #pragma unroll
-      for (int warp = 0; warp < P::warps; ++warp) total += from[(e * P::warps + warp) * P::y_dim + j];
-      const int64_t edge = pipe.id(step, e).x;
-      static_cast<T*>(o.gy)[edge * P::y_dim + j] = total;
+      for (int of = 0; of < P::teams; ++of) total += from[(e * P::teams + of) * P::y_dim + j];
+      T& gradient = static_cast<T*>(o.gy)[int64_t(pipe.id(step, e).x) * P::y_dim + j];
+      gradient = P::adds ? gradient + total : total;
     }
   }
 
-  EQ_FN void run(int receiver, int last_receiver) {
-    int end = o.row_ptr ? o.row_ptr[receiver + 1] : receiver + 1;
+  // Every member of a team sees every edge, so that all of them finish a row in the same stage.
+  EQ_FN void run() {
+    int receiver = share.row, end = share.rows.end(receiver);
     begin(receiver);
 #pragma unroll 1
     for (int step = 0; step < pipe.steps; ++step) {
@@ -214,133 +242,66 @@ struct Worker {
       write_attribute_gradients(step - 1);
 #pragma unroll 1
       for (int e = 0; e < L::edges; ++e) {
-        const int slot = pipe.first + step * L::edges + e;
+        const int slot = pipe.slot(step, e);
         if (slot >= pipe.last) break;
         while (slot >= end) {
           finish(receiver++);
-          end = o.row_ptr ? o.row_ptr[receiver + 1] : receiver + 1;
+          end = share.rows.end(receiver);
           begin(receiver);
         }
-        run_edge(step, e, slot);
+        if (S::members == 1 || e % S::members == member) run_edge(step, e);
       }
     }
     if (EQ_DIRECTION > 0) {
       __syncthreads();
       write_attribute_gradients(pipe.steps - 1);
     }
-    finish(receiver++);
-    for (; receiver < last_receiver; ++receiver) {
+    finish(receiver);
+    for (++receiver; receiver < share.rows_end(shares); ++receiver) {
       begin(receiver);
       finish(receiver);
     }
   }
 };
 
-EQ_FN int receiver_of(const eq_operands& o, int slot) {
-  if (!o.row_ptr) return slot;
-  int low = 0, high = o.num_receivers;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (o.row_ptr[middle] <= slot) low = middle;
-    else high = middle;
-  }
-  return low;
-}
-
-// The backward leaves nothing behind for a receiver, so its blocks take equal shares of the edges; the others take
-// `receivers` consecutive receivers each, whose outputs they own.
 template <class P>
-EQ_FN void run_block(const eq_operands& o, int receivers, T* shared) {
-  int receiver, last_receiver, first, last;
-  if (EQ_DIRECTION == 1) {
-    first = o.num_edges * blockIdx.x / gridDim.x;
-    last = o.num_edges * (blockIdx.x + 1) / gridDim.x;
-    receiver = last_receiver = receiver_of(o, first);
-  } else {
-    receiver = blockIdx.x * receivers;
-    last_receiver = min(int64_t(receiver) + receivers, o.num_receivers);
-    first = o.row_ptr ? o.row_ptr[receiver] : receiver;
-    last = o.row_ptr ? o.row_ptr[last_receiver] : last_receiver;
-  }
-  Pipeline<P> pipe(o, shared, first, last);
-  int warps = 0;
+EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
+  const Share share(receivers_of(o), shares, blockIdx.x);
+  if (!share.exists) return;
+  Pipeline<P> pipe(o, shared, share.first, share.last);
+  T* sums = shared + Layout<P>::sums;
+  int warps = 0, teams = 0;
   P::each_segment([&](auto segment) {
     typedef decltype(segment) S;
-    if (pipe.warp >= warps && pipe.warp < warps + S::warps) {
-      Worker<P, S> worker(pipe, pipe.warp - warps);
-      worker.run(receiver, last_receiver);
+    if (pipe.warp >= warps && pipe.warp < warps + S::teams * S::members) {
+      Worker<P, S> worker(pipe, shares, share, teams, pipe.warp - warps, sums);
+      worker.run();
     }
-    warps += S::warps;
+    warps += S::teams * S::members;
+    teams += S::teams;
+    sums += S::teams * S::sums;
   });
-}
-
-// Where element n of a row in the (2l+1, mul) layout lies in the (mul, 2l+1) layout, and the other way round.
-struct MulIrPosition {
-  int n, &position;
-  EQ_FN void operator()(int offset, int mul, int dim) const {
-    const int local = n - offset;
-    if (local >= 0 && local < mul * dim) position = offset + local % mul * dim + local / mul;
-  }
-};
-struct IrMulPosition {
-  int n, &position;
-  EQ_FN void operator()(int offset, int mul, int dim) const {
-    const int local = n - offset;
-    if (local >= 0 && local < mul * dim) position = offset + local % dim * mul + local / dim;
-  }
-};
-template <class P>
-EQ_FN int mul_ir_position(int n, bool is_x) {
-  int position = n;
-  if (is_x) P::each_x_block(MulIrPosition{n, position});
-  else P::each_z_block(MulIrPosition{n, position});
-  return position;
-}
-template <class P>
-EQ_FN int ir_mul_position(int n, bool is_x) {
-  int position = n;
-  if (is_x) P::each_x_block(IrMulPosition{n, position});
-  else P::each_z_block(IrMulPosition{n, position});
-  return position;
-}
-
-// Each thread moves one element of many rows: writes are contiguous, reads meet in the first-level cache.
-template <class P>
-EQ_FN void relayout(const T* from, T* to, int64_t rows, bool is_x, bool to_mul_ir) {
-  const int dim = is_x ? P::x_dim : P::z_dim, n = blockIdx.y * blockDim.x + threadIdx.x;
-  if (n >= dim) return;
-  const int other = to_mul_ir ? ir_mul_position<P>(n, is_x) : mul_ir_position<P>(n, is_x);
-#pragma unroll 4
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) to[row * dim + n] = from[row * dim + other];
-}
-
-// Adds the per-edge gradients of each sender in the order of its slots.
-template <class P>
-EQ_FN void collect(const eq_operands& o) {
-  constexpr int width = P::x_dim % 4 == 0 && sizeof(T) == 4 ? 4 : P::x_dim % 2 == 0 ? 2 : 1;
-  const T* from = static_cast<const T*>(o.workspace);
-  const int64_t sender = blockIdx.x;
-  const int begin = o.t_row_ptr[sender], end = o.t_row_ptr[sender + 1];
-  const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
-  if (column >= P::x_dim) return;
-  LaneOf<width> total = load<width>(nullptr, false);
-#pragma unroll 4
-  for (int t = begin; t < end; ++t) total = total + load<width>(from + int64_t(o.t_slot[t]) * P::x_dim + column, true);
-  T* to = static_cast<T*>(o.gx) + sender * P::x_dim;
-#pragma unroll
-  for (int u = 0; u < width; ++u) to[o.mul_ir ? mul_ir_position<P>(column + u, true) : column + u] = total.v[u];
 }
 
 }  // namespace
 
 // The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them.
-#define EQ_EXPORT(P)                                                                                              \
-  EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                          \
-      eq_main(const EQ_PARAMETER eq_operands o, int receivers) {                                             \
-    extern __shared__ __align__(128) unsigned char shared[];                                                      \
-    run_block<P>(o, receivers, reinterpret_cast<T*>(shared));                                                     \
-  }                                                                                                               \
-  EQ_KERNEL void eq_relayout(const T* from, T* to, int64_t rows, int is_x, int to_mul_ir) {                       \
-    relayout<P>(from, to, rows, is_x, to_mul_ir);                                                                 \
-  }                                                                                                               \
-  EQ_KERNEL void eq_collect(const EQ_PARAMETER eq_operands o) { collect<P>(o); }
+#define EQ_EXPORT_MAIN(name, P)                                                                                        \
+  EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                  \
+      name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                                    \
+    extern __shared__ __align__(128) unsigned char shared[];                                                           \
+    run_block<P>(o, shares, reinterpret_cast<T*>(shared));                                                             \
+  }
+#define EQ_EXPORT(P)                                                                                                   \
+  EQ_KERNEL void eq_join(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                      \
+    join_receivers<P>(o, shares);                                                                                      \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_collect(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                   \
+    collect<P>(o, shares);                                                                                             \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_join_collected(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {            \
+    join_senders<P>(o, shares);                                                                                        \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_relayout(const T* from, T* to, int64_t rows, int is_x, int to_mul_ir) {                            \
+    relayout<P>(from, to, rows, is_x, to_mul_ir);                                                                      \
+  }

@@ -1,6 +1,17 @@
 // GPU prelude, first part: the lane value type, a few channels of one thread.
 namespace {
 
+// Elements of a row that are copied to shared memory: where they are in the row and in the copy, and how many.
+struct Piece {
+  int offset, staged, length;
+};
+
+// A term of an entry of an edge matrix: element j of the attributes times a factor.
+struct alignas(2 * sizeof(T)) Term {
+  T factor;
+  short entry, j;
+};
+
 template <int n>
 struct alignas(n * sizeof(T)) LaneOf {
   T v[n];

@@ -1,4 +1,4 @@
-// GPU prelude, second part: how the rows and edge matrices of a block's edges reach shared memory.
+// GPU prelude, third part: how the rows and edge matrices of a block's edges reach shared memory.
 namespace {
 
 constexpr int tangents = EQ_DIRECTION == 2 ? 2 : 1;
@@ -8,13 +8,13 @@ EQ_FN constexpr int round_up(int value, int multiple) { return (value + multiple
 template <class P>
 struct Layout {
   static constexpr int edges = P::edges_per_stage, stages = P::stages, threads = 32 * (P::warps > 0 ? P::warps : 1);
-  static constexpr int x_row = round_up(P::x_dim, 4), w_row = round_up(P::w_dim, 4);
-  static constexpr int edge = (x_row + w_row) * tangents;  // x, w, then a, c
+  static constexpr int x_row = P::x_staged, edge = (x_row + P::w_staged) * tangents;  // x, w, then a, c
   static constexpr int matrices = stages * edges * edge;
   static constexpr int attributes = matrices + 2 * edges * P::entries * tangents;
-  static constexpr int sums = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
-  static constexpr int sums_stage = edges * P::warps * P::y_dim;
-  static constexpr int barriers = sums + (EQ_DIRECTION > 0 ? round_up(2 * sums_stage, 4) : 0);
+  static constexpr int gy = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
+  static constexpr int gy_stage = edges * P::teams * P::y_dim;
+  static constexpr int sums = gy + (EQ_DIRECTION > 0 ? round_up(2 * gy_stage, 4) : 0);
+  static constexpr int barriers = sums + P::sums;
   // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
   static constexpr int id_stages = stages + 3, ids_bytes = 8 * ((edges * id_stages + 1) / 2 * 2);
 };
@@ -28,11 +28,10 @@ struct Pipeline {
   int thread, lane, warp;
   int first, last, steps;  // slots of the block
   int2* ids;                   // (edge, sender) of every slot of some stages
-  T* factors;                  // of the terms of edge matrices
-  int* indices;                // of y in these terms
+  Term* terms;                 // of the entries of edge matrices
   int2 next;                   // ids on their way to shared memory
 #if EQ_BULK_COPY
-  static constexpr bool bulk = P::x_dim * sizeof(T) % 16 == 0 && P::w_dim * sizeof(T) % 16 == 0 && L::edges <= 32;
+  static constexpr bool bulk = P::granule * sizeof(T) % 16 == 0;
   unsigned barrier;
   unsigned long long once, often;
 #else
@@ -44,12 +43,8 @@ struct Pipeline {
         last(last_), steps((last_ - first_ + L::edges - 1) / L::edges) {
     unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * (L::stages + L::stages % 2);
     ids = reinterpret_cast<int2*>(tail);
-    factors = reinterpret_cast<T*>(tail + L::ids_bytes);
-    indices = reinterpret_cast<int*>(factors + P::terms * P::entries);
-    for (int t = thread; t < P::terms * P::entries; t += L::threads) {
-      factors[t] = P::factor(t);
-      indices[t] = P::index(t);
-    }
+    terms = reinterpret_cast<Term*>(tail + L::ids_bytes);
+    for (int t = thread; t < P::single + P::terms * P::several; t += L::threads) terms[t] = P::term(t);
     for (int t = thread; t < (L::stages + 1) * L::edges; t += L::threads) ids[t] = read_id(first + t);
     look_up(L::stages + 1);
 #if EQ_BULK_COPY
@@ -77,7 +72,8 @@ struct Pipeline {
   // Edge (x) and sender (y) of edge e of a stage.
   EQ_FN int2 id(int step, int e) const { return ids[step % L::id_stages * L::edges + e]; }
   EQ_FN T* rows(int step, int e) const { return shared + ((step % L::stages) * L::edges + e) * L::edge; }
-  EQ_FN int count(int step) const { return min(L::edges, last - first - step * L::edges); }
+  EQ_FN int slot(int step, int e) const { return first + step * L::edges + e; }
+  EQ_FN int count(int step) const { return min(L::edges, last - slot(step, 0)); }
 
   EQ_FN int2 read_id(int slot) const {
     if (slot >= last) return make_int2(0, 0);
@@ -85,7 +81,7 @@ struct Pipeline {
   }
   // Ids are read from device memory one step before they are published to the block.
   EQ_FN void look_up(int step) {
-    if (thread < L::edges) next = read_id(first + step * L::edges + thread);
+    if (thread < L::edges) next = read_id(slot(step, thread));
   }
   EQ_FN void publish_ids(int step) {
     if (thread < L::edges) ids[step % L::id_stages * L::edges + thread] = next;
@@ -109,40 +105,42 @@ struct Pipeline {
   EQ_FN void issue_bulk(int step) const {
 #if EQ_BULK_COPY
     if (warp != 0) return;
-    const T *x = static_cast<const T*>(o.x), *w = static_cast<const T*>(o.w);
-    const T *a = static_cast<const T*>(o.a), *c = static_cast<const T*>(o.c);
     const unsigned ready = barrier + 8 * (step % L::stages);
-    constexpr unsigned x_bytes = P::x_dim * sizeof(T), w_bytes = P::w_dim * sizeof(T);
-    if (lane == 0) expect_bytes(ready, count(step) * (x_bytes + w_bytes) * tangents);
+    if (lane == 0) expect_bytes(ready, count(step) * unsigned(P::copied * sizeof(T) * tangents));
     __syncwarp();
-    if (lane < count(step)) {
-      T* to = rows(step, lane);
-      const int2 of = id(step, lane);
-      if (w_bytes > 0) bulk_copy(to + L::x_row, w + of.x * o.w_stride, w_bytes, ready, once);
-      bulk_copy(to, x + int64_t(of.y) * P::x_dim, x_bytes, ready, often);
-      if (tangents > 1) {
-        to += L::x_row + L::w_row;
-        if (w_bytes > 0) bulk_copy(to + L::x_row, c + of.x * o.c_stride, w_bytes, ready, once);
-        bulk_copy(to, a + int64_t(of.y) * P::x_dim, x_bytes, ready, often);
-      }
+    if (lane >= count(step)) return;
+    T* const edge = rows(step, lane);
+    const int2 of = id(step, lane);
+    const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
+#pragma unroll
+    for (int n = 0; n < P::pieces; ++n) {
+      const Piece piece = P::piece(n);
+      const bool is_w = n >= P::x_pieces;
+      T* const to = edge + (is_w ? L::x_row : 0) + piece.staged;
+      const unsigned bytes = piece.length * sizeof(T);
+#pragma unroll
+      for (int t = 0; t < tangents; ++t)
+        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + piece.offset, bytes, ready, is_w ? once : often);
     }
 #endif
   }
   EQ_FN void issue_elements(int step) const {
-    const T *x = static_cast<const T*>(o.x), *w = static_cast<const T*>(o.w);
-    const T *a = static_cast<const T*>(o.a), *c = static_cast<const T*>(o.c);
     for (int e = 0; e < count(step); ++e) {
-      const int64_t edge = id(step, e).x, sender = id(step, e).y;
-      T* to = rows(step, e);
-      copy_row(to, x + sender * P::x_dim, P::x_dim);
-      copy_row(to + L::x_row, w + edge * o.w_stride, P::w_dim);
-      if (tangents > 1) {
-        to += L::x_row + L::w_row;
-        copy_row(to, a + sender * P::x_dim, P::x_dim);
-        copy_row(to + L::x_row, c + edge * o.c_stride, P::w_dim);
+      const int2 of = id(step, e);
+      const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
+#pragma unroll
+      for (int n = 0; n < P::pieces; ++n) {
+        const Piece piece = P::piece(n);
+        const bool is_w = n >= P::x_pieces;
+        T* const to = rows(step, e) + (is_w ? L::x_row : 0) + piece.staged;
+#pragma unroll
+        for (int t = 0; t < tangents; ++t)
+          copy_row(to + t * L::edge / 2, from[2 * t + is_w] + piece.offset, piece.length);
       }
     }
   }
+  EQ_FN static const T* x_row(const void* x, int2 id) { return static_cast<const T*>(x) + int64_t(id.y) * P::x_dim; }
+  EQ_FN static const T* w_row(const void* w, int64_t stride, int2 id) { return static_cast<const T*>(w) + id.x * stride; }
 
   EQ_FN T* attributes(int step, int e) const {
     return shared + L::attributes + ((step % (L::stages + 1)) * L::edges + e) * P::y_dim * tangents;
@@ -161,20 +159,29 @@ struct Pipeline {
   EQ_FN T* entries(int step, int e) const {
     return shared + L::matrices + ((step & 1) * L::edges + e) * P::entries * tangents;
   }
+  // Most entries have one term, and those of a thread do not wait for each other.
   EQ_FN void build_matrices(int step) const {
     if (step >= steps) return;
+    const T* const y = attributes(step, 0);
+    T* const out = entries(step, 0);
+    build<1, P::single>(terms, y, out);
+    build<P::terms, P::several>(terms + P::single, y, out);
+  }
+  template <int count, int all>
+  EQ_FN void build(const Term* table, const T* y, T* out) const {
     constexpr int rows = L::edges * tangents;
-    for (int t = thread; t < rows * P::entries; t += L::threads) {
-      const int row = t / P::entries, n = t - row * P::entries;
-      const T* y = attributes(step, 0) + row * P::y_dim;
-      T value = factors[n] * y[indices[n]];
-      // Most entries have one term: the others end at a negative index.
-      for (int term = 1; term < P::terms; ++term) {
-        const int j = indices[term * P::entries + n];
-        if (j < 0) break;
-        value += factors[term * P::entries + n] * y[j];
+#pragma unroll 2
+    for (int n = thread; n < all; n += L::threads) {
+      T value[rows] = {};
+#pragma unroll
+      for (int t = 0; t < count; ++t) {
+        const Term term = table[t * all + n];
+#pragma unroll
+        for (int row = 0; row < rows; ++row) value[row] += term.factor * y[row * P::y_dim + term.j];
       }
-      entries(step, 0)[row * P::entries + n] = value;
+      const int entry = table[n].entry;
+#pragma unroll
+      for (int row = 0; row < rows; ++row) out[row * P::entries + entry] = value[row];
     }
   }
 

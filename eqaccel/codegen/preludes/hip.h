@@ -24,6 +24,13 @@ EQ_FN void wait_copies() {}
 
 // A wavefront of 64 threads runs two groups of 32 lanes.
 EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor(value, mask, 32); }
+EQ_FN int count_lanes(bool condition) {
+  const unsigned long long lanes = __ballot(condition);
+  return __popc(static_cast<unsigned>(threadIdx.x % warpSize < 32 ? lanes : lanes >> 32));
+}
+
+#define EQ_WARP_BARRIERS 0
+EQ_FN void wait_for_warps(int, int) { __syncthreads(); }
 
 template <int n>
 EQ_FN void stream_store(T* p, const T (&v)[n]) {

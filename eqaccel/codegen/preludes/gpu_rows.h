@@ -1,0 +1,62 @@
+// GPU prelude, fourth part: kernels that move and add whole rows, around the main one.
+namespace {
+
+// Where element n of a row in one layout lies in the other: (2l+1, mul) and (mul, 2l+1) inside a block of irreps.
+struct OtherLayout {
+  int n, &position;
+  bool is_mul_ir;  // the layout that n counts in
+  EQ_FN void operator()(int offset, int mul, int dim) const {
+    const int local = n - offset, inner = is_mul_ir ? dim : mul, outer = is_mul_ir ? mul : dim;
+    if (local >= 0 && local < mul * dim) position = offset + local % inner * outer + local / inner;
+  }
+};
+template <class P>
+EQ_FN int other_position(int n, bool is_x, bool is_mul_ir) {
+  int position = n;
+  if (is_x) P::each_x_block(OtherLayout{n, position, is_mul_ir});
+  else P::each_z_block(OtherLayout{n, position, is_mul_ir});
+  return position;
+}
+
+// Each thread moves one element of many rows: writes are contiguous, reads meet in the first-level cache.
+template <class P>
+EQ_FN void relayout(const T* from, T* to, int64_t rows, bool is_x, bool to_mul_ir) {
+  const int dim = is_x ? P::x_dim : P::z_dim, n = blockIdx.y * blockDim.x + threadIdx.x;
+  if (n >= dim) return;
+  const int other = other_position<P>(n, is_x, to_mul_ir);
+#pragma unroll 4
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) to[row * dim + n] = from[row * dim + other];
+}
+
+// Adds the per-edge gradients of each sender in the order of its slots.
+template <class P>
+EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
+  constexpr int width = P::x_dim % 4 == 0 && sizeof(T) == 4 ? 4 : P::x_dim % 2 == 0 ? 2 : 1;
+  const Share share(senders_of(o), shares, blockIdx.x);
+  const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
+  if (!share.exists || column >= P::x_dim) return;
+  const T* from = static_cast<const T*>(o.workspace) + column;
+  int t = share.first;
+  for (int row = share.row; t < share.last || row == share.row || row < share.rows_end(shares); ++row) {
+    LaneOf<width> total = load<width>(nullptr, false);
+    const int end = min(share.rows.end(row), share.last);
+#pragma unroll 4
+    for (; t < end; ++t) total = total + load<width>(from + int64_t(o.t_slot[t]) * P::x_dim, true);
+    T* const to = share.target(shares, static_cast<T*>(o.gx), row, P::x_dim);
+    const bool moves = o.mul_ir && share.has_all(row);
+#pragma unroll
+    for (int u = 0; u < width; ++u) to[moves ? other_position<P>(column + u, true, false) : column + u] = total.v[u];
+  }
+}
+
+template <class P>
+EQ_FN void join_receivers(const eq_operands& o, const eq_shares& shares) {
+  join(receivers_of(o), shares, blockIdx.x + 1, static_cast<T*>(o.z), P::z_dim, [](int n) { return n; });
+}
+template <class P>
+EQ_FN void join_senders(const eq_operands& o, const eq_shares& shares) {
+  join(senders_of(o), shares, blockIdx.x + 1, static_cast<T*>(o.gx), P::x_dim,
+       [&](int n) { return o.mul_ir ? other_position<P>(n, true, false) : n; });
+}
+
+}  // namespace

@@ -1,0 +1,69 @@
+"""Tensor products of several GPU kernels, teams of warps, and graphs whose receivers are cut into pieces."""
+
+import pytest
+import torch
+
+from eqaccel import TensorProductConv, TensorProductSpec
+from eqaccel.plan import TARGETS, Direction, make_plan
+from eqaccel.testing import Operands, assert_product, random_operands
+
+SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
+LARGE = {
+    "several_kernels": TensorProductSpec.channelwise("8x3e+8x4e", "0e+1e+2e+3e+4e", "0e+1e+2e+3e+4e"),
+    "odd_channels": TensorProductSpec.channelwise("3x3e+3x4e", "0e+1e+2e+3e+4e", "0e+1e+2e+3e+4e"),
+    "teams": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+}
+MODES = [("mul_ir", True), ("ir_mul", False)]
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_plans_are_of_the_kinds_tested_here(direction: Direction) -> None:
+    several = make_plan(LARGE["several_kernels"], direction, TARGETS["sm_90"], 4)
+    assert len(several.kernels) > 1
+    adds = {block.adds for kernel in several.kernels for segment in kernel.segments for block in segment.blocks}
+    assert True in adds
+    teams = make_plan(LARGE["teams"], direction, TARGETS["sm_90"], 4)
+    assert direction is Direction.FORWARD or max(segment.members for segment in teams.segments) > 1
+
+
+@pytest.mark.parametrize(("layout", "deterministic"), MODES)
+@pytest.mark.parametrize("name", LARGE)
+def test_convolution(name: str, layout: str, deterministic: bool, device: torch.device, dtype: torch.dtype) -> None:
+    spec = LARGE[name]
+    module = TensorProductConv(spec, layout=layout, deterministic=deterministic).to(device)
+    assert_product(module, random_operands(spec, 5, 21, num_senders=6, dtype=dtype, device=device))
+
+
+def _hub(nodes: int, degree: int, hub_edges: int) -> torch.Tensor:
+    """A ring, and one node that receives many edges and sends as many; the last nodes have none."""
+    around = torch.arange(nodes).repeat_interleave(degree)
+    ring = torch.stack([(around + torch.arange(degree).repeat(nodes) + 1) % nodes, around])
+    others = torch.arange(hub_edges) % nodes
+    hub = torch.full_like(others, nodes // 2)
+    return torch.cat([ring, torch.stack([others, hub]), torch.stack([hub, others])], dim=1)
+
+
+@pytest.mark.parametrize(("layout", "deterministic"), MODES)
+@pytest.mark.parametrize(("nodes", "degree", "hub_edges"), [(9, 3, 900), (2500, 2, 300)])
+def test_one_node_with_many_edges(nodes, degree, hub_edges, layout, deterministic, device, dtype) -> None:
+    edge_index = _hub(nodes, degree, hub_edges).to(device)
+    made = random_operands(SMALL, nodes + 5, edge_index.shape[1], dtype=dtype, device=device)
+    operands = Operands(made.x, made.y, made.w, edge_index, made.num_receivers)
+    module = TensorProductConv(SMALL, layout=layout, deterministic=deterministic).to(device)
+    assert_product(module, operands)
+
+
+def test_pieces_are_added_in_a_fixed_order(device, dtype) -> None:
+    edge_index = _hub(40, 5, 800).to(device)
+    o = random_operands(SMALL, 45, edge_index.shape[1], dtype=dtype, device=device)
+    module = TensorProductConv(SMALL).to(device)
+
+    def results() -> list[torch.Tensor]:
+        x = o.x.clone().requires_grad_()
+        z = module(x, o.y, o.w, edge_index)
+        (gx,) = torch.autograd.grad(z.square().sum(), x, create_graph=True)
+        return [z, gx, *torch.autograd.grad(gx.square().sum(), x)]
+
+    first = results()
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(results(), first, strict=True))
