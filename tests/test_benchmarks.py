@@ -354,7 +354,7 @@ def test_models_compare_patched_with_unpatched(tmp_path):
     pytest.importorskip("mace")
     pytest.importorskip("ase")
     small = ["--atoms", "8", "--elements", "8", "--channels", "4", "--backends", "none", "--dtype", "float64"]
-    bench("models", *TINY, *small, "--compare", "none", "--json", tmp_path / "result.json")
+    bench("models", *TINY, *small, "--models", "mp0-medium", "--compare", "none", "--json", tmp_path / "result.json")
     results = json.loads((tmp_path / "result.json").read_text())
     plain, fused = results["rows"]
     assert fused["force_difference"] < 1e-11

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from eqaccel.benchmarks import report, suite
 from eqaccel.benchmarks.compile_times import cold_and_warm
-from eqaccel.benchmarks.families import FAMILIES, ModelCase
+from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
 from eqaccel.benchmarks.model_timing import device_milliseconds, time_variants
 from eqaccel.benchmarks.timing import Timing, describe, free_memory
 
@@ -93,7 +93,7 @@ def _untimed(model: str, note: str) -> dict[str, Any]:
 def _time_case(case: ModelCase, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each variant of one model on one structure: the plain one first, then the patched one."""
     facts = {"atoms": case.atoms, "edges": case.inputs["edge_index"].shape[1], "note": ""}
-    makers: dict[str, Callable[[torch.nn.Module, str], torch.nn.Module]] = {
+    makers: dict[str, Variant] = {
         "e3nn": lambda plain, _: plain,
         "eqaccel": lambda plain, _: eqaccel.patch(copy.deepcopy(plain)),
         **{_WORDS[word]: case.variants[_WORDS[word]] for word in arguments.compare if word != "none"},

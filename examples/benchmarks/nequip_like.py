@@ -21,7 +21,6 @@ from nequip.model import NequIPGNNModel, PresetNequIPGNNModel, modify
 from nequip.nn.interaction_block import InteractionBlock
 from nequip.utils.global_state import set_global_state
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 CUTOFF = 6.0  # angstrom
 ELEMENTS = ("H", "C", "O")
@@ -141,14 +140,8 @@ class Case(ModelCase):
 
 
 def _exact(plain: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
-    """A model in float64 with the weights of a plain one, and with constants that never were float32.
-
-    The messages of only one of its layers are in memory at a time, where those of all layers would not fit.
-    """
+    """A model in float64 with the weights of a plain one, and with constants that never were float32."""
     model.to(next(plain.parameters()).device)
     for exact, rounded in zip(model.parameters(), plain.parameters(), strict=True):
         exact.copy_(rounded)
-    for block in model.modules():
-        if isinstance(block, InteractionBlock):
-            block.tp_scatter.forward = partial(checkpoint, block.tp_scatter.forward, use_reentrant=False)
     return model
