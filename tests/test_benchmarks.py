@@ -323,6 +323,21 @@ def test_bench_is_a_command_of_eqaccel(tmp_path):
     assert all(name in shown for name in ("kernels", "batch", "graphs", "scaling", "overhead", "models", "report"))
 
 
+def test_a_model_whose_library_is_missing_says_what_to_use(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setitem(sys.modules, "eqaccel.benchmarks.nequip_like", None)
+    bench("models", *TINY, "--models", "nequip-m,nequip-l", *outputs(tmp_path, "missing"))
+    missing = json.loads((tmp_path / "missing.json").read_text())
+    assert [row["model"] for row in missing["rows"]] == ["nequip-m", "nequip-l"]
+    assert all("use an environment with nequip: ./run shell nequip" in row["note"] for row in missing["rows"])
+
+    found = {"model": "nequip-m", "atoms": 3, "edges": 6, "implementation": "eqaccel", "note": ""}
+    (tmp_path / "found.json").write_text(json.dumps(missing | {"rows": [found]}))
+    bench("report", tmp_path / "missing.json", tmp_path / "found.json", "--json", tmp_path / "both.json")
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert [(row["model"], row["atoms"]) for row in both["rows"]] == [("nequip-l", None), ("nequip-m", 3)]
+
+
 @pytest.mark.slow
 def test_compile_times_are_cold_then_warm():
     from eqaccel.benchmarks.compile_times import cold_and_warm
@@ -339,7 +354,7 @@ def test_models_compare_patched_with_unpatched(tmp_path):
     pytest.importorskip("mace")
     pytest.importorskip("ase")
     small = ["--atoms", "8", "--elements", "8", "--channels", "4", "--backends", "none", "--dtype", "float64"]
-    bench("models", *TINY, *small, "--compare", "none", "--json", tmp_path / "result.json")
+    bench("models", *TINY, *small, "--models", "mp0-medium", "--compare", "none", "--json", tmp_path / "result.json")
     results = json.loads((tmp_path / "result.json").read_text())
     plain, fused = results["rows"]
     assert fused["force_difference"] < 1e-11

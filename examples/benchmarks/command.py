@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eqaccel.benchmarks import models, overhead, pictures, products, report
+from eqaccel.benchmarks import model_tables, models, overhead, pictures, products, report
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         overhead.draw,
     ),
     "models": Benchmark(
-        "energy and forces of whole MACE models",
+        "energy and forces of whole MACE and NequIP models",
         models.add_arguments,
         models.run,
-        models.format_tables,
-        models.compact,
-        models.draw,
+        model_tables.format_tables,
+        model_tables.compact,
+        model_tables.draw,
     ),
 }
 

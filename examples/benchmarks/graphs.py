@@ -110,8 +110,9 @@ def _carbon(rng: np.random.Generator) -> Points:
     return positions + rng.normal(0, 0.02, positions.shape), constant * cells, 6.0
 
 
-def _water(rng: np.random.Generator) -> Points:
-    cells, spacing = 12, 3.105  # 33.4 molecules in a cubic nanometre
+def water_box(cells: int, rng: np.random.Generator) -> Points:
+    """So many cells of one molecule of water along each edge of a cube; oxygen, hydrogen, hydrogen."""
+    spacing = 3.105  # 33.4 molecules in a cubic nanometre
     oxygen = spacing * _cubic(cells) + rng.normal(0, 0.2, (cells**3, 3))
     # Orthogonal unit vectors a and b of every molecule; its hydrogens are 104.52 degrees apart.
     a, b = np.linalg.qr(rng.normal(size=(cells**3, 3, 2)))[0].transpose(2, 0, 1)
@@ -164,7 +165,7 @@ _POINTS: dict[str, Callable[..., Points]] = {
     "carbon": _carbon,
     "dhfr": partial(_random_points, 1800, 31.0),
     "covid": partial(_random_points, 23000, 5.9),
-    "water": _water,
+    "water": partial(water_box, 12),
 }
 _EDGES: dict[str, Callable[..., Edges]] = {"local": _local, "ring": _ring, "hub": _hub, "hub-even": _hub_even}
 

@@ -1,23 +1,26 @@
-"""MACE models with random weights, as they are and as its switches convert them; a crystal for them, and its input."""
+"""MACE models with random weights, as they are and as its own switches convert them, on diamond."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-import ase.build
+import ase
 import mace  # noqa: F401  (before e3nn: it sets what e3nn 0.4.4 needs under a recent torch)
 import numpy as np
 import torch
 from e3nn import o3
+from eqaccel.benchmarks.families import ModelCase
+from eqaccel.benchmarks.structures import diamond
+from eqaccel.patches import Replacement
 from eqaccel.patches.verify import default_dtype
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils
+from mace.tools.scatter import scatter_sum
 from torch import Tensor
-
-import eqaccel
 
 CUTOFF = 6.0  # angstrom
 
@@ -73,10 +76,6 @@ def build_model(dtype: torch.dtype, shape: Shape) -> torch.nn.Module:
     return model.requires_grad_(False)
 
 
-def _patched(model: torch.nn.Module, device: str) -> torch.nn.Module:
-    return eqaccel.patch(copy.deepcopy(model))
-
-
 def _cuequivariance(model: torch.nn.Module, device: str) -> torch.nn.Module:
     import cuequivariance_torch  # noqa: F401  (mace itself would build a slow model without it)
     from mace.cli import convert_e3nn_cueq
@@ -98,22 +97,6 @@ def _converted(convert: Callable[..., torch.nn.Module], model: torch.nn.Module, 
         return convert(model, device=device).requires_grad_(False)
 
 
-VARIANTS: dict[str, Callable[[torch.nn.Module, str], torch.nn.Module]] = {
-    "eqaccel": _patched,
-    "cuEquivariance": _cuequivariance,
-    "OpenEquivariance": _openequivariance,
-}
-"""What makes a model with each library out of a plain one, as its users do."""
-
-
-def diamond(atoms: int) -> ase.Atoms:
-    """A cube of diamond of at least so many atoms, jittered so that no force is zero."""
-    cells = max(1, round((atoms / 8) ** (1 / 3)))
-    crystal = ase.build.bulk("C", "diamond", a=3.567, cubic=True) * (cells, cells, cells)
-    crystal.rattle(0.02, seed=0)
-    return crystal
-
-
 def make_batch(model: torch.nn.Module, atoms: ase.Atoms, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
     """The input of the model, as MACE's own data loader makes it."""
     with default_dtype(dtype):
@@ -122,3 +105,44 @@ def make_batch(model: torch.nn.Module, atoms: ase.Atoms, dtype: torch.dtype, dev
         graph = mace_data.AtomicData.from_config(config, z_table=table, cutoff=float(model.r_max))
         loader = torch_geometric.dataloader.DataLoader([graph], batch_size=1, shuffle=False)
         return {name: value.to(device) for name, value in next(iter(loader)).to_dict().items() if value is not None}
+
+
+class Case(ModelCase):
+    """A MACE model on a cube of diamond."""
+
+    variants = MappingProxyType({"cuEquivariance": _cuequivariance, "OpenEquivariance": _openequivariance})
+
+    @staticmethod
+    def sizes(model: str, device: str) -> Sequence[int]:
+        """A crystal of each kind that GPUs are used for; one between them on a CPU."""
+        return (64, 1000) if device == "cuda" else (216,)
+
+    @staticmethod
+    def layers(model: str) -> Sequence[str]:
+        """Both layers."""
+        return MODELS[model].layers
+
+    @classmethod
+    def build(cls, model: str, atoms: int, options: argparse.Namespace) -> Case:
+        """The model, of other sizes if these are given; its own numbers count as right."""
+        dtype = getattr(torch, options.dtype)
+        given = {"elements": options.elements, "channels": options.channels}
+        shape = replace(MODELS[model], **{key: value for key, value in given.items() if value})
+        plain = build_model(dtype, shape).to(options.device)
+        crystal = diamond(atoms)
+        return cls(plain, plain, make_batch(plain, crystal, dtype, options.device), len(crystal))
+
+    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Energy and forces."""
+        return model(inputs, compute_force=True)
+
+    def products(self, model: torch.nn.Module) -> list[torch.nn.Module]:
+        """The `conv_tp` of the interaction blocks."""
+        return [block.conv_tp for block in model.interactions]
+
+    def convolve(self, product: torch.nn.Module, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+        """Gather, tensor product and scatter, as in the interaction blocks."""
+        if isinstance(product, Replacement):
+            return product(x, y, w, edge_index)
+        messages = product(x[edge_index[0]], y, w)
+        return scatter_sum(src=messages, index=edge_index[1], dim=0, dim_size=x.shape[0])

@@ -22,7 +22,16 @@ from eqaccel.plan import Direction
 DIRECTIONS = {direction.value: direction for direction in Direction}
 """Forward, backward and double backward, by the names they have on the command line and in results."""
 
-_PACKAGES = ("e3nn", "mace-torch", "cuequivariance", "cuequivariance-torch", "openequivariance", "numpy", "ase")
+_PACKAGES = (
+    "e3nn",
+    "mace-torch",
+    "nequip",
+    "cuequivariance",
+    "cuequivariance-torch",
+    "openequivariance",
+    "numpy",
+    "ase",
+)
 _SHORT = {"cuEquivariance": "cuE", "OpenEquivariance": "OEQ"}
 
 Results = dict[str, Any]
@@ -76,7 +85,7 @@ def version(package: str) -> str | None:
 def load(files: Iterable[Path]) -> Results:
     """Joins the results of one benchmark that was run in pieces; of equal rows the last one counts.
 
-    A case that one piece did not begin, for lack of time, is dropped if another piece has it.
+    A case that one piece did not begin, for lack of time or of a library, is dropped if another piece has it.
 
     Raises:
         ValueError: If the files do not belong together.
@@ -89,10 +98,12 @@ def load(files: Iterable[Path]) -> Results:
     rows = {}
     for row in (row for part in parts for row in part["rows"]):
         rows[tuple(row.get(key) for key in ("model", "atoms", "problem", "graph", "edges", "implementation"))] = row
-    begun = {(row.get("problem"), row.get("graph")) for row in rows.values() if row.get("begun", True)}
-    kept = [
-        row for row in rows.values() if row.get("begun", True) or (row.get("problem"), row.get("graph")) not in begun
-    ]
+
+    def case(row: Row) -> tuple[Any, ...]:
+        return tuple(row.get(key) for key in ("model", "problem", "graph"))
+
+    begun = {case(row) for row in rows.values() if row.get("begun", True)}
+    kept = [row for row in rows.values() if row.get("begun", True) or case(row) not in begun]
     return parts[-1] | {"rows": kept}
 
 

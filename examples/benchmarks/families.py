@@ -1,0 +1,104 @@
+"""The models that can be timed whole, by the library that they are of, and what a benchmark asks of such a library.
+
+MACE and NequIP need different versions of e3nn, so that an environment has one of them: each is imported by a file of
+its own, when a model of it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Variant = Callable[[torch.nn.Module, str], torch.nn.Module]
+"""Makes another model, that computes the same, out of a plain one and the device that it is on."""
+
+
+class ModelCase(ABC):
+    """A model with random, frozen weights, and a structure that it is run on.
+
+    Attributes:
+        variants: What makes a model with each library out of a plain one, as its users do.
+        plain: The model as its own library builds it, on e3nn.
+        exact: The model whose energy and forces count as right; may be the plain one.
+        inputs: What the models are called with; "edge_index" is among it.
+        atoms: Number of atoms.
+    """
+
+    variants: ClassVar[Mapping[str, Variant]]
+
+    def __init__(
+        self, plain: torch.nn.Module, exact: torch.nn.Module, inputs: Mapping[str, Tensor], atoms: int
+    ) -> None:
+        self.plain, self.exact, self.inputs, self.atoms = plain, exact, inputs, atoms
+
+    @staticmethod
+    @abstractmethod
+    def sizes(model: str, device: str) -> Sequence[int]:
+        """Numbers of atoms that a model is timed on unless others are asked for."""
+
+    @staticmethod
+    @abstractmethod
+    def layers(model: str) -> Sequence[str]:
+        """The problems of `problems.py` that the convolutions of a model are, for those whose compiler is timed."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, model: str, atoms: int, options: argparse.Namespace) -> ModelCase:
+        """A model, by its name, on a structure of about so many atoms."""
+
+    @abstractmethod
+    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs of a variant of the model, "energy" and "forces" among them."""
+
+    @abstractmethod
+    def products(self, model: torch.nn.Module) -> list[torch.nn.Module]:
+        """The modules, layer by layer, that `patch` replaces; of the plain or the patched model."""
+
+    @abstractmethod
+    def convolve(self, product: torch.nn.Module, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+        """The convolution that the model uses one of its products for."""
+
+    def call(self, model: torch.nn.Module) -> dict[str, Tensor]:
+        """Evaluates on fresh tensors, as in every step of a simulation: edges are sorted anew each time."""
+        return self.evaluate(model, {name: value.clone() for name, value in self.inputs.items()})
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models of one library.
+
+    Attributes:
+        title: What people call it.
+        package: What is imported, and the environment that `./run shell` makes for it.
+        models: Names on the command line.
+    """
+
+    title: str
+    package: str
+    models: tuple[str, ...]
+
+    def load(self) -> type[ModelCase]:
+        """Imports the library.
+
+        Raises:
+            ImportError: If it is not installed.
+        """
+        return importlib.import_module(f"eqaccel.benchmarks.{self.package}_like").Case
+
+
+FAMILIES: dict[str, Family] = {
+    model: family
+    for family in (
+        Family("MACE", "mace", ("mp0-medium", "large")),
+        Family("NequIP", "nequip", ("nequip-water", "nequip-l", "nequip-m")),
+    )
+    for model in family.models
+}
+"""The family of every model."""

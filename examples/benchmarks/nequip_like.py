@@ -1,0 +1,147 @@
+"""NequIP models with random weights, as they are and as its own modifiers change them, on water and diamond."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import ase
+import torch
+from eqaccel.benchmarks.families import ModelCase
+from eqaccel.benchmarks.structures import diamond, water
+from eqaccel.patches.verify import default_dtype
+from nequip.data import AtomicDataDict, from_ase
+from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+from nequip.model import NequIPGNNModel, PresetNequIPGNNModel, modify
+from nequip.nn.interaction_block import InteractionBlock
+from nequip.utils.global_state import set_global_state
+from torch import Tensor
+
+CUTOFF = 6.0  # angstrom
+ELEMENTS = ("H", "C", "O")
+
+_nequip_defaults = partial(default_dtype, torch.float64)
+"""NequIP makes float64 the default of the whole process, whatever a model computes in; here only where it runs."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a model, and what it is run on.
+
+    Attributes:
+        structure: Makes a structure of about so many atoms.
+        atoms: How many, unless others are asked for.
+        options: Of NequIP's builders.
+    """
+
+    structure: Callable[[int], ase.Atoms]
+    atoms: int
+    options: Mapping[str, Any]
+
+
+MODELS = {
+    "nequip-water": Shape(water, 5184, {"num_layers": 4, "l_max": 1, "parity": True, "num_features": 32}),
+    "nequip-l": Shape(diamond, 1000, {"preset": "L"}),
+    "nequip-m": Shape(water, 192, {"preset": "M"}),
+}
+"""A small model for a large box of water, and presets of NequIP's: one for GPUs, one that a CPU can run too."""
+
+
+def build_model(dtype: torch.dtype, options: Mapping[str, Any]) -> torch.nn.Module:
+    """A model with random weights."""
+    builder = PresetNequIPGNNModel if "preset" in options else NequIPGNNModel
+    with _nequip_defaults():
+        set_global_state()
+        model = builder(
+            seed=0,
+            model_dtype=str(dtype).removeprefix("torch."),
+            r_max=CUTOFF,
+            type_names=ELEMENTS,
+            avg_num_neighbors=100.0,
+            per_type_energy_scales=1.0,
+            per_type_energy_shifts=0.0,
+            **options,
+        )
+    return model.eval().requires_grad_(False)
+
+
+def make_inputs(atoms: ase.Atoms, device: str) -> dict[str, Tensor]:
+    """The input of a model, as NequIP's own calculator makes it."""
+    with _nequip_defaults():
+        data = from_ase(atoms)
+        for transform in (ChemicalSpeciesToAtomTypeMapper(ELEMENTS), NeighborListTransform(r_max=CUTOFF)):
+            data = transform(data)
+    return AtomicDataDict.to_(data, device)
+
+
+def _cuequivariance(model: torch.nn.Module, device: str) -> torch.nn.Module:
+    import cuequivariance_torch  # noqa: F401
+
+    return _modified("enable_CuEquivariance", model, device)
+
+
+def _openequivariance(model: torch.nn.Module, device: str) -> torch.nn.Module:
+    import openequivariance  # noqa: F401
+
+    return _modified("enable_OpenEquivariance", model, device)
+
+
+def _modified(modifier: str, model: torch.nn.Module, device: str) -> torch.nn.Module:
+    if device == "cpu":
+        raise NotImplementedError("no kernels for the CPU")
+    with _nequip_defaults():
+        modified = modify(copy.deepcopy(model), [{"modifier": modifier}])
+    return modified.to(device).eval().requires_grad_(False)
+
+
+class Case(ModelCase):
+    """A NequIP model on the structure that it is for."""
+
+    variants = MappingProxyType({"cuEquivariance": _cuequivariance, "OpenEquivariance": _openequivariance})
+
+    @staticmethod
+    def sizes(model: str, device: str) -> Sequence[int]:
+        """One for each model."""
+        return (MODELS[model].atoms,)
+
+    @staticmethod
+    def layers(model: str) -> Sequence[str]:
+        """None: first and last layers are no problems of their own."""
+        return ()
+
+    @classmethod
+    def build(cls, model: str, atoms: int, options: argparse.Namespace) -> Case:
+        """The model, of other multiplicities if these are given."""
+        shape, dtype = MODELS[model], getattr(torch, options.dtype)
+        given = shape.options | ({"num_features": options.channels} if options.channels else {})
+        plain = build_model(dtype, given).to(options.device)
+        structure = shape.structure(atoms)
+        exact = plain if dtype == torch.float64 else _exact(plain, build_model(torch.float64, given))
+        return cls(plain, exact, make_inputs(structure, options.device), len(structure))
+
+    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Energy, forces and stress."""
+        with _nequip_defaults():
+            outputs = model(inputs)
+        return outputs | {"energy": outputs["total_energy"]}
+
+    def products(self, model: torch.nn.Module) -> list[torch.nn.Module]:
+        """The `tp_scatter` of the interaction blocks."""
+        return [block.tp_scatter for block in model.modules() if isinstance(block, InteractionBlock)]
+
+    def convolve(self, product: torch.nn.Module, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
+        """Calls it as the interaction blocks do, whose edges start at their receivers."""
+        return product(x, y, w, edge_index[0], edge_index[1])
+
+
+def _exact(plain: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
+    """A model in float64 with the weights of a plain one, and with constants that never were float32."""
+    model.to(next(plain.parameters()).device)
+    for exact, rounded in zip(model.parameters(), plain.parameters(), strict=True):
+        exact.copy_(rounded)
+    return model

@@ -1,0 +1,84 @@
+"""The benchmark of whole models runs NequIP's, checks them against float64, and says what is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("nequip", reason="needs nequip")
+
+from eqaccel.benchmarks import nequip_like
+from eqaccel.benchmarks.command import main
+from eqaccel.benchmarks.graphs import make_graph
+from eqaccel.benchmarks.problems import PROBLEMS
+from eqaccel.benchmarks.structures import water
+
+from eqaccel import TensorProductSpec
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def rows(folder: Path, *options: str) -> list[dict]:
+    """Runs `python -m eqaccel bench models` on the CPU; returns what it wrote."""
+    threads, file = torch.get_num_threads(), folder / "result.json"
+    common = ["models", "--device", "cpu", "--threads", "1", "--repetitions", "3", "--json", str(file)]
+    try:
+        assert main([*common, *options]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    return json.loads(file.read_text())["rows"]
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("float64", 1e-11)])
+def test_patched_and_unpatched(dtype: str, limit: float, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    before = torch.get_default_dtype()
+    small = ["--models", "nequip-water", "--atoms", "24", "--channels", "4", "--compare", "none", "--dtype", dtype]
+    plain, fused = rows(tmp_path, *small, "--plot", str(tmp_path / "result.png"))
+    assert torch.get_default_dtype() == before
+    assert (plain["implementation"], fused["implementation"]) == ("e3nn", "eqaccel")
+    assert max(fused["energy_difference"], fused["force_difference"]) < limit
+    assert ("force_difference" in plain) == (dtype == "float32"), "in float64 the plain model is what counts as right"
+    assert fused["speedup"] == pytest.approx(plain["call"]["median_ms"] / fused["call"]["median_ms"])
+    for row in (plain, fused):
+        assert row["atoms"] == 24
+        assert row["convolution_share"] > 0
+        assert row["backward"]["median_ms"] > 0
+    assert f"nequip-water, 24/{plain['edges']}" in capsys.readouterr().out
+    assert (tmp_path / "result.png").stat().st_size > 0
+
+
+def test_peers_that_are_not_installed_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("cuequivariance_torch", "openequivariance"):
+        monkeypatch.setitem(sys.modules, package, None)
+    small = ["--models", "nequip-water", "--atoms", "3", "--channels", "2"]
+    peers = {row["implementation"]: row for row in rows(tmp_path, *small)[2:]}
+    assert set(peers) == {"cuEquivariance", "OpenEquivariance"}
+    for row in peers.values():
+        assert row["note"].startswith("not installed: ")
+        assert "call" not in row
+
+
+def test_peers_are_not_tried_on_a_cpu() -> None:
+    options = argparse.Namespace(dtype="float32", device="cpu", channels=2)
+    case = nequip_like.Case.build("nequip-water", 3, options)
+    with pytest.raises(NotImplementedError, match="no kernels for the CPU"):
+        nequip_like._modified("enable_OpenEquivariance", case.plain, "cpu")
+
+
+def test_inner_layers_are_the_problem_of_that_name() -> None:
+    model = nequip_like.build_model(torch.float64, nequip_like.MODELS["nequip-l"].options)
+    scatters = [module for module in model.modules() if type(module).__name__ == "TensorProductScatter"]
+    specs = [TensorProductSpec.from_e3nn(scatter.tp) for scatter in scatters]
+    assert len(specs) == 6
+    assert {spec.weight_numel for spec in specs[1:-1]} == {PROBLEMS["nequip-l"].spec.weight_numel}
+
+
+def test_water_has_the_edges_of_the_graph_of_that_name() -> None:
+    graph, edges = make_graph("water"), nequip_like.make_inputs(water(5184), "cpu")["edge_index"]
+    order = (edges[0] * graph.num_nodes + edges[1]).sort().values
+    assert torch.equal(order, graph.receiver * graph.num_nodes + graph.sender)
