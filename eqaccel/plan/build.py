@@ -41,7 +41,8 @@ def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, sca
     Returns:
         The plan; the same arguments always give the same plan.
     """
-    matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu)
+    cpu_forward = not target.is_gpu and direction is Direction.FORWARD
+    matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu or cpu_forward, by_entry=cpu_forward)
     build = _gpu_segments if target.is_gpu else _cpu_segments
     segments = build(spec, matrices, matrix_of, direction, target, scalar_bytes)
     edges, stages, resident = _pipeline(spec, matrices, segments, direction, target, scalar_bytes)
@@ -58,7 +59,7 @@ def _cpu_segments(
 ) -> tuple[Segment, ...]:
     # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and what
     # stays in registers are the sums over channels, so one segment a multiplicity is enough.
-    outputs = target.registers - 8
+    outputs = target.registers - 10
     segments = []
     for mul, numbers in _by_multiplicity(spec):
         groups: list[list[int]] = [[]]

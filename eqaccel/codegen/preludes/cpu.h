@@ -46,6 +46,8 @@ EQ_FN void store(T* component, int c, Lane value) {
   }
 }
 
+constexpr int64_t much = 16 << 20;  // bytes that fill the caches
+
 // Past the caches, for rows that fill them and are not read again here; `component` is aligned.
 EQ_FN void stream_store(T* component, Lane value) {
 #if defined(__x86_64__)
@@ -64,12 +66,25 @@ EQ_FN void finish_streams() {
 
 #define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
 
+// An entry with a minus is subtracted: a compiler would spend an instruction on the negation of each broadcast.
+struct Negative {
+  T value;
+};
+struct Entry {
+  T value;
+  EQ_FN operator T() const { return value; }
+  EQ_FN Negative operator-() const { return {value}; }
+};
+EQ_FN Lane fma(Negative a, Lane b, Lane c) { return c - a.value * b; }
+EQ_FN Lane operator*(Negative a, Lane b) { return -(a.value * b); }
+EQ_FN Lane operator*(Entry a, Lane b) { return a.value * b; }
+
 // Edge matrices are built for as many edges at once as a SIMD vector holds, so an entry of one edge and the next are
 // `lanes` elements apart.
 template <int first, int count>
 struct Entries {
   const T* values;
-  EQ_FN T operator[](int n) const { return values[(first + n) * lanes]; }
+  EQ_FN Entry operator[](int n) const { return {values[(first + n) * lanes]}; }
 };
 // The compiler is kept from reading entries once for all channels: they would fill the registers and spill, while a
 // multiply-add takes a broadcast operand from memory at no cost.
@@ -105,6 +120,29 @@ void build_entries(const Topology& g, const void* rows, int64_t slot, int64_t en
   P::build_entries(columns, entries);
 }
 
+// (mul, 2l+1) to (2l+1, mul) inside each block of a row, or back.
+struct Relayout {
+  const T* from;
+  T* to;
+  bool to_mul_ir;
+  EQ_FN void operator()(int offset, int mul, int dim) const {
+    const T* in = from + offset;
+    T* out = to + offset;
+    for (int u = 0; u < mul; ++u)
+      for (int i = 0; i < dim; ++i) {
+        if (to_mul_ir) out[u * dim + i] = in[i * mul + u];
+        else out[i * mul + u] = in[u * dim + i];
+      }
+  }
+};
+
+template <class P>
+EQ_FN void write_z(const eq_operands& o, const T* row, int64_t receiver) {
+  T* to = static_cast<T*>(o.z) + receiver * P::z_dim;
+  if (o.mul_ir) P::each_z_block(Relayout{row, to, true});
+  else memcpy(to, row, P::z_dim * sizeof(T));
+}
+
 // ---- forward
 
 template <int mul>
@@ -113,16 +151,11 @@ struct ForwardX {
   int c;
   EQ_FN Lane at(int offset) const { return load<mul>(row + offset, c); }
 };
-template <int mul, int paths>
+template <int mul>
 struct ForwardW {
   const T* row;
-  const T* ahead;  // the row that is read a block of edges later
   int c;
-  // One cache line of that row is fetched for each path, in address order.
-  EQ_FN Lane at(int offset, int path) const {
-    __builtin_prefetch((const char*)ahead + ((c / lanes) * paths + path) * 64, 0, 2);
-    return load<mul>(row + offset, c);
-  }
+  EQ_FN Lane at(int offset, int) const { return load<mul>(row + offset, c); }
 };
 
 // Edges of a receiver that run together while its outputs stay in registers.
@@ -132,10 +165,12 @@ struct ForwardBlock {
   static constexpr int w_bytes = P::w_dim * sizeof(T), size = w_bytes <= 6144 ? 64 : w_bytes <= 12288 ? 32 : 16;
   const T* x[size];
   const T* w[size];
-  const T* ahead[size];
+  const T* ahead[size];  // rows of weights that are read a block of edges later
   Lane* entries;
   int count;
   T* z;
+  bool fresh;  // nothing was added to z before
+  T* out;      // where finished outputs are streamed to; null if they stay in z
 
   EQ_FN const T* entries_of(int e) const {
     return reinterpret_cast<const T*>(entries + e / lanes * P::entries) + e % lanes;
@@ -145,25 +180,35 @@ struct ForwardBlock {
   EQ_FN void run(Segment, int c) const {
     if (c >= Segment::mul) return;
     Lane acc[Segment::outputs];
-    for (int k = 0; k < Segment::outputs; ++k) acc[k] = load<Segment::mul>(z + Segment::z_offset(k), c);
+    for (int k = 0; k < Segment::outputs; ++k)
+      acc[k] = fresh ? Lane{} : load<Segment::mul>(z + Segment::z_offset(k), c);
     for (int e = 0; e < count; ++e) {
-      Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul, P::paths>{w[e], ahead[e], c},
-                    entries_of(e), acc);
+      // In address order, evenly over the arithmetic: in bursts they would ask for more than the memory gives.
+      const char* fetched = (const char*)ahead[e] + c / lanes * P::paths * 64;
+#pragma GCC unroll 32
+      for (int n = Segment::first_fetch; n < Segment::end_fetch; ++n) __builtin_prefetch(fetched + n * 64, 0, 2);
+      Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul>{w[e], c}, entries_of(e), acc);
     }
-    for (int k = 0; k < Segment::outputs; ++k) store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
+    for (int k = 0; k < Segment::outputs; ++k) {
+      if (out) stream_store(out + Segment::z_offset(k) + c, acc[k]);
+      else store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
+    }
   }
 };
 
 template <class P>
-void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lane* entries) {
+void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lane* entries, bool stream) {
   const T* w = static_cast<const T*>(g.o.w);
-  memset(z, 0, P::z_dim * sizeof(T));
-  const int64_t end = g.end(receiver);
+  const int64_t begin = g.begin(receiver), end = g.end(receiver);
+  const bool direct = stream && begin < end;
+  if (!direct) memset(z, 0, P::z_dim * sizeof(T));
   ForwardBlock<P> block;
   block.entries = entries;
   block.z = z;
-  for (int64_t slot = g.begin(receiver); slot < end; slot += block.size) {
+  for (int64_t slot = begin; slot < end; slot += block.size) {
     block.count = end - slot < block.size ? int(end - slot) : block.size;
+    block.fresh = direct && slot == begin;
+    block.out = direct && end - slot <= block.size ? static_cast<T*>(g.o.z) + receiver * P::z_dim : nullptr;
     for (int e = 0; e < block.count; ++e) {
       const int64_t edge = g.edge(slot + e), last = g.o.num_edges - 1;
       const int64_t later = slot + e + block.size < last ? slot + e + block.size : last;
@@ -174,6 +219,7 @@ void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lan
     }
     for (int c = 0; c < P::largest_mul; c += lanes) P::each_segment([&](auto segment) { block.run(segment, c); });
   }
+  if (!direct) write_z<P>(g.o, z, receiver);
 }
 
 // ---- backward and double backward: the loop over channels is innermost
@@ -288,22 +334,6 @@ struct Workspace {
   }
 };
 
-// (mul, 2l+1) to (2l+1, mul) inside each block of a row, or back.
-struct Relayout {
-  const T* from;
-  T* to;
-  bool to_mul_ir;
-  EQ_FN void operator()(int offset, int mul, int dim) const {
-    const T* in = from + offset;
-    T* out = to + offset;
-    for (int u = 0; u < mul; ++u)
-      for (int i = 0; i < dim; ++i) {
-        if (to_mul_ir) out[u * dim + i] = in[i * mul + u];
-        else out[i * mul + u] = in[u * dim + i];
-      }
-  }
-};
-
 template <class P>
 const T* to_channels_fastest(const eq_operands& o, const void* rows, int64_t count, int dim, bool is_x, T* space) {
   const T* from = static_cast<const T*>(rows);
@@ -318,16 +348,12 @@ const T* to_channels_fastest(const eq_operands& o, const void* rows, int64_t cou
 }
 
 template <class P>
-EQ_FN void write_z(const eq_operands& o, const T* row, int64_t receiver) {
-  T* to = static_cast<T*>(o.z) + receiver * P::z_dim;
-  if (o.mul_ir) P::each_z_block(Relayout{row, to, true});
-  else memcpy(to, row, P::z_dim * sizeof(T));
-}
-
-template <class P>
 void launch_forward(const eq_operands& o) {
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
   const Topology g{o};
+  // Outputs are streamed where weights push them out of the caches anyway, if a vector is a whole cache line.
+  const bool whole = P::output_channels > 0 && P::output_channels % lanes == 0 && sizeof(Lane) == 64;
+  const bool stream = whole && uintptr_t(o.z) % 64 == 0 && !o.mul_ir && o.num_edges * o.w_stride * sizeof(T) > much;
 #pragma omp parallel num_threads(o.threads)
   {
     Lane* entries = reinterpret_cast<Lane*>(scratch(ForwardBlock<P>::size * P::entries));
@@ -335,9 +361,9 @@ void launch_forward(const eq_operands& o) {
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
 #pragma omp for schedule(dynamic, 8)
     for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
-      forward_receiver<P>(g, x, receiver, z, entries);
-      write_z<P>(o, z, receiver);
+      forward_receiver<P>(g, x, receiver, z, entries, stream);
     }
+    finish_streams();
     free(entries);
     free(z);
   }
@@ -370,7 +396,7 @@ void launch_gradient(const eq_operands& o) {
   const Topology g{o};
   const int64_t chunks = chunk_count<P>(o);
   const bool aligned = uintptr_t(o.gw) % EQ_SIMD_BYTES == 0 && P::w_dim % lanes == 0;
-  const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > (16 << 20);
+  const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > much;
   struct Window {
     int64_t begin, end;
   };
