@@ -58,14 +58,18 @@ def _cpu_segments(
     scalar_bytes: int,
 ) -> tuple[Segment, ...]:
     # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and what
-    # stays in registers are the sums over channels, so one segment a multiplicity is enough.
+    # stays in registers are the sums over channels; a segment is an in1 block, so that the gradients of its outputs are
+    # few enough for the first-level cache, where several edges use them.
     outputs = target.registers - 10
     segments = []
     for mul, numbers in _by_multiplicity(spec):
         groups: list[list[int]] = [[]]
         for number in numbers:
-            full = _width(spec, [*groups[-1], number]) > outputs
-            if direction is Direction.FORWARD and groups[-1] and full:
+            if direction is Direction.FORWARD:
+                full = _width(spec, [*groups[-1], number]) > outputs
+            else:
+                full = any(spec.paths[n].in1 != spec.paths[number].in1 for n in groups[-1])
+            if groups[-1] and full:
                 groups.append([])
             groups[-1].append(number)
         fits = registers(direction, target.registers - 5)

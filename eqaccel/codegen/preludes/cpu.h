@@ -238,7 +238,7 @@ struct XBlock {
 };
 template <int mul>
 struct Weight {
-  const T *w_row, *w_ahead;  // the row of the edge that comes next is fetched meanwhile
+  const T *w_row, *w_ahead;  // the row of a later edge is fetched meanwhile
   const T *c_row, *c_ahead;
   T* gw_row;
   bool stream;
@@ -260,10 +260,10 @@ struct Weight {
   }
   EQ_FN void flush() {}
 };
-// The rows of one edge, and those of the edge that comes next.
+// The rows of one edge, and the weights of one that comes later.
 struct EdgeRows {
   const T *x, *a, *w, *c, *gz, *w_ahead, *c_ahead;
-  T *gx, *gw, *ggz;
+  T *gx, *gy, *gw, *ggz;
   bool stream;
   template <int d1, int mul>
   EQ_FN XBlock<d1, mul> x_block(int offset) const {
@@ -369,6 +369,12 @@ void launch_forward(const eq_operands& o) {
   }
 }
 
+// Fetches what edges `first` to `end` out of `count` have to, so that all together fetch a row.
+EQ_FN void fetch_share(const T* row, int64_t elements, int64_t first, int64_t end, int64_t count) {
+  const int64_t lines = elements * sizeof(T) / 64, last = end * lines / count;
+  for (int64_t n = first * lines / count; n < last; ++n) __builtin_prefetch((const char*)row + n * 64, 0, 2);
+}
+
 // First receiver of a chunk: where the edges before it reach the chunk's share.
 int64_t chunk_begin(const Topology& g, int64_t chunk, int64_t chunks) {
   if (chunk == chunks) return g.o.num_receivers;
@@ -382,12 +388,18 @@ int64_t chunk_begin(const Topology& g, int64_t chunk, int64_t chunks) {
   return low;
 }
 
+// Edges of a receiver that take turns in each segment, so that the gradients it reads stay in the first-level cache.
+constexpr int most_turns = lanes < 8 ? lanes : 8;
+
 template <class P>
-void run_edge(const Topology& g, const EdgeRows& rows, int64_t edge, const T* entries, Sum* sums) {
-  for (int j = 0; j < P::y_dim; ++j) sums[j] = Sum{};
-  P::each_segment([&](auto segment) { decltype(segment)::edge(rows, entries, entries + P::entries * lanes, sums); });
-  T* gy = static_cast<T*>(g.o.gy) + edge * P::y_dim;
-  for (int j = 0; j < P::y_dim; ++j) gy[j] = add_up<lanes>((const T*)&sums[j]);
+void run_edges(const EdgeRows* rows, int count, const T* entries, Sum* sums) {
+  for (int j = 0; j < count * P::y_dim; ++j) sums[j] = Sum{};
+  P::each_segment([&](auto segment) {
+    for (int e = 0; e < count; ++e)
+      decltype(segment)::edge(rows[e], entries + e, entries + e + P::entries * lanes, sums + e * P::y_dim);
+  });
+  for (int e = 0; e < count; ++e)
+    for (int j = 0; j < P::y_dim; ++j) rows[e].gy[j] = add_up<lanes>((const T*)&sums[e * P::y_dim + j]);
 }
 
 template <class P>
@@ -406,7 +418,7 @@ void launch_gradient(const eq_operands& o) {
     Lane* entries = reinterpret_cast<Lane*>(scratch(2 * P::entries * lanes));
     T* ggz = scratch(P::z_dim);
     T* gx_row = scratch(P::x_dim);
-    Sum* sums = reinterpret_cast<Sum*>(scratch(P::y_dim * lanes));
+    Sum* sums = reinterpret_cast<Sum*>(scratch(most_turns * P::y_dim * lanes));
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
     const T* gz = to_channels_fastest<P>(o, o.gz, o.num_receivers, P::z_dim, false, space.gz);
     const T* a = EQ_DIRECTION > 1 ? to_channels_fastest<P>(o, o.a, o.num_senders, P::x_dim, true, space.a) : x;
@@ -426,25 +438,35 @@ void launch_gradient(const eq_operands& o) {
         memset(gx + window.begin * P::x_dim, 0, (window.end - window.begin) * P::x_dim * sizeof(T));
       for (int64_t receiver = first; receiver < last; ++receiver) {
         if (EQ_DIRECTION > 1) memset(ggz, 0, P::z_dim * sizeof(T));
-        for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot) {
-          const int64_t edge = g.edge(slot), sender = g.sender(slot), next = g.edge(slot + 1 < end ? slot + 1 : slot);
-          const EdgeRows rows{x + sender * P::x_dim,
-                              a + sender * P::x_dim,
-                              static_cast<const T*>(o.w) + edge * o.w_stride,
-                              static_cast<const T*>(o.c) + edge * o.c_stride,
-                              gz + receiver * P::z_dim,
-                              static_cast<const T*>(o.w) + next * o.w_stride,
-                              static_cast<const T*>(o.c) + next * o.c_stride,
-                              gx + sender * P::x_dim,
-                              static_cast<T*>(o.gw) + edge * P::w_dim,
-                              ggz,
-                              stream};
-          const int lane = (slot - begin) % lanes;
+        const int64_t own = g.begin(receiver), own_end = g.end(receiver);
+        const int64_t next = receiver + 1 < last ? receiver + 1 : receiver;
+        int count;
+        for (int64_t slot = own; slot < own_end; slot += count) {
+          const int lane = (slot - begin) % lanes, left = lanes - lane < most_turns ? lanes - lane : most_turns;
+          count = own_end - slot < left ? own_end - slot : left;
           if (lane == 0) {
             build_entries<P>(g, o.y, slot, end, entries);
             if (EQ_DIRECTION > 1) build_entries<P>(g, o.b, slot, end, entries + P::entries);
           }
-          run_edge<P>(g, rows, edge, reinterpret_cast<const T*>(entries) + lane, sums);
+          EdgeRows rows[most_turns];
+          for (int e = 0; e < count; ++e) {
+            const int64_t edge = g.edge(slot + e), sender = g.sender(slot + e);
+            const int64_t later = g.edge(slot + e + most_turns < end ? slot + e + most_turns : end - 1);
+            rows[e] = {x + sender * P::x_dim,
+                       a + sender * P::x_dim,
+                       static_cast<const T*>(o.w) + edge * o.w_stride,
+                       static_cast<const T*>(o.c) + edge * o.c_stride,
+                       gz + receiver * P::z_dim,
+                       static_cast<const T*>(o.w) + later * o.w_stride,
+                       static_cast<const T*>(o.c) + later * o.c_stride,
+                       gx + sender * P::x_dim,
+                       static_cast<T*>(o.gy) + edge * P::y_dim,
+                       static_cast<T*>(o.gw) + edge * P::w_dim,
+                       ggz,
+                       stream};
+          }
+          fetch_share(gz + next * P::z_dim, P::z_dim, slot - own, slot + count - own, own_end - own);
+          run_edges<P>(rows, count, reinterpret_cast<const T*>(entries) + lane, sums);
         }
         if (EQ_DIRECTION > 1) write_z<P>(o, ggz, receiver);
       }
