@@ -60,7 +60,7 @@ def _cpu_segments(
     # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and what
     # stays in registers are the sums over channels; a segment is an in1 block, so that the gradients of its outputs are
     # few enough for the first-level cache, where several edges use them.
-    outputs = target.registers - 10
+    outputs = target.registers - 8
     segments = []
     for mul, numbers in _by_multiplicity(spec):
         groups: list[list[int]] = [[]]
