@@ -64,6 +64,12 @@ EQ_FN void finish_streams() {
 #endif
 }
 
+// Prefetches into the second-level cache are dropped where an address is not translated yet; those into the first level,
+// of one line a page, have it translated.
+EQ_FN void open_pages(const T* row, int64_t elements) {
+  for (int64_t n = 0; n < elements; n += 4096 / sizeof(T)) __builtin_prefetch(row + n, 0, 3);
+}
+
 #define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
 
 // An entry with a minus is subtracted: a compiler would spend an instruction on the negation of each broadcast.
@@ -179,7 +185,8 @@ struct ForwardBlock {
   template <class Segment>
   EQ_FN void run(Segment, int c) const {
     if (c >= Segment::mul) return;
-    Lane acc[Segment::outputs];
+    Lane acc[Segment::outputs];  // in registers only if every loop over it is unrolled
+#pragma GCC unroll 64
     for (int k = 0; k < Segment::outputs; ++k)
       acc[k] = fresh ? Lane{} : load<Segment::mul>(z + Segment::z_offset(k), c);
     for (int e = 0; e < count; ++e) {
@@ -189,6 +196,7 @@ struct ForwardBlock {
       for (int n = Segment::first_fetch; n < Segment::end_fetch; ++n) __builtin_prefetch(fetched + n * 64, 0, 2);
       Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul>{w[e], c}, entries_of(e), acc);
     }
+#pragma GCC unroll 64
     for (int k = 0; k < Segment::outputs; ++k) {
       if (out) stream_store(out + Segment::z_offset(k) + c, acc[k]);
       else store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
@@ -215,6 +223,7 @@ void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lan
       block.x[e] = x + g.sender(slot + e) * P::x_dim;
       block.w[e] = w + edge * g.o.w_stride;
       block.ahead[e] = w + g.edge(later) * g.o.w_stride;
+      open_pages(block.ahead[e], P::w_dim);
       if (e % lanes == 0) build_entries<P>(g, g.o.y, slot + e, end, entries + e / lanes * P::entries);
     }
     for (int c = 0; c < P::largest_mul; c += lanes) P::each_segment([&](auto segment) { block.run(segment, c); });
