@@ -64,8 +64,8 @@ EQ_FN void finish_streams() {
 #endif
 }
 
-// Prefetches into the second-level cache are dropped where an address is not translated yet; those into the first level,
-// of one line a page, have it translated.
+// Prefetches into the second-level cache are dropped where an address is not translated yet; those into the first level
+// have it translated, so there is one of them a page.
 EQ_FN void open_pages(const T* row, int64_t elements) {
   for (int64_t n = 0; n < elements; n += 4096 / sizeof(T)) __builtin_prefetch(row + n, 0, 3);
 }
