@@ -244,3 +244,18 @@ def test_large_weight_gradients_of_paths_that_start_between_vectors(scalar):
     coefficients = torch.tensor([path.coefficient for path in spec.paths], dtype=scalar)
     expected = x * y * coefficients.repeat_interleave(torch.tensor([path.mul for path in spec.paths]))
     assert bool(((gw - expected).abs() <= 4 * torch.finfo(scalar).eps * expected.abs()).all())
+
+
+@pytest.mark.parametrize("scalar", [torch.float32, torch.float64])
+def test_large_convolutions_write_every_output(scalar):
+    """Outputs are written past the caches where weights fill these: of many edges, of few and of none."""
+    spec = TensorProductSpec.channelwise("64x0e", "0e", "64x0e")
+    nodes, edges = 500, 70_000  # 17 MiB of weights in float32
+    receiver, sender = torch.randint(1, nodes // 2, (edges,)), torch.randint(nodes, (edges,))
+    receiver[:2] = nodes - 1
+    x, y, w = (torch.rand(size, dtype=scalar) - 0.5 for size in ((nodes, 64), (edges, 1), (edges, 64)))
+    z = TensorProductConv(spec, layout="ir_mul")(x, y, w, torch.stack([sender, receiver]))
+    terms = spec.paths[0].coefficient * x.double()[sender] * y.double() * w.double()
+    expected, scale = (torch.zeros(nodes, 64).double().index_add(0, receiver, t) for t in (terms, terms.abs()))
+    additions = int(receiver.bincount().max())
+    assert bool(((z - expected).abs() <= additions * torch.finfo(scalar).eps * scale).all())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from eqaccel.irreps import Irreps
 from eqaccel.plan import Block, Direction, Element, KernelPlan, Part, Plan, PlannedPath, Segment, place, staged
+from eqaccel.plan.model import segment_work
 from eqaccel.plan.passes import rows_of
 
 
@@ -76,6 +77,8 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
     ]
     lines += _teams(plan, segment) if plan.target.is_gpu else []
     if plan.direction is Direction.FORWARD:
+        if not plan.target.is_gpu:
+            lines += _fetches(plan, number)
         lines += [
             "  template <class X, class W>",
             "  static EQ_FN void edge(const X& x, const W& w, const T* entries, Lane* z) {",
@@ -90,6 +93,14 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
         lines += [f"      {line}" for line in printer(plan, segment, block)]
         lines += ["    }"]
     return [*lines, "  }", "};", ""]
+
+
+def _fetches(plan: KernelPlan, number: int) -> list[str]:
+    """A segment's share of the cache lines of weights that are fetched ahead, one a path: as its share of the work."""
+    work = [segment_work(plan.direction, plan.matrices, segment) for segment in plan.segments]
+    weighted = sum(path.weight_offset is not None for path in plan.spec.paths)
+    first, end = (round(weighted * sum(work[:n]) / sum(work)) for n in (number, number + 1))
+    return [f"  static constexpr int first_fetch = {first}, end_fetch = {end};"]
 
 
 def _teams(plan: KernelPlan, segment: Segment) -> list[str]:
@@ -122,11 +133,13 @@ def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable
         if weighted:
             yield f"  const Lane wv = w.at({_w_at(plan, path)}{'' if plan.target.is_gpu else f', {path.number}'});"
         if path.weight_first or not weighted:
-            for i, row in rows_of(matrix.elements):
-                yield f"  const Lane u{i} = {f'wv * x{i}' if weighted else f'x{i}'};"
-                for element in row:
-                    z = f"z[{path.accumulators[element.k]}]"
-                    yield f"  {z} = fma({_entry(element)}, u{i}, {z});"
+            started: set[int] = set()
+            for element in matrix.elements:
+                i, z = element.i, f"z[{path.accumulators[element.k]}]"
+                if i not in started:
+                    yield f"  const Lane u{i} = {f'wv * x{i}' if weighted else f'x{i}'};"
+                    started.add(i)
+                yield f"  {z} = fma({_entry(element)}, u{i}, {z});"
         else:
             for k in range(path.d3):
                 row = [element for element in matrix.elements if element.k == k]
@@ -287,12 +300,23 @@ def _literal(value: float) -> str:
 
 
 def _cpu_entries(plan: KernelPlan) -> list[str]:
-    lines = ["  static EQ_FN void build_entries(const Lane* y, Lane* m) {"]
+    lines = [
+        f"  static constexpr int output_channels = {_output_channels(plan)};",
+        "  static EQ_FN void build_entries(const Lane* y, Lane* m) {",
+    ]
     for matrix, first in plan.first_entry.items():
         for number, terms in enumerate(plan.matrices[matrix].entries, first):
             total = " + ".join(f"{_literal(factor)} * y[{j}]" for j, factor in terms)
             lines.append(f"    m[{number}] = {total};")
     return [*lines, "  }"]
+
+
+def _output_channels(plan: KernelPlan) -> int:
+    """What divides the channels of every output, or 0 unless each output is complete after one segment."""
+    offsets = sorted((offset, s.mul) for s in plan.segments for offset in s.z_offsets)
+    ends = [0, *(offset + mul for offset, mul in offsets)]
+    complete = [offset for offset, _ in offsets] == ends[:-1] and ends[-1] == plan.spec.z_dim
+    return math.gcd(*(segment.mul for segment in plan.segments)) if complete else 0
 
 
 def _gpu_tables(plan: KernelPlan) -> list[str]:

@@ -51,7 +51,8 @@ def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, sca
     Returns:
         The plan; the same arguments always give the same plan.
     """
-    matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu)
+    cpu_forward = not target.is_gpu and direction is Direction.FORWARD
+    matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu or cpu_forward, by_entry=cpu_forward)
     build = _Builder(spec, direction, target, scalar_bytes, matrices, matrix_of)
     kernels = build.gpu_kernels() if target.is_gpu else [build.kernel(0, build.cpu_segments())]
     return Plan(spec, direction, target, scalar_bytes, matrices, tuple(kernels))
@@ -73,14 +74,18 @@ class _Builder:
 
     def cpu_segments(self) -> list[Segment]:
         # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and
-        # what stays in registers are the sums over channels, so one segment a multiplicity is enough.
+        # what stays in registers are the sums over channels; a segment is an in1 block, so that the gradients of its
+        # outputs are few enough for the first-level cache, where several edges use them.
         outputs = self.target.registers - 8
         segments = []
         for mul, numbers in _by_multiplicity(self.spec, range(len(self.spec.paths))):
             groups: list[list[int]] = [[]]
             for number in numbers:
-                full = self._width([*groups[-1], number]) > outputs
-                if self.direction is Direction.FORWARD and groups[-1] and full:
+                if self.direction is Direction.FORWARD:
+                    full = self._width([*groups[-1], number]) > outputs
+                else:
+                    full = any(self.spec.paths[n].in1 != self.spec.paths[number].in1 for n in groups[-1])
+                if groups[-1] and full:
                     groups.append([])
                 groups[-1].append(number)
             fits = registers(self.direction, self.target.registers - 5)

@@ -11,15 +11,19 @@ from eqaccel.spec import Path, TensorProductSpec
 _ZERO = 1e-13
 
 
-def edge_matrices(spec: TensorProductSpec, distinct: bool) -> tuple[tuple[EdgeMatrix, ...], tuple[int, ...]]:
+def edge_matrices(
+    spec: TensorProductSpec, distinct: bool, by_entry: bool = False
+) -> tuple[tuple[EdgeMatrix, ...], tuple[int, ...]]:
     """The distinct edge matrices of a spec, and the matrix of each path.
 
     Paths with the same degrees, in2 block and coefficient share a matrix, as the parity variants of NequIP models do.
 
     Args:
         spec: The tensor product.
-        distinct: Elements that are equal up to sign share an entry, which saves a GPU registers and shared memory. A
-            CPU reads an entry for each element instead: it comes with the multiply-add, broadcast from memory.
+        distinct: Elements that are equal up to sign share an entry, which saves a GPU registers and shared memory.
+            The gradients of a CPU read an entry for each element instead: it comes with the multiply-add, broadcast
+            from memory.
+        by_entry: Elements that share an entry follow each other, so that it is read once and needs one register.
 
     Returns:
         The matrices, and for each path the position of its own.
@@ -31,12 +35,12 @@ def edge_matrices(spec: TensorProductSpec, distinct: bool) -> tuple[tuple[EdgeMa
         key = (path.l1, path.l2, path.l3, path.y_offset, path.coefficient)
         if key not in known:
             known[key] = len(matrices)
-            matrices.append(_edge_matrix(path, distinct))
+            matrices.append(_edge_matrix(path, distinct, by_entry))
         of_path.append(known[key])
     return tuple(matrices), tuple(of_path)
 
 
-def _edge_matrix(path: Path, distinct: bool) -> EdgeMatrix:
+def _edge_matrix(path: Path, distinct: bool, by_entry: bool) -> EdgeMatrix:
     cg = path.cg()
     threshold = _ZERO * np.abs(cg).max()
     entries: dict[tuple[tuple[int, float], ...], int] = {}
@@ -55,4 +59,6 @@ def _edge_matrix(path: Path, distinct: bool) -> EdgeMatrix:
                 entries[rounded] = len(forms)
                 forms.append(form)
             elements.append(Element(i, k, entries[rounded], sign))
+    if by_entry:
+        elements.sort(key=lambda element: element.entry)
     return EdgeMatrix(tuple(forms), tuple(elements))

@@ -46,6 +46,8 @@ EQ_FN void store(T* component, int c, Lane value) {
   }
 }
 
+constexpr int64_t much = 16 << 20;  // bytes that fill the caches
+
 // Past the caches, for rows that fill them and are not read again here; `component` is aligned.
 EQ_FN void stream_store(T* component, Lane value) {
 #if defined(__x86_64__)
@@ -62,14 +64,33 @@ EQ_FN void finish_streams() {
 #endif
 }
 
+// Prefetches into the second-level cache are dropped where an address is not translated yet; those into the first level
+// have it translated, so there is one of them a page.
+EQ_FN void open_pages(const T* row, int64_t elements) {
+  for (int64_t n = 0; n < elements; n += 4096 / sizeof(T)) __builtin_prefetch(row + n, 0, 3);
+}
+
 #define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
+
+// An entry with a minus is subtracted: a compiler would spend an instruction on the negation of each broadcast.
+struct Negative {
+  T value;
+};
+struct Entry {
+  T value;
+  EQ_FN operator T() const { return value; }
+  EQ_FN Negative operator-() const { return {value}; }
+};
+EQ_FN Lane fma(Negative a, Lane b, Lane c) { return c - a.value * b; }
+EQ_FN Lane operator*(Negative a, Lane b) { return -(a.value * b); }
+EQ_FN Lane operator*(Entry a, Lane b) { return a.value * b; }
 
 // Edge matrices are built for as many edges at once as a SIMD vector holds, so an entry of one edge and the next are
 // `lanes` elements apart.
 template <int first, int count>
 struct Entries {
   const T* values;
-  EQ_FN T operator[](int n) const { return values[(first + n) * lanes]; }
+  EQ_FN Entry operator[](int n) const { return {values[(first + n) * lanes]}; }
 };
 // The compiler is kept from reading entries once for all channels: they would fill the registers and spill, while a
 // multiply-add takes a broadcast operand from memory at no cost.
@@ -105,6 +126,29 @@ void build_entries(const Topology& g, const void* rows, int64_t slot, int64_t en
   P::build_entries(columns, entries);
 }
 
+// (mul, 2l+1) to (2l+1, mul) inside each block of a row, or back.
+struct Relayout {
+  const T* from;
+  T* to;
+  bool to_mul_ir;
+  EQ_FN void operator()(int offset, int mul, int dim) const {
+    const T* in = from + offset;
+    T* out = to + offset;
+    for (int u = 0; u < mul; ++u)
+      for (int i = 0; i < dim; ++i) {
+        if (to_mul_ir) out[u * dim + i] = in[i * mul + u];
+        else out[i * mul + u] = in[u * dim + i];
+      }
+  }
+};
+
+template <class P>
+EQ_FN void write_z(const eq_operands& o, const T* row, int64_t receiver) {
+  T* to = static_cast<T*>(o.z) + receiver * P::z_dim;
+  if (o.mul_ir) P::each_z_block(Relayout{row, to, true});
+  else memcpy(to, row, P::z_dim * sizeof(T));
+}
+
 // ---- forward
 
 template <int mul>
@@ -113,16 +157,11 @@ struct ForwardX {
   int c;
   EQ_FN Lane at(int offset) const { return load<mul>(row + offset, c); }
 };
-template <int mul, int paths>
+template <int mul>
 struct ForwardW {
   const T* row;
-  const T* ahead;  // the row that is read a block of edges later
   int c;
-  // One cache line of that row is fetched for each path, in address order.
-  EQ_FN Lane at(int offset, int path) const {
-    __builtin_prefetch((const char*)ahead + ((c / lanes) * paths + path) * 64, 0, 2);
-    return load<mul>(row + offset, c);
-  }
+  EQ_FN Lane at(int offset, int) const { return load<mul>(row + offset, c); }
 };
 
 // Edges of a receiver that run together while its outputs stay in registers.
@@ -132,10 +171,12 @@ struct ForwardBlock {
   static constexpr int w_bytes = P::w_dim * sizeof(T), size = w_bytes <= 6144 ? 64 : w_bytes <= 12288 ? 32 : 16;
   const T* x[size];
   const T* w[size];
-  const T* ahead[size];
+  const T* ahead[size];  // rows of weights that are read a block of edges later
   Lane* entries;
   int count;
   T* z;
+  bool fresh;  // nothing was added to z before
+  T* out;      // where finished outputs are streamed to; null if they stay in z
 
   EQ_FN const T* entries_of(int e) const {
     return reinterpret_cast<const T*>(entries + e / lanes * P::entries) + e % lanes;
@@ -144,36 +185,50 @@ struct ForwardBlock {
   template <class Segment>
   EQ_FN void run(Segment, int c) const {
     if (c >= Segment::mul) return;
-    Lane acc[Segment::outputs];
-    for (int k = 0; k < Segment::outputs; ++k) acc[k] = load<Segment::mul>(z + Segment::z_offset(k), c);
+    Lane acc[Segment::outputs];  // in registers only if every loop over it is unrolled
+#pragma GCC unroll 64
+    for (int k = 0; k < Segment::outputs; ++k)
+      acc[k] = fresh ? Lane{} : load<Segment::mul>(z + Segment::z_offset(k), c);
     for (int e = 0; e < count; ++e) {
-      Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul, P::paths>{w[e], ahead[e], c},
-                    entries_of(e), acc);
+      // In address order, evenly over the arithmetic: in bursts they would ask for more than the memory gives.
+      const char* fetched = (const char*)ahead[e] + c / lanes * P::paths * 64;
+#pragma GCC unroll 32
+      for (int n = Segment::first_fetch; n < Segment::end_fetch; ++n) __builtin_prefetch(fetched + n * 64, 0, 2);
+      Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul>{w[e], c}, entries_of(e), acc);
     }
-    for (int k = 0; k < Segment::outputs; ++k) store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
+#pragma GCC unroll 64
+    for (int k = 0; k < Segment::outputs; ++k) {
+      if (out) stream_store(out + Segment::z_offset(k) + c, acc[k]);
+      else store<Segment::mul>(z + Segment::z_offset(k), c, acc[k]);
+    }
   }
 };
 
 template <class P>
-void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lane* entries) {
+void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lane* entries, bool stream) {
   const T* w = static_cast<const T*>(g.o.w);
-  memset(z, 0, P::z_dim * sizeof(T));
-  const int64_t end = g.end(receiver);
+  const int64_t begin = g.begin(receiver), end = g.end(receiver);
+  const bool direct = stream && begin < end;
+  if (!direct) memset(z, 0, P::z_dim * sizeof(T));
   ForwardBlock<P> block;
   block.entries = entries;
   block.z = z;
-  for (int64_t slot = g.begin(receiver); slot < end; slot += block.size) {
+  for (int64_t slot = begin; slot < end; slot += block.size) {
     block.count = end - slot < block.size ? int(end - slot) : block.size;
+    block.fresh = direct && slot == begin;
+    block.out = direct && end - slot <= block.size ? static_cast<T*>(g.o.z) + receiver * P::z_dim : nullptr;
     for (int e = 0; e < block.count; ++e) {
       const int64_t edge = g.edge(slot + e), last = g.o.num_edges - 1;
       const int64_t later = slot + e + block.size < last ? slot + e + block.size : last;
       block.x[e] = x + g.sender(slot + e) * P::x_dim;
       block.w[e] = w + edge * g.o.w_stride;
       block.ahead[e] = w + g.edge(later) * g.o.w_stride;
+      open_pages(block.ahead[e], P::w_dim);
       if (e % lanes == 0) build_entries<P>(g, g.o.y, slot + e, end, entries + e / lanes * P::entries);
     }
     for (int c = 0; c < P::largest_mul; c += lanes) P::each_segment([&](auto segment) { block.run(segment, c); });
   }
+  if (!direct) write_z<P>(g.o, z, receiver);
 }
 
 // ---- backward and double backward: the loop over channels is innermost
@@ -192,7 +247,7 @@ struct XBlock {
 };
 template <int mul>
 struct Weight {
-  const T *w_row, *w_ahead;  // the row of the edge that comes next is fetched meanwhile
+  const T *w_row, *w_ahead;  // the row of a later edge is fetched meanwhile
   const T *c_row, *c_ahead;
   T* gw_row;
   bool stream;
@@ -214,10 +269,10 @@ struct Weight {
   }
   EQ_FN void flush() {}
 };
-// The rows of one edge, and those of the edge that comes next.
+// The rows of one edge, and the weights of one that comes later.
 struct EdgeRows {
   const T *x, *a, *w, *c, *gz, *w_ahead, *c_ahead;
-  T *gx, *gw, *ggz;
+  T *gx, *gy, *gw, *ggz;
   bool stream;
   template <int d1, int mul>
   EQ_FN XBlock<d1, mul> x_block(int offset) const {
@@ -288,22 +343,6 @@ struct Workspace {
   }
 };
 
-// (mul, 2l+1) to (2l+1, mul) inside each block of a row, or back.
-struct Relayout {
-  const T* from;
-  T* to;
-  bool to_mul_ir;
-  EQ_FN void operator()(int offset, int mul, int dim) const {
-    const T* in = from + offset;
-    T* out = to + offset;
-    for (int u = 0; u < mul; ++u)
-      for (int i = 0; i < dim; ++i) {
-        if (to_mul_ir) out[u * dim + i] = in[i * mul + u];
-        else out[i * mul + u] = in[u * dim + i];
-      }
-  }
-};
-
 template <class P>
 const T* to_channels_fastest(const eq_operands& o, const void* rows, int64_t count, int dim, bool is_x, T* space) {
   const T* from = static_cast<const T*>(rows);
@@ -318,16 +357,12 @@ const T* to_channels_fastest(const eq_operands& o, const void* rows, int64_t cou
 }
 
 template <class P>
-EQ_FN void write_z(const eq_operands& o, const T* row, int64_t receiver) {
-  T* to = static_cast<T*>(o.z) + receiver * P::z_dim;
-  if (o.mul_ir) P::each_z_block(Relayout{row, to, true});
-  else memcpy(to, row, P::z_dim * sizeof(T));
-}
-
-template <class P>
 void launch_forward(const eq_operands& o) {
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
   const Topology g{o};
+  // Outputs are streamed where weights push them out of the caches anyway, if a vector is a whole cache line.
+  const bool whole = P::output_channels > 0 && P::output_channels % lanes == 0 && sizeof(Lane) == 64;
+  const bool stream = whole && uintptr_t(o.z) % 64 == 0 && !o.mul_ir && o.num_edges * o.w_stride * sizeof(T) > much;
 #pragma omp parallel num_threads(o.threads)
   {
     Lane* entries = reinterpret_cast<Lane*>(scratch(ForwardBlock<P>::size * P::entries));
@@ -335,12 +370,18 @@ void launch_forward(const eq_operands& o) {
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
 #pragma omp for schedule(dynamic, 8)
     for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
-      forward_receiver<P>(g, x, receiver, z, entries);
-      write_z<P>(o, z, receiver);
+      forward_receiver<P>(g, x, receiver, z, entries, stream);
     }
+    finish_streams();
     free(entries);
     free(z);
   }
+}
+
+// Fetches what edges `first` to `end` out of `count` have to, so that all together fetch a row.
+EQ_FN void fetch_share(const T* row, int64_t elements, int64_t first, int64_t end, int64_t count) {
+  const int64_t lines = elements * sizeof(T) / 64, last = end * lines / count;
+  for (int64_t n = first * lines / count; n < last; ++n) __builtin_prefetch((const char*)row + n * 64, 0, 2);
 }
 
 // First receiver of a chunk: where the edges before it reach the chunk's share.
@@ -356,12 +397,18 @@ int64_t chunk_begin(const Topology& g, int64_t chunk, int64_t chunks) {
   return low;
 }
 
+// Edges of a receiver that take turns in each segment, so that the gradients it reads stay in the first-level cache.
+constexpr int most_turns = lanes < 8 ? lanes : 8;
+
 template <class P>
-void run_edge(const Topology& g, const EdgeRows& rows, int64_t edge, const T* entries, Sum* sums) {
-  for (int j = 0; j < P::y_dim; ++j) sums[j] = Sum{};
-  P::each_segment([&](auto segment) { decltype(segment)::edge(rows, entries, entries + P::entries * lanes, sums); });
-  T* gy = static_cast<T*>(g.o.gy) + edge * P::y_dim;
-  for (int j = 0; j < P::y_dim; ++j) gy[j] = add_up<lanes>((const T*)&sums[j]);
+void run_edges(const EdgeRows* rows, int count, const T* entries, Sum* sums) {
+  for (int j = 0; j < count * P::y_dim; ++j) sums[j] = Sum{};
+  P::each_segment([&](auto segment) {
+    for (int e = 0; e < count; ++e)
+      decltype(segment)::edge(rows[e], entries + e, entries + e + P::entries * lanes, sums + e * P::y_dim);
+  });
+  for (int e = 0; e < count; ++e)
+    for (int j = 0; j < P::y_dim; ++j) rows[e].gy[j] = add_up<lanes>((const T*)&sums[e * P::y_dim + j]);
 }
 
 template <class P>
@@ -370,7 +417,7 @@ void launch_gradient(const eq_operands& o) {
   const Topology g{o};
   const int64_t chunks = chunk_count<P>(o);
   const bool aligned = uintptr_t(o.gw) % EQ_SIMD_BYTES == 0 && P::w_dim % lanes == 0;
-  const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > (16 << 20);
+  const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > much;
   struct Window {
     int64_t begin, end;
   };
@@ -380,7 +427,7 @@ void launch_gradient(const eq_operands& o) {
     Lane* entries = reinterpret_cast<Lane*>(scratch(2 * P::entries * lanes));
     T* ggz = scratch(P::z_dim);
     T* gx_row = scratch(P::x_dim);
-    Sum* sums = reinterpret_cast<Sum*>(scratch(P::y_dim * lanes));
+    Sum* sums = reinterpret_cast<Sum*>(scratch(most_turns * P::y_dim * lanes));
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
     const T* gz = to_channels_fastest<P>(o, o.gz, o.num_receivers, P::z_dim, false, space.gz);
     const T* a = EQ_DIRECTION > 1 ? to_channels_fastest<P>(o, o.a, o.num_senders, P::x_dim, true, space.a) : x;
@@ -400,25 +447,35 @@ void launch_gradient(const eq_operands& o) {
         memset(gx + window.begin * P::x_dim, 0, (window.end - window.begin) * P::x_dim * sizeof(T));
       for (int64_t receiver = first; receiver < last; ++receiver) {
         if (EQ_DIRECTION > 1) memset(ggz, 0, P::z_dim * sizeof(T));
-        for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot) {
-          const int64_t edge = g.edge(slot), sender = g.sender(slot), next = g.edge(slot + 1 < end ? slot + 1 : slot);
-          const EdgeRows rows{x + sender * P::x_dim,
-                              a + sender * P::x_dim,
-                              static_cast<const T*>(o.w) + edge * o.w_stride,
-                              static_cast<const T*>(o.c) + edge * o.c_stride,
-                              gz + receiver * P::z_dim,
-                              static_cast<const T*>(o.w) + next * o.w_stride,
-                              static_cast<const T*>(o.c) + next * o.c_stride,
-                              gx + sender * P::x_dim,
-                              static_cast<T*>(o.gw) + edge * P::w_dim,
-                              ggz,
-                              stream};
-          const int lane = (slot - begin) % lanes;
+        const int64_t own = g.begin(receiver), own_end = g.end(receiver);
+        const int64_t next = receiver + 1 < last ? receiver + 1 : receiver;
+        int count;
+        for (int64_t slot = own; slot < own_end; slot += count) {
+          const int lane = (slot - begin) % lanes, left = lanes - lane < most_turns ? lanes - lane : most_turns;
+          count = own_end - slot < left ? own_end - slot : left;
           if (lane == 0) {
             build_entries<P>(g, o.y, slot, end, entries);
             if (EQ_DIRECTION > 1) build_entries<P>(g, o.b, slot, end, entries + P::entries);
           }
-          run_edge<P>(g, rows, edge, reinterpret_cast<const T*>(entries) + lane, sums);
+          EdgeRows rows[most_turns];
+          for (int e = 0; e < count; ++e) {
+            const int64_t edge = g.edge(slot + e), sender = g.sender(slot + e);
+            const int64_t later = g.edge(slot + e + most_turns < end ? slot + e + most_turns : end - 1);
+            rows[e] = {x + sender * P::x_dim,
+                       a + sender * P::x_dim,
+                       static_cast<const T*>(o.w) + edge * o.w_stride,
+                       static_cast<const T*>(o.c) + edge * o.c_stride,
+                       gz + receiver * P::z_dim,
+                       static_cast<const T*>(o.w) + later * o.w_stride,
+                       static_cast<const T*>(o.c) + later * o.c_stride,
+                       gx + sender * P::x_dim,
+                       static_cast<T*>(o.gy) + edge * P::y_dim,
+                       static_cast<T*>(o.gw) + edge * P::w_dim,
+                       ggz,
+                       stream};
+          }
+          fetch_share(gz + next * P::z_dim, P::z_dim, slot - own, slot + count - own, own_end - own);
+          run_edges<P>(rows, count, reinterpret_cast<const T*>(entries) + lane, sums);
         }
         if (EQ_DIRECTION > 1) write_z<P>(o, ggz, receiver);
       }
