@@ -92,7 +92,7 @@ class GpuKernel : public Kernel {
     const unsigned count = blocks(shares, given.num_receivers, given.num_edges);
     for (const Main& main : mains_)
       driver_.launch(main.function, {count}, {main.threads}, main.shared_bytes, stream, parameters);
-    join(join_, parameters, shares, given.num_edges, z_dim_, stream);
+    join(join_, parameters, shares, given.num_receivers, given.num_edges, z_dim_, stream);
     if (given.mul_ir && direction_ != Direction::backward)
       change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
     if (direction_ == Direction::forward || given.num_senders == 0) return;
@@ -102,7 +102,7 @@ class GpuKernel : public Kernel {
       shares.pieces = base + at.gx_pieces;
       driver_.launch(collect_, {blocks(shares, given.num_senders, given.num_edges), unsigned(over(x_dim_, collect_columns_))},
                      {collect_threads}, 0, stream, parameters);
-      join(join_collected_, parameters, shares, given.num_edges, x_dim_, stream);
+      join(join_collected_, parameters, shares, given.num_senders, given.num_edges, x_dim_, stream);
     } else if (given.mul_ir) {
       change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
     }
@@ -119,13 +119,13 @@ class GpuKernel : public Kernel {
   static eq_shares shares_of_rows(int64_t slots, int64_t rows, int64_t blocks, int64_t smallest) {
     const int64_t even = over(slots, blocks), mean = over(slots, std::max<int64_t>(rows, 1));
     const bool few = 4 * even < 3 * mean;
-    const auto cut = static_cast<int32_t>(std::max(few ? even : std::max(even, 4 * mean), smallest));
+    const auto cut = static_cast<int32_t>(std::max(few ? even : std::max(even, 2 * mean), smallest));
     return {few ? cut : 0, cut, nullptr};
   }
   eq_shares receiver_shares(const eq_operands& o) const {
     const int64_t even = over(o.num_edges, blocks_);
     if (!o.row_ptr) return {static_cast<int32_t>(std::clamp<int64_t>(even / 4, 1, 64)), 0, nullptr};
-    if (direction_ != Direction::backward) return shares_of_rows(o.num_edges, o.num_receivers, blocks_, 8);
+    if (direction_ != Direction::backward) return shares_of_rows(o.num_edges, o.num_receivers, blocks_, 16);
     // The backward leaves nothing behind for a receiver: its blocks share the edges equally, in rounds over the device.
     // They fetch the gradient of the output once a block and receiver, so a block gets half a row at least.
     const int64_t half = over(o.num_edges, 2 * std::max<int64_t>(o.num_receivers, 1));
@@ -144,13 +144,13 @@ class GpuKernel : public Kernel {
     return grid(shares.size > 0 ? over(slots, shares.size) : rows + cuts(shares, slots));
   }
 
-  void join(GpuDriver::Function kernel, void** parameters, const eq_shares& shares, int64_t slots, int64_t columns,
-            void* stream) const {
-    const int64_t count = cuts(shares, slots);
-    if (count == 0) return;
-    // Few rows are cut, as a rule, and most blocks find nothing to do.
-    const int64_t parts = std::clamp<int64_t>(blocks_ / count, 1, over(columns, copy_threads));
-    driver_.launch(kernel, {grid(count), unsigned(parts)}, {copy_threads}, 0, stream, parameters);
+  void join(GpuDriver::Function kernel, void** parameters, const eq_shares& shares, int64_t rows, int64_t slots,
+            int64_t columns, void* stream) const {
+    if (shares.cut == 0 || (shares.size == 0 && cuts(shares, slots) == 0)) return;
+    // Of many rows few are cut, as a rule.
+    const int64_t blocks = std::min(rows, 2 * blocks_);
+    const int64_t parts = std::clamp<int64_t>(4 * blocks_ / blocks, 1, over(columns, copy_threads));
+    driver_.launch(kernel, {grid(blocks), unsigned(parts)}, {copy_threads}, 0, stream, parameters);
   }
 
   Scratch scratch(const eq_operands& o) const {

@@ -37,13 +37,14 @@ EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
   if (!share.exists || column >= P::x_dim) return;
   const T* from = static_cast<const T*>(o.workspace) + column;
   int t = share.first;
-  for (int row = share.row; t < share.last || row == share.row || row < share.rows_end(shares); ++row) {
+  for (int row = share.row; t < share.last || row == share.row; ++row) {
     LaneOf<width> total = load<width>(nullptr, false);
     const int end = min(share.rows.end(row), share.last);
 #pragma unroll 4
     for (; t < end; ++t) total = total + load<width>(from + int64_t(o.t_slot[t]) * P::x_dim, true);
-    T* const to = share.target(shares, static_cast<T*>(o.gx), row, P::x_dim);
-    const bool moves = o.mul_ir && share.has_all(row);
+    T* const gx = static_cast<T*>(o.gx) + int64_t(row) * P::x_dim;
+    T* const to = share.target(shares, share.first_cut, static_cast<T*>(o.gx), row, P::x_dim);
+    const bool moves = o.mul_ir && to == gx;
 #pragma unroll
     for (int u = 0; u < width; ++u) to[moves ? other_position<P>(column + u, true, false) : column + u] = total.v[u];
   }
@@ -51,11 +52,11 @@ EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
 
 template <class P>
 EQ_FN void join_receivers(const eq_operands& o, const eq_shares& shares) {
-  join(receivers_of(o), shares, blockIdx.x + 1, static_cast<T*>(o.z), P::z_dim, [](int n) { return n; });
+  join(receivers_of(o), shares, static_cast<T*>(o.z), P::z_dim, [](int n) { return n; });
 }
 template <class P>
 EQ_FN void join_senders(const eq_operands& o, const eq_shares& shares) {
-  join(senders_of(o), shares, blockIdx.x + 1, static_cast<T*>(o.gx), P::x_dim,
+  join(senders_of(o), shares, static_cast<T*>(o.gx), P::x_dim,
        [&](int n) { return o.mul_ir ? other_position<P>(n, true, false) : n; });
 }
 

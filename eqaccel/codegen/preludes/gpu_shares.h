@@ -25,13 +25,14 @@ struct Rows {
 EQ_FN Rows receivers_of(const eq_operands& o) { return {o.row_ptr, int(o.num_receivers), int(o.num_edges)}; }
 EQ_FN Rows senders_of(const eq_operands& o) { return {o.t_row_ptr, int(o.num_senders), int(o.num_edges)}; }
 
-// The slots of a block, first to last, and its rows. Rows without slots belong to the block that begins with them.
+// The slots of a block, first to last, and the row of the first one.
 struct Share {
   Rows rows;
   int first, last, row;
+  int first_cut;  // number of the cut at the first slot, or else before it
   bool exists;
 
-  EQ_FN Share(const Rows& rows_, const eq_shares& shares, int block) : rows(rows_), exists(true) {
+  EQ_FN Share(const Rows& rows_, const eq_shares& shares, int block) : rows(rows_), first_cut(block), exists(true) {
     if (shares.size > 0) {
       first = int(int64_t(block) * shares.size);
       last = int(min(int64_t(first) + shares.size, int64_t(rows.slots)));
@@ -39,38 +40,41 @@ struct Share {
       while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
       return;
     }
-    const bool is_row = block < rows.count;
-    first = is_row ? rows.begin(block) : (block - rows.count + 1) * shares.cut;
-    row = is_row ? block : rows.of(first);
+    const int cuts = (rows.slots - 1) / shares.cut;
+    const bool is_row = block >= cuts;
+    first = is_row ? rows.begin(block - cuts) : (block + 1) * shares.cut;
+    row = is_row ? block - cuts : rows.of(first);
+    first_cut = is_row ? first / shares.cut : block + 1;
     const int begin = rows.begin(row), end = rows.end(row);
     const bool is_cut = end - begin > shares.cut;
     exists = is_row || (is_cut && first > begin);
-    last = is_cut ? min(end, (first / shares.cut + 1) * shares.cut) : end;
+    last = is_cut ? min(end, (first_cut + 1) * shares.cut) : end;
   }
 
-  // Where the rows without slots end that follow the last slot.
-  EQ_FN int rows_end(const eq_shares& shares) const { return shares.size > 0 && last == rows.slots ? rows.count : 0; }
-
   // Where the sum over this share's slots of a row belongs: to the row itself or, if it was cut, to one of its pieces.
-  EQ_FN bool has_all(int of_row) const { return rows.begin(of_row) >= first && rows.end(of_row) <= last; }
-  EQ_FN T* target(const eq_shares& shares, T* out, int of_row, int64_t dim) const {
-    if (has_all(of_row)) return out + of_row * dim;
-    const int piece = rows.begin(of_row) >= first ? 2 * (last / shares.cut) + 1 : 2 * (first / shares.cut);
-    return static_cast<T*>(shares.pieces) + piece * dim;
+  EQ_FN T* target(const eq_shares& shares, int first_cut, T* out, int of_row, int64_t dim) const {
+    const bool has_begin = rows.begin(of_row) >= first;
+    if (has_begin && rows.end(of_row) <= last) return out + of_row * dim;
+    return static_cast<T*>(shares.pieces) + 2 * int64_t(first_cut) * dim + (has_begin ? 3 * dim : 0);
   }
 };
 
-// Adds up the pieces of the row whose first cut is number `cut`, in order; `position(n)` is where element n is put.
+// Adds up the pieces of every row that was cut, in order, and clears the rows that no block has because they have no slots
+// and come after the last one; `position(n)` is where element n is put.
 template <class Position>
-EQ_FN void join(const Rows& rows, const eq_shares& shares, int64_t cut, T* out, int dim, Position position) {
-  const int slot = int(cut * shares.cut), row = rows.of(slot), begin = rows.begin(row), end = rows.end(row);
-  const bool is_cut = shares.size > 0 || end - begin > shares.cut;
-  if (!is_cut || slot <= begin || slot - shares.cut > begin) return;
-  for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < dim; n += gridDim.y * blockDim.x) {
-    const T* piece = static_cast<const T*>(shares.pieces) + 2 * cut * dim + n;
-    T total = piece[dim];
-    for (int at = slot; at < end; at += shares.cut, piece += 2 * dim) total += *piece;
-    out[int64_t(row) * dim + position(n)] = total;
+EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Position position) {
+  for (int row = blockIdx.x; row < rows.count; row += gridDim.x) {
+    const int begin = rows.begin(row), end = rows.end(row), first_cut = begin / shares.cut + 1;
+    const bool is_cut = (shares.size > 0 || end - begin > shares.cut) && int64_t(first_cut) * shares.cut < end;
+    const bool is_left = shares.size > 0 && begin == rows.slots;
+    if (!is_cut && !is_left) continue;
+    for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < dim; n += gridDim.y * blockDim.x) {
+      const T* piece = static_cast<const T*>(shares.pieces) + 2 * int64_t(first_cut) * dim + n;
+      T total = is_cut ? piece[dim] : T(0);
+#pragma unroll 4
+      for (int at = is_cut ? first_cut * shares.cut : end; at < end; at += shares.cut, piece += 2 * dim) total += *piece;
+      out[int64_t(row) * dim + position(n)] = total;
+    }
   }
 }
 
