@@ -11,7 +11,8 @@ SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 LARGE = {
     "several_kernels": TensorProductSpec.channelwise("8x3e+8x4e", "0e+1e+2e+3e+4e", "0e+1e+2e+3e+4e"),
     "odd_channels": TensorProductSpec.channelwise("3x3e+3x4e", "0e+1e+2e+3e+4e", "0e+1e+2e+3e+4e"),
-    "teams": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+    "preset_l": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+    "teams": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
 }
 MODES = [("mul_ir", True), ("ir_mul", False)]
 

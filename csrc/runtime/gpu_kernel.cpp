@@ -119,7 +119,7 @@ class GpuKernel : public Kernel {
   static eq_shares shares_of_rows(int64_t slots, int64_t rows, int64_t blocks, int64_t smallest) {
     const int64_t even = over(slots, blocks), mean = over(slots, std::max<int64_t>(rows, 1));
     const bool few = 4 * even < 3 * mean;
-    const auto cut = static_cast<int32_t>(std::max(few ? even : std::max(even, 2 * mean), smallest));
+    const auto cut = static_cast<int32_t>(std::max(few ? even : std::max(even, 3 * mean / 2), smallest));
     return {few ? cut : 0, cut, nullptr};
   }
   eq_shares receiver_shares(const eq_operands& o) const {

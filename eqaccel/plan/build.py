@@ -31,7 +31,7 @@ _LOOP_INSTRUCTIONS = 2000
 # Multiply-adds for one channel, which grow to twice as many instructions: what one kernel can hold, and how much the
 # kernels of a larger tensor product get.
 _WHOLE = {Direction.FORWARD: 700, Direction.BACKWARD: 950, Direction.DOUBLE_BACKWARD: 1400}
-_WORK = {Direction.FORWARD: 700, Direction.BACKWARD: 700, Direction.DOUBLE_BACKWARD: 1200}
+_WORK = {Direction.FORWARD: 900, Direction.BACKWARD: 700, Direction.DOUBLE_BACKWARD: 1200}
 _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBLE_BACKWARD: 80}
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
@@ -115,6 +115,8 @@ class _Builder:
             if max(map(self._cost, units)) > 1.5 * most:  # a block of x has too many paths for one kernel
                 units = self._units(chosen, share_x=True)
             parts += _split(units, most, self._cost, self._cost)
+        if self.direction is Direction.DOUBLE_BACKWARD:  # teams would need more shared memory than leaves room for two
+            return parts
         merged: list[list[int]] = []
         for part in parts:
             if merged and self._cost(merged[-1] + part) <= most:

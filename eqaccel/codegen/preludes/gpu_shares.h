@@ -40,11 +40,10 @@ struct Share {
       while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
       return;
     }
-    const int cuts = (rows.slots - 1) / shares.cut;
-    const bool is_row = block >= cuts;
-    first = is_row ? rows.begin(block - cuts) : (block + 1) * shares.cut;
-    row = is_row ? block - cuts : rows.of(first);
-    first_cut = is_row ? first / shares.cut : block + 1;
+    const bool is_row = block < rows.count;
+    first_cut = is_row ? rows.begin(block) / shares.cut : block - rows.count + 1;
+    first = is_row ? rows.begin(block) : first_cut * shares.cut;
+    row = is_row ? block : rows.of(first);
     const int begin = rows.begin(row), end = rows.end(row);
     const bool is_cut = end - begin > shares.cut;
     exists = is_row || (is_cut && first > begin);
