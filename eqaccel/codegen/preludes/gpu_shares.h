@@ -59,19 +59,29 @@ struct Share {
 };
 
 // Adds up the pieces of every row that was cut, in order, and clears the rows that no block has because they have no slots
-// and come after the last one; `position(n)` is where element n is put.
+// and come after the last one; `position(n)` is where element n is put. A block looks at some rows, all at once.
 template <class Position>
 EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Position position) {
-  for (int row = blockIdx.x; row < rows.count; row += gridDim.x) {
-    const int begin = rows.begin(row), end = rows.end(row), first_cut = begin / shares.cut + 1;
-    const bool is_cut = (shares.size > 0 || end - begin > shares.cut) && int64_t(first_cut) * shares.cut < end;
-    const bool is_left = shares.size > 0 && begin == rows.slots;
-    if (!is_cut && !is_left) continue;
+  const auto first_cut = [&](int row) { return rows.begin(row) / shares.cut + 1; };
+  const auto is_cut = [&](int row) {
+    const bool may_be = shares.size > 0 || rows.end(row) - rows.begin(row) > shares.cut;
+    return may_be && int64_t(first_cut(row)) * shares.cut < rows.end(row);
+  };
+  const auto is_left = [&](int row) { return shares.size > 0 && rows.begin(row) == rows.slots; };
+  const int each = (rows.count + gridDim.x - 1) / gridDim.x;
+  const int begin = blockIdx.x * each, end = min(begin + each, rows.count);
+  bool any = false;
+  for (int row = begin + threadIdx.x; row < end; row += blockDim.x) any = any || is_cut(row) || is_left(row);
+  if (!__syncthreads_or(any)) return;
+  for (int row = begin; row < end; ++row) {
+    const bool has_pieces = is_cut(row);
+    if (!has_pieces && !is_left(row)) continue;
+    const int row_end = rows.end(row), first = has_pieces ? first_cut(row) * shares.cut : row_end;
     for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < dim; n += gridDim.y * blockDim.x) {
-      const T* piece = static_cast<const T*>(shares.pieces) + 2 * int64_t(first_cut) * dim + n;
-      T total = is_cut ? piece[dim] : T(0);
+      const T* piece = static_cast<const T*>(shares.pieces) + 2 * int64_t(first_cut(row)) * dim + n;
+      T total = has_pieces ? piece[dim] : T(0);
 #pragma unroll 4
-      for (int at = is_cut ? first_cut * shares.cut : end; at < end; at += shares.cut, piece += 2 * dim) total += *piece;
+      for (int at = first; at < row_end; at += shares.cut, piece += 2 * dim) total += *piece;
       out[int64_t(row) * dim + position(n)] = total;
     }
   }
