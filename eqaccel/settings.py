@@ -19,6 +19,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "EQACCEL_CACHE_DIR": "folder of compiled kernels (default: $XDG_CACHE_HOME/eqaccel or ~/.cache/eqaccel)",
         "EQACCEL_DUMP": "folder to write plan, source, compile log and resource use of every kernel to (default: none)",
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
+        "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
         "EQACCEL_CXX": "host C++ compiler of the CPU backend (default: $CXX, else the first one found)",
         "EQACCEL_NVRTC": "path of the libnvrtc to load (default: the one that came with torch or the CUDA toolkit)",
     }
@@ -36,6 +37,7 @@ class Settings:
         check_indices: Whether edge indices are range-checked on a GPU too (this synchronises with the device).
         cxx: Host C++ compiler (a name or a path), or None to look for one.
         nvrtc: Path of libnvrtc, or None to look for one.
+        tune: Whether `warmup` and `patch` choose between plans by timing them.
     """
 
     cache_dir: Path
@@ -43,6 +45,7 @@ class Settings:
     check_indices: bool = False
     cxx: str | None = None
     nvrtc: Path | None = None
+    tune: bool = False
 
 
 def current(environ: Mapping[str, str] | None = None) -> Settings:
@@ -52,7 +55,7 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
         environ: Variables to read instead of `os.environ`.
 
     Raises:
-        SettingsError: If EQACCEL_CHECK_INDICES is neither a yes nor a no.
+        SettingsError: If EQACCEL_CHECK_INDICES or EQACCEL_TUNE is neither a yes nor a no.
     """
     env = os.environ if environ is None else environ
     cache_dir = _path(env.get("EQACCEL_CACHE_DIR"))
@@ -62,6 +65,7 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
         check_indices=_flag(env, "EQACCEL_CHECK_INDICES"),
         cxx=env.get("EQACCEL_CXX") or env.get("CXX") or None,
         nvrtc=_path(env.get("EQACCEL_NVRTC")),
+        tune=_flag(env, "EQACCEL_TUNE"),
     )
 
 

@@ -13,7 +13,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from eqaccel.patches.verify import Structure, Verification
 
+from eqaccel import settings
 from eqaccel.errors import AlreadyPatchedError, PatchError
+from eqaccel.ops import warmup
 
 T = TypeVar("T")
 
@@ -173,7 +175,8 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     """Accelerates a model in place.
 
     Parameters stay the same objects and the state dict keeps its keys, so optimizers, checkpoints and fine-tuning go
-    on as before; `unpatch` takes it all back.
+    on as before; `unpatch` takes it all back. With EQACCEL_TUNE=1 the kernels are tuned for energies and forces on the
+    device that the model is on, as by `warmup(model, tune=True)`, before the model is verified.
 
     Args:
         model: A MACE or NequIP model, or what holds such models: an ASE calculator, a training module, a container of
@@ -189,8 +192,10 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
         AlreadyPatchedError: If it is accelerated already, by eqaccel, cuEquivariance or OpenEquivariance.
         VerificationError: If the patched model does not reproduce the original.
         PatchError: If the kind of model is unknown, or it holds something that cannot be replaced.
+        WarmupError: If EQACCEL_TUNE is 1 and the model is not in float32 or float64, or not on a CPU or GPU.
         Whatever is raised, the model is as it was before the call.
     """
+    tune = settings.current().tune
     plans = []
     for _, member in _members(model):
         family = _family(member)
@@ -200,6 +205,8 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
             verification = Verification(family, member) if verify else None
             for swap in swaps:
                 swap.apply()
+            if tune:
+                warmup(member, tune=True)
             if verification is not None:
                 verification.check()
     except BaseException:  # an interrupt while kernels compile must not leave half a patch behind either

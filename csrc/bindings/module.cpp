@@ -216,10 +216,11 @@ PYBIND11_MODULE(_runtime, m) {
            }),
            py::arg("payload"))
       .def("source",
-           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction) {
-             return self.source(parse_backend(backend), parse_scalar(scalar), parse_direction(direction));
+           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
+              const std::optional<std::string>& arch) {
+             return self.source(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), arch.value_or(""));
            },
-           py::arg("backend"), py::arg("scalar"), py::arg("direction"))
+           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def("number", &Program::number, py::arg("key"))
       .def("compile", &compile, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def("launch", &launch, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("operands"),

@@ -28,13 +28,13 @@ class GpuKernel : public Kernel {
       : driver_(GpuDriver::get(backend)), direction_(direction), device_(device),
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8), x_dim_(program.number("x_dim")),
         z_dim_(program.number("z_dim")), covers_all_(program.number("covers_all")) {
-    const std::string prefix = std::string("gpu/") + name(direction) + "/" + name(scalar);
     const DeviceInfo& info = driver_.device(device);
-    mains_.resize(program.number(prefix + "/kernels"));
+    const std::string body = program.body(backend, scalar, direction, info.arch);
+    mains_.resize(program.number(body + "/kernels"));
     for (std::size_t n = 0; n < mains_.size(); ++n) {
       Main& main = mains_[n];
-      main.threads = static_cast<unsigned>(program.number(prefix + "/" + std::to_string(n) + "/threads"));
-      main.shared_bytes = static_cast<unsigned>(program.number(prefix + "/" + std::to_string(n) + "/shared_bytes"));
+      main.threads = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/threads"));
+      main.shared_bytes = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/shared_bytes"));
       if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
         throw std::runtime_error(std::string("the ") + name(direction) + " kernel needs " +
                                  std::to_string(main.shared_bytes) + " bytes of shared memory and " + info.name +

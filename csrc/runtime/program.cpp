@@ -77,9 +77,9 @@ std::map<std::string, int64_t> read_numbers(const std::string& meta) {
   return numbers;
 }
 
-std::string body_name(Backend backend, Scalar scalar, Direction direction) {
-  if (backend == Backend::cpu) return std::string("cpu/") + name(direction);
-  return std::string("gpu/") + name(direction) + "/" + name(scalar);
+// An entry that is made for one target.
+std::string target_entry(const std::string& kind, const std::string& target, Scalar scalar, Direction direction) {
+  return kind + "/" + target + "/" + name(direction) + "/" + name(scalar);
 }
 
 std::string figures_name(Direction direction) { return std::string("check/") + name(direction); }
@@ -117,11 +117,28 @@ int64_t Program::number(const std::string& key) const {
   return found->second;
 }
 
-std::string Program::source(Backend backend, Scalar scalar, Direction direction) const {
+std::string Program::sealed_target(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
+  for (const std::string& target : usable_targets(backend, arch)) {
+    if (entries_.count(target_entry("binary", target, scalar, direction))) return target;
+  }
+  return "";
+}
+
+std::string Program::body(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
+  // A binary was made from the body of its own target, and is launched with the numbers of that.
+  std::string target = sealed_target(backend, scalar, direction, arch);
+  if (target.empty()) target = usable_targets(backend, arch).front();
+  const std::string tuned = target_entry("tuned", target, scalar, direction);
+  if (entries_.count(tuned)) return tuned;
+  if (backend == Backend::cpu) return std::string("cpu/") + name(direction);
+  return std::string("gpu/") + name(direction) + "/" + name(scalar);
+}
+
+std::string Program::source(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   // Preludes leave out what a direction does not need.
   const std::string text = "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n#define EQ_SCALAR " +
                      (scalar == Scalar::float32 ? "float" : "double") + "\n";
-  return text + entry(std::string("prelude/") + name(backend)) + entry(body_name(backend, scalar, direction));
+  return text + entry(std::string("prelude/") + name(backend)) + entry(body(backend, scalar, direction, arch));
 }
 
 const std::string& Program::entry(const std::string& name) const {
@@ -131,12 +148,11 @@ const std::string& Program::entry(const std::string& name) const {
 }
 
 Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
-  for (const std::string& target : usable_targets(backend, arch)) {
-    const auto sealed = entries_.find("binary/" + target + "/" + name(direction) + "/" + name(scalar));
-    if (sealed != entries_.end()) return {sealed->second, "", "sealed-" + target, "", 0, true};
+  if (const std::string target = sealed_target(backend, scalar, direction, arch); !target.empty()) {
+    return {entry(target_entry("binary", target, scalar, direction)), "", "sealed-" + target, "", 0, true};
   }
   const auto start = std::chrono::steady_clock::now();
-  const std::string text = source(backend, scalar, direction);
+  const std::string text = source(backend, scalar, direction, arch);
   const bool checked = entries_.count(figures_name(direction)) > 0;
   HostCompiler host;
   std::string key;

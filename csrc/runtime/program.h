@@ -47,11 +47,14 @@ struct Compiled {
 // The sources and launch numbers of one tensor product, parsed from the payload that travels inside a module.
 //
 // Payload: the line "EQACCEL-PAYLOAD 1\n", then entries "<name> <size>\n<size bytes>\n". Entries:
-//   meta                                     "key=value" lines: abi, x_dim, y_dim, z_dim, w_dim, and for each GPU kernel
-//                                            "gpu/<direction>/<scalar>/threads" and ".../shared_bytes"
+//   meta                                     "key=value" lines: abi, x_dim, y_dim, z_dim, w_dim, and for each GPU body
+//                                            "<entry>/kernels", and for each of these kernels "<entry>/<n>/threads"
+//                                            and "<entry>/<n>/shared_bytes"
 //   prelude/<backend>                        text in front of every body of that backend
 //   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
 //   gpu/<direction>/<scalar>                 body for CUDA and HIP
+//   tuned/<target>/<direction>/<scalar>      body for one CPU target or GPU architecture, which takes it instead of the
+//                                            above; may be absent
 //   binary/<target>/<direction>/<scalar>     compiled ahead of time for a target of targets.h, taken where it runs; may
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
@@ -59,7 +62,10 @@ class Program {
  public:
   Program(const uint8_t* payload, std::size_t size);
   int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
-  std::string source(Backend, Scalar, Direction) const;      // prelude + body: the whole translation unit
+  // Name of the body that `compile` takes for an architecture.
+  std::string body(Backend, Scalar, Direction, const std::string& arch = "") const;
+  // Prelude and body: the whole translation unit.
+  std::string source(Backend, Scalar, Direction, const std::string& arch = "") const;
   // Compiles for "sm_90", "gfx90a", or (empty) this CPU; needs no GPU. Takes a binary of the payload if there is one,
   // else goes through the disk cache. Keeps nothing.
   Compiled compile(Backend, Scalar, Direction, const std::string& arch = "") const;
@@ -73,6 +79,8 @@ class Program {
 
  private:
   const std::string& entry(const std::string& name) const;  // throws std::out_of_range if absent
+  // The target whose binary in the payload runs on an architecture; "" if there is none.
+  std::string sealed_target(Backend, Scalar, Direction, const std::string& arch) const;
   // Throws CompileError if the compiled code, not in the cache yet, does not give what the payload says.
   void check(const std::string& code, const std::string& log, const std::string& compiler, Scalar, Direction) const;
 

@@ -10,26 +10,29 @@ from importlib import resources
 from eqaccel.codegen import check
 from eqaccel.codegen.body import print_body
 from eqaccel.errors import SpecError
-from eqaccel.plan import TARGETS, Direction, Plan, host_target, make_plan
+from eqaccel.plan import TARGETS, Direction, Plan, TunedKernel, host_target, make_plan
 from eqaccel.spec import TensorProductSpec
 
 _SCALAR_BYTES = {"float32": 4, "float64": 8}
+_SCALARS = {number: name for name, number in _SCALAR_BYTES.items()}
 # GPU plans hold for every architecture of a kind; the body asks the compiler for the rest.
 _GPU_TARGET = TARGETS["sm_90"]
 
 
 @functools.lru_cache(maxsize=256)
-def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
+def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
     """The payload of a spec and the integer key that names it.
 
     Args:
         spec: The tensor product.
+        tuned: Kernels that one kind of processor runs instead of those which the cost model plans for all.
 
     Returns:
         The bytes, and a key of 63 bits derived from them.
 
     Raises:
         SpecError: The spec has no paths, so there is nothing to compute.
+        TuningError: A processor cannot run what was tuned for it.
     """
     if not spec.paths:
         raise SpecError("spec: expected at least one path, got none: add instructions to the tensor product")
@@ -45,10 +48,13 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
             name = f"gpu/{direction.value}/{scalar}"
             plan = make_plan(spec, direction, _GPU_TARGET, scalar_bytes)
             entries[name] = print_body(plan)
-            meta[f"{name}/kernels"] = len(plan.kernels)
-            for kernel in plan.kernels:
-                meta[f"{name}/{kernel.number}/threads"] = kernel.threads
-                meta[f"{name}/{kernel.number}/shared_bytes"] = kernel.shared_bytes()
+            meta |= _launch_numbers(name, plan)
+    for kernel in tuned:
+        plan = make_plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
+        name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{_SCALARS[kernel.scalar_bytes]}"
+        entries[name] = print_body(plan)
+        if kernel.target.is_gpu:
+            meta |= _launch_numbers(name, plan)
     entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
     packed = [b"EQACCEL-PAYLOAD 1\n"]
     for name, text in entries.items():
@@ -56,6 +62,14 @@ def payload(spec: TensorProductSpec) -> tuple[bytes, int]:
         packed += [f"{name} {len(data)}\n".encode(), data, b"\n"]
     content = b"".join(packed)
     return content, int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+
+
+def _launch_numbers(name: str, plan: Plan) -> dict[str, int]:
+    numbers = {f"{name}/kernels": len(plan.kernels)}
+    for kernel in plan.kernels:
+        numbers |= {f"{name}/{kernel.number}/threads": kernel.threads}
+        numbers |= {f"{name}/{kernel.number}/shared_bytes": kernel.shared_bytes()}
+    return numbers
 
 
 def _abi() -> int:

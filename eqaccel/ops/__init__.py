@@ -9,9 +9,11 @@ from eqaccel.ops.graph import Graph
 from eqaccel.ops.library import include_path, library_path, load_library
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
+from eqaccel.ops.tuning import Choice
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
 __all__ = [
+    "Choice",
     "Graph",
     "TensorProduct",
     "TensorProductConv",

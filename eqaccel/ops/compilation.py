@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from eqaccel import runtime
+from eqaccel import runtime, settings
 from eqaccel.errors import WarmupError
+from eqaccel.ops.modules import TensorProduct, TensorProductConv
+from eqaccel.ops.trials import Task
+from eqaccel.ops.tuning import Choice, choose_plans, tuned_kernel
 from eqaccel.plan import Direction
 
 
@@ -29,6 +34,7 @@ class WarmKernel:
         device: Device, or architecture such as "sm_90", that it runs on.
         seconds: Time that it took to compile, or to find.
         cached: Whether the disk cache had it.
+        choice: Which plan it follows and what that brings, if it was tuned.
     """
 
     name: str
@@ -37,6 +43,7 @@ class WarmKernel:
     device: str
     seconds: float
     cached: bool
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +64,13 @@ class Warmup:
         return sum(not kernel.cached for kernel in self.kernels)
 
     def __str__(self) -> str:
-        table = [("kernel", "direction", "dtype", "device", "seconds", "")]
+        table = [("kernel", "direction", "dtype", "device", "seconds", "", "plan")]
         for k in self.kernels:
-            dtype = str(k.dtype).removeprefix("torch.")
-            table.append(
-                (k.name, k.direction, dtype, k.device, f"{k.seconds:.2f}", "cached" if k.cached else "compiled")
-            )
+            dtype, plan = str(k.dtype).removeprefix("torch."), "" if k.choice is None else str(k.choice)
+            compiled = "cached" if k.cached else "compiled"
+            table.append((k.name, k.direction, dtype, k.device, f"{k.seconds:.2f}", compiled, plan))
+        if not any(k.choice for k in self.kernels):
+            table = [row[:-1] for row in table]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
         return "\n".join([f"{self.compiled} of {len(self.kernels)} kernels compiled in {self.seconds:.2f} s", *lines])
@@ -76,69 +84,121 @@ class _Target:
     device: int | None  # to load kernels on; None if only the architecture is known
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """A kernel of one module."""
+
+    name: str
+    module: Any
+    target: _Target
+    dtype: torch.dtype
+    direction: str
+
+
 def warmup(
     model: Any,
     *,
     directions: Iterable[str] | str = ("forward", "backward"),
     dtypes: Iterable[torch.dtype] | torch.dtype | None = None,
     devices: Iterable[torch.device | str] | torch.device | str | None = None,
+    tune: bool | None = None,
 ) -> Warmup:
     """Compiles every kernel that a model needs, or finds it in the disk cache, so that no later step waits for that.
 
     Kernels are compiled in parallel and loaded. For an architecture such as "sm_90", which takes no GPU, they are only
     put into the disk cache: a login node can prepare the compute nodes.
 
+    Tuning compiles a handful of plans of each kernel, times them on the device with made-up data, 60 neighbours a node,
+    and gives the modules of the model the fastest one where that is more than 3 % faster than the default. The choice
+    is kept in the disk cache for the same kind of device, so that it takes minutes once and no time again. Only a call
+    that asks for tuning searches or uses what was found: without one, results follow from the model alone. Sums may be
+    taken in another order under another plan, so results differ by rounding, and stay bitwise reproducible. Tune
+    before scripting, compiling, exporting or capturing: what is made of a tuned model keeps its kernels.
+
     Args:
         model: A patched model, an ASE calculator with such models in its `models`, or any module that is or holds
-            `TensorProduct` or `TensorProductConv`, scripted ones too.
+            `TensorProduct` or `TensorProductConv`, scripted ones too unless they are to be tuned.
         directions: What will be computed: "forward", "backward" for gradients and forces, "double_backward" for
             training on forces and for Hessians.
         dtypes: torch.float32, torch.float64 or both; default: the one of the model's parameters, or torch's default
             dtype if it has none.
         devices: Devices ("cpu", "cuda:1") or GPU architectures ("sm_90", "gfx90a"); default: where the model is.
+        tune: Whether to tune; default: whether EQACCEL_TUNE is 1.
 
     Returns:
-        The kernels, each with its time and whether it was in the cache.
+        The kernels, each with its time and whether it was in the cache, and with its plan if it was tuned.
 
     Raises:
-        WarmupError: If there is nothing to warm up, or a direction, dtype or device is not one that kernels run on.
+        WarmupError: If there is nothing to warm up, or a direction, dtype or device is not one that kernels run on; or
+            if a kernel cannot be tuned, because its device is not here or its module is scripted.
         CompileError: If a kernel does not compile, or computes wrong results.
         MissingCompilerError: If there is no compiler for a device.
+        SettingsError: If EQACCEL_TUNE is neither a yes nor a no.
     """
     start = time.perf_counter()
     wanted_directions = [_direction(value) for value in _listed(directions)]
     wanted_dtypes = None if dtypes is None else [_dtype(value) for value in _listed(dtypes)]
     targets = None if devices is None else [_target(value) for value in _listed(devices)]
 
-    tasks: dict[tuple[Any, ...], list[str]] = {}
-    programs: dict[int, runtime.Program] = {}
+    wanted = []
     for root, prefix in _roots(model):
         own = [_dtype(_own_dtype(root))] if wanted_dtypes is None else wanted_dtypes
         for path, module in _products(root):
-            programs[module.key] = _program(module)
-            for target in [_target(module.payload.device)] if targets is None else targets:
-                for dtype in own:
-                    for direction in wanted_directions:
-                        paths = tasks.setdefault((module.key, direction, dtype, target), [])
-                        paths.append(prefix + path or type(module).__name__)
-    if not tasks:
+            name = prefix + path or type(module).__name__
+            places = [_target(module.payload.device)] if targets is None else targets
+            kernels = itertools.product(places, own, wanted_directions)
+            wanted += [_Wanted(name, module, *kernel) for kernel in kernels]
+    if not wanted:
         raise WarmupError(
             f"model: expected at least one eqaccel module in it, and a direction, dtype and device, got none in "
             f"{type(model).__name__}; eqaccel.patch(model) puts them into a model"
         )
 
-    def prepare(task: tuple[Any, ...]) -> WarmKernel:
-        key, direction, dtype, target = task
-        scalar = str(dtype).removeprefix("torch.")
-        found = runtime.compile_program(programs[key], target.backend, scalar, direction, target.arch)
-        if target.device is not None:
-            programs[key].workspace_bytes(target.backend, scalar, direction, {}, target.device)  # loads it
-        return WarmKernel(", ".join(tasks[task]), direction, dtype, target.label, found["seconds"], found["cached"])
-
     # Threads, because compilers are processes or release the interpreter lock.
-    with ThreadPoolExecutor(min(len(tasks), len(os.sched_getaffinity(0)))) as pool:
-        kernels = tuple(pool.map(prepare, tasks))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        choices = _tune(wanted, pool) if (settings.current().tune if tune is None else tune) else {}
+        groups: dict[tuple[Any, ...], list[_Wanted]] = {}
+        for one in wanted:
+            groups.setdefault((one.module.key, one.target, one.dtype, one.direction), []).append(one)
+        kernels = tuple(pool.map(lambda group: _prepare(group, choices.get(group[0])), groups.values()))
     return Warmup(kernels, time.perf_counter() - start)
+
+
+def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:
+    """Compiles and loads the kernel that all of a group share."""
+    one = group[0]
+    program, target, scalar = _program(one.module), one.target, str(one.dtype).removeprefix("torch.")
+    found = runtime.compile_program(program, target.backend, scalar, one.direction, target.arch)
+    if target.device is not None:
+        program.workspace_bytes(target.backend, scalar, one.direction, {}, target.device)  # loads it
+    names = ", ".join(member.name for member in group)
+    return WarmKernel(names, one.direction, one.dtype, target.label, found["seconds"], found["cached"], choice)
+
+
+def _tune(wanted: list[_Wanted], pool: Executor) -> dict[_Wanted, Choice]:
+    """Gives every module the kernels that are fastest where they are wanted; tells which these are."""
+    tasks = {one: _task(one) for one in wanted}
+    choices = choose_plans(tasks.values(), pool)
+    for module, members in itertools.groupby(wanted, operator.attrgetter("module")):
+        module.retune([tuned_kernel(tasks[one], choices[tasks[one]].tuning) for one in members])
+    return {one: choices[task] for one, task in tasks.items()}
+
+
+def _task(one: _Wanted) -> Task:
+    module, target = one.module, one.target
+    if not isinstance(module, (TensorProduct, TensorProductConv)):
+        raise WarmupError(
+            f"model: expected Python modules to tune, got a {type(module).__name__} at {one.name}; tune the model that "
+            f"it was made from, or pass tune=False"
+        )
+    if target.device is None:
+        raise WarmupError(
+            f"devices: expected devices of this machine to tune on, got the architecture '{target.label}'; tune where "
+            f"the model will run, or pass tune=False"
+        )
+    batch = isinstance(module, TensorProduct)
+    options = (module.spec, batch, module.atomic, module.mul_ir, Direction(one.direction), one.dtype)
+    return Task(*options, target.backend, target.arch, target.device)
 
 
 def _listed(values: Any) -> list[Any]:
@@ -165,6 +225,8 @@ def _roots(model: Any) -> Iterator[tuple[nn.Module, str]]:
 def _products(root: nn.Module) -> Iterator[tuple[str, Any]]:
     """Modules with a payload and its key; by attribute, because scripting changes their class."""
     for path, module in root.named_modules():
+        if "_orig_mod" in dict(module.named_children()):
+            continue  # the wrapper of torch.compile shows the attributes of the module inside, which comes next
         if isinstance(getattr(module, "payload", None), torch.Tensor) and isinstance(getattr(module, "key", None), int):
             yield path, module
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, Optional
 
 import torch
@@ -12,6 +12,7 @@ from eqaccel.codegen import payload
 from eqaccel.errors import OperandError
 from eqaccel.ops.graph import Graph, packed_index
 from eqaccel.ops.library import load_library, translate
+from eqaccel.plan import TunedKernel
 from eqaccel.spec import TensorProductSpec
 
 load_library()
@@ -28,6 +29,7 @@ class _Product(nn.Module):
             raise OperandError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
         content, key = payload(spec)
         self.spec = spec
+        self.tuned = ()  # kernels of other plans; without a type, which TorchScript would not understand
         self.key = key
         self.z_dim = spec.z_dim
         self.mul_ir = layout == "mul_ir"
@@ -36,10 +38,28 @@ class _Product(nn.Module):
         # of integers, so that .float() and .double() leave it alone.
         self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8), persistent=False)
 
+    def retune(self, kernels: Iterable[TunedKernel]) -> None:
+        """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
+
+        Args:
+            kernels: What changes; a tuning of None takes a kernel back to the default. Others stay as they are.
+
+        Raises:
+            TuningError: If a processor cannot run what is asked for.
+        """
+        slots = {(k.target.name, k.direction.value, k.scalar_bytes): k for k in (*self.tuned, *kernels)}
+        tuned = tuple(kernel for _, kernel in sorted(slots.items()) if kernel.tuning is not None)
+        if tuned == self.tuned:
+            return
+        content, self.key = payload(self.spec, tuned)
+        self.tuned = tuned
+        self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
+
     def extra_repr(self) -> str:
-        """The irreps and the options, for print(module)."""
+        """The irreps, the options and what was tuned, for print(module)."""
         layout = "mul_ir" if self.mul_ir else "ir_mul"
-        return f"{self.spec!r}, layout={layout!r}"
+        tuned = "".join(f", {k.target.name} {k.direction.value}: {k.tuning}" for k in self.tuned)
+        return f"{self.spec!r}, layout={layout!r}{tuned}"
 
 
 class TensorProduct(_Product):

@@ -6,6 +6,7 @@ definition that every backend is tested against.
 """
 
 from eqaccel.plan.build import make_plan
+from eqaccel.plan.candidates import candidates
 from eqaccel.plan.model import (
     Block,
     Direction,
@@ -22,9 +23,11 @@ from eqaccel.plan.model import (
 )
 from eqaccel.plan.reference import execute
 from eqaccel.plan.target import TARGETS, Target, host_target
+from eqaccel.plan.tuning import UNTUNED, TunedKernel, Tuning
 
 __all__ = [
     "TARGETS",
+    "UNTUNED",
     "Block",
     "Direction",
     "EdgeMatrix",
@@ -36,6 +39,9 @@ __all__ = [
     "PlannedPath",
     "Segment",
     "Target",
+    "TunedKernel",
+    "Tuning",
+    "candidates",
     "execute",
     "host_target",
     "make_plan",

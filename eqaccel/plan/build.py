@@ -25,6 +25,7 @@ from eqaccel.plan.model import (
 )
 from eqaccel.plan.passes import Fits, group, one_row, registers
 from eqaccel.plan.target import Target
+from eqaccel.plan.tuning import UNTUNED, Tuning, check_tuning
 from eqaccel.spec import Path, TensorProductSpec
 
 _LOOP_INSTRUCTIONS = 2000
@@ -39,7 +40,9 @@ _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
 _LEAST_WARPS = 1
 
 
-def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> Plan:
+def make_plan(
+    spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Tuning = UNTUNED
+) -> Plan:
     """Plans one direction of a tensor product.
 
     Args:
@@ -47,15 +50,22 @@ def make_plan(spec: TensorProductSpec, direction: Direction, target: Target, sca
         direction: Forward, backward or double backward.
         target: The processor to plan for.
         scalar_bytes: 4 for float32, 8 for float64.
+        tuning: Choices that take the place of the cost model's.
 
     Returns:
         The plan; the same arguments always give the same plan.
+
+    Raises:
+        TuningError: If the target cannot run what the tuning asks for.
     """
     cpu_forward = not target.is_gpu and direction is Direction.FORWARD
     matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu or cpu_forward, by_entry=cpu_forward)
-    build = _Builder(spec, direction, target, scalar_bytes, matrices, matrix_of)
+    build = _Builder(spec, direction, target, scalar_bytes, matrices, matrix_of, tuning)
     kernels = build.gpu_kernels() if target.is_gpu else [build.kernel(0, build.cpu_segments())]
-    return Plan(spec, direction, target, scalar_bytes, matrices, tuple(kernels))
+    plan = Plan(spec, direction, target, scalar_bytes, matrices, tuple(kernels))
+    if tuning != UNTUNED:
+        check_tuning(plan, tuning)
+    return plan
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,7 @@ class _Builder:
     scalar_bytes: int
     matrices: tuple[EdgeMatrix, ...]
     matrix_of: tuple[int, ...]
+    tuning: Tuning
 
     def kernel(self, number: int, segments: Sequence[Segment]) -> KernelPlan:
         return KernelPlan(
@@ -76,7 +87,7 @@ class _Builder:
         # Forward: outputs stay in registers over a block of edges. Otherwise the loop over channels is innermost and
         # what stays in registers are the sums over channels; a segment is an in1 block, so that the gradients of its
         # outputs are few enough for the first-level cache, where several edges use them.
-        outputs = self.target.registers - 8
+        outputs = self.tuning.accumulators or self.target.registers - 8
         segments = []
         for mul, numbers in _by_multiplicity(self.spec, range(len(self.spec.paths))):
             groups: list[list[int]] = [[]]
@@ -88,7 +99,7 @@ class _Builder:
                 if groups[-1] and full:
                     groups.append([])
                 groups[-1].append(number)
-            fits = registers(self.direction, self.target.registers - 5)
+            fits = registers(self.direction, self.tuning.accumulators or self.target.registers - 5)
             segments += [self._segment(chosen, mul, 1, 1, fits) for chosen in groups]
         return segments
 
@@ -100,7 +111,7 @@ class _Builder:
                 replace(segment, blocks=tuple(replace(b, adds=_reads(kernels, b.x_offset)) for b in segment.blocks))
                 for segment in self._gpu_segments(numbers)
             ]
-            kernels.append(_with_pipeline(self.kernel(len(kernels), segments)))
+            kernels.append(self.tuning.pipeline(_with_pipeline(self.kernel(len(kernels), segments))))
         return kernels
 
     def _code_of_kernels(self) -> list[list[int]]:
@@ -128,8 +139,9 @@ class _Builder:
     def _gpu_segments(self, numbers: Sequence[int]) -> list[Segment]:
         segments = []
         for mul, chosen in _by_multiplicity(self.spec, numbers):
-            channels = self._channels_per_lane(chosen, mul)
-            limit = max(_ACCUMULATORS[self.direction] * 4 // self.scalar_bytes // channels, 1)
+            channels = self.tuning.channels_per_lane or self._channels_per_lane(chosen, mul)
+            accumulators = self.tuning.accumulators or _ACCUMULATORS[self.direction]
+            limit = max(accumulators * 4 // self.scalar_bytes // channels, 1)
             # The code of one multiplicity runs on every chunk of its channels.
             teams = -(-mul // (32 * channels))
             # Forward kernels are bound by registers and memory, the others by arithmetic: balance that.

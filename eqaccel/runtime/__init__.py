@@ -29,6 +29,7 @@ from eqaccel._runtime import (
 )
 from eqaccel.errors import CacheWarning
 from eqaccel.runtime.nvrtc import locate_nvrtc, use_located_nvrtc
+from eqaccel.runtime.records import read_record, record_names, write_record
 
 __all__ = [
     "Program",
@@ -46,8 +47,11 @@ __all__ = [
     "launch_cpu",
     "locate_nvrtc",
     "nvrtc_version",
+    "read_record",
+    "record_names",
     "register_program",
     "resources",
+    "write_record",
 ]
 
 _runtime.set_warning_handler(lambda message: warnings.warn(message, CacheWarning, stacklevel=2))

@@ -149,7 +149,8 @@ def export(
         potential = family.potential(duplicate, index)
         for module in potential.modules():
             if seal and isinstance(module, Convolution):
-                module.seal(sealed_entries(module.spec, str(kind).removeprefix("torch."), tuple(seal)))
+                scalar = str(kind).removeprefix("torch.")
+                module.seal(sealed_entries(module.spec, scalar, tuple(seal), module.tuned))
         metadata = _metadata(family.name, heads[index], facts, potential, kind, place, seal)
         scripted = script(potential)
     with _temporary(target) as file:

@@ -110,6 +110,7 @@ class Convolution(nn.Module):
     def __init__(self, conv: TensorProductConv) -> None:
         super().__init__()
         self.spec = conv.spec
+        self.tuned = conv.tuned
         self.key = conv.key
         self.z_dim = conv.z_dim
         self.mul_ir = conv.mul_ir

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from eqaccel import runtime
 from eqaccel.codegen import payload, source
 from eqaccel.errors import CompileError, ExportError
-from eqaccel.plan import TARGETS, Direction, make_plan
+from eqaccel.plan import TARGETS, UNTUNED, Direction, TunedKernel, make_plan
 from eqaccel.spec import TensorProductSpec
 
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
@@ -32,13 +32,16 @@ def check_targets(targets: Sequence[str]) -> None:
 
 
 @functools.lru_cache(maxsize=16)  # the inner layers of a model are alike
-def sealed_entries(spec: TensorProductSpec, scalar: str, targets: tuple[str, ...]) -> bytes:
+def sealed_entries(
+    spec: TensorProductSpec, scalar: str, targets: tuple[str, ...], tuned: tuple[TunedKernel, ...] = ()
+) -> bytes:
     """Compiles the kernels of a tensor product for several targets.
 
     Args:
         spec: The tensor product.
         scalar: "float32" or "float64".
         targets: Names of targets.
+        tuned: Kernels of the tensor product that are not the default ones.
 
     Returns:
         Entries to append to the payload of the tensor product.
@@ -46,12 +49,12 @@ def sealed_entries(spec: TensorProductSpec, scalar: str, targets: tuple[str, ...
     Raises:
         ExportError: If a compiler is missing or fails.
     """
-    program = runtime.Program(payload(spec)[0])
+    program = runtime.Program(payload(spec, tuned)[0])
     entries = b""
     for target in targets:
         for direction in _DIRECTIONS:
             try:
-                code = _compile(spec, program, scalar, direction, target)
+                code = _compile(spec, program, scalar, direction, target, tuned)
             except (CompileError, ValueError) as error:
                 raise ExportError(f"seal: no kernel for {target}: {error}") from error
             entries += f"binary/{target}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
@@ -59,12 +62,19 @@ def sealed_entries(spec: TensorProductSpec, scalar: str, targets: tuple[str, ...
 
 
 def _compile(
-    spec: TensorProductSpec, program: runtime.Program, scalar: str, direction: Direction, target: str
+    spec: TensorProductSpec,
+    program: runtime.Program,
+    scalar: str,
+    direction: Direction,
+    target: str,
+    tuned: tuple[TunedKernel, ...],
 ) -> bytes:
     if target in TARGETS and not TARGETS[target].is_gpu:  # a CPU kernel is planned for its instruction set
-        plan = make_plan(spec, direction, TARGETS[target], 4 if scalar == "float32" else 8)
-        return runtime.compile_cpu(source(plan), target)[0]
+        scalar_bytes = 4 if scalar == "float32" else 8
+        tunings = {(k.target.name, k.direction, k.scalar_bytes): k.tuning for k in tuned}
+        tuning = tunings.get((target, direction, scalar_bytes), UNTUNED)
+        return runtime.compile_cpu(source(make_plan(spec, direction, TARGETS[target], scalar_bytes, tuning)), target)[0]
     # GPU kernels are launched with numbers in the payload, so they are made from the sources there.
     if target.startswith("gfx"):
-        return runtime.compile_hip(program.source("hip", scalar, direction.value), target)[0]
-    return runtime.compile_cuda(program.source("cuda", scalar, direction.value), target)[0]
+        return runtime.compile_hip(program.source("hip", scalar, direction.value, target), target)[0]
+    return runtime.compile_cuda(program.source("cuda", scalar, direction.value, target), target)[0]
