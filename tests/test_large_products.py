@@ -4,27 +4,39 @@ import pytest
 import torch
 
 from eqaccel import TensorProductConv, TensorProductSpec
-from eqaccel.plan import TARGETS, Direction, make_plan
+from eqaccel.plan import TARGETS, Direction, Plan, make_plan
 from eqaccel.testing import Operands, assert_product, random_operands
 
 SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
+DEGREES = "0e+1e+2e+3e"
 LARGE = {
-    "several_kernels": TensorProductSpec.channelwise("8x3e+8x4e", "0e+1e+2e+3e+4e", "0e+1e+2e+3e+4e"),
-    "odd_channels": TensorProductSpec.channelwise("3x3e+3x4e", "0e+1e+2e+3e+4e", "0e+1e+2e+3e+4e"),
+    "one_block_in_several_kernels": TensorProductSpec.channelwise("8x4e", "1e+2e+3e", "1e+2e+3e+4e"),
+    "odd_channels": TensorProductSpec.channelwise("3x2e+3x3e", DEGREES, DEGREES),
     "preset_l": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
     "teams": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
 }
+LARGE_FORWARD = TensorProductSpec.channelwise("8x3e+8x4e", f"{DEGREES}+4e", f"{DEGREES}+4e")
 MODES = [("mul_ir", True), ("ir_mul", False)]
 
 
-@pytest.mark.parametrize("direction", Direction)
-def test_plans_are_of_the_kinds_tested_here(direction: Direction) -> None:
-    several = make_plan(LARGE["several_kernels"], direction, TARGETS["sm_90"], 4)
-    assert len(several.kernels) > 1
-    adds = {block.adds for kernel in several.kernels for segment in kernel.segments for block in segment.blocks}
-    assert True in adds
-    teams = make_plan(LARGE["teams"], direction, TARGETS["sm_90"], 4)
-    assert direction is Direction.FORWARD or max(segment.members for segment in teams.segments) > 1
+def test_plans_are_of_the_kinds_tested_here() -> None:
+    def plan(spec: TensorProductSpec, direction: Direction) -> Plan:
+        return make_plan(spec, direction, TARGETS["sm_90"], 4)
+
+    def adds(plan: Plan) -> bool:
+        return any(block.adds for segment in plan.segments for block in segment.blocks)
+
+    one_block, odd, teams = (LARGE[name] for name in ("one_block_in_several_kernels", "odd_channels", "teams"))
+    assert len(plan(LARGE_FORWARD, Direction.FORWARD).kernels) > 1
+    assert adds(plan(one_block, Direction.DOUBLE_BACKWARD))
+    for direction in (Direction.BACKWARD, Direction.DOUBLE_BACKWARD):
+        assert len(plan(odd, direction).kernels) > 1
+        assert max(segment.members for segment in plan(teams, direction).segments) > 1
+
+
+def test_forward_of_several_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    module = TensorProductConv(LARGE_FORWARD).to(device)
+    assert_product(module, random_operands(LARGE_FORWARD, 5, 21, num_senders=6, dtype=dtype, device=device), order=0)
 
 
 @pytest.mark.parametrize(("layout", "deterministic"), MODES)
