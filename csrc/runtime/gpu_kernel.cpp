@@ -100,8 +100,8 @@ class GpuKernel : public Kernel {
       o.gx = given.gx;
       shares = sender_shares(given);
       shares.pieces = base + at.gx_pieces;
-      driver_.launch(collect_, {blocks(shares, given.num_senders, given.num_edges), unsigned(over(x_dim_, collect_columns_))},
-                     {collect_threads}, 0, stream, parameters);
+      const unsigned rows = blocks(shares, given.num_senders, given.num_edges);
+      driver_.launch(collect_, {rows, unsigned(over(x_dim_, collect_columns_))}, {collect_threads}, 0, stream, parameters);
       join(join_collected_, parameters, shares, given.num_senders, given.num_edges, x_dim_, stream);
     } else if (given.mul_ir) {
       change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
@@ -114,8 +114,8 @@ class GpuKernel : public Kernel {
     return direction_ != Direction::forward && o.row_ptr && !o.atomic;
   }
 
-  // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all
-  // others is cut. Fewer rows are dealt out in equal parts.
+  // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than
+  // all others is cut. Fewer rows are dealt out in equal parts.
   static eq_shares shares_of_rows(int64_t slots, int64_t rows, int64_t blocks, int64_t smallest) {
     const int64_t even = over(slots, blocks), mean = over(slots, std::max<int64_t>(rows, 1));
     const bool few = 4 * even < 3 * mean;

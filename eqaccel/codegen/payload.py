@@ -82,7 +82,7 @@ def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
     folder = resources.files("eqaccel.codegen") / "preludes"
     gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_shares.h", "gpu_pipeline.h", "gpu_rows.h", "gpu.h"]
-    names = ["abi.h", "cpu.h"] if backend == "cpu" else gpu
+    names = ["abi.h", "cpu_lane.h", "cpu.h"] if backend == "cpu" else gpu
     return "".join((folder / name).read_text() for name in names)
 
 

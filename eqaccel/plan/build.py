@@ -37,7 +37,6 @@ _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBL
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
-_LEAST_WARPS = 1
 
 
 def make_plan(
@@ -287,15 +286,9 @@ def _teams(plan: KernelPlan, most_warps: int) -> list[list[int]]:
     ]
     total = sum(w * s.teams for w, s in zip(work, plan.segments, strict=True))
     members = [1] * len(work)
-    if plan.direction is Direction.FORWARD:
-        return [members]
     found = [(1.1 * _busy(plan, work, total, members), members)]  # a team costs a sum over its members
-    if len(work) == 1:
-        while members[0] * plan.segments[0].teams < _LEAST_WARPS:
-            members = [2 * members[0]]
-            found.insert(0, (2, members))
-        return [members for _, members in found]
-    while True:
+    # Forward kernels wait for memory, and one segment alone keeps all warps as busy.
+    while len(work) > 1 and plan.direction is not Direction.FORWARD:
         slowest = max(range(len(work)), key=lambda n: work[n] / members[n])
         members = [2 * m if n == slowest else m for n, m in enumerate(members)]
         warps = sum(m * s.teams for m, s in zip(members, plan.segments, strict=True))

@@ -1,0 +1,104 @@
+// CPU prelude, first part: the lane value type, a SIMD vector of channels, and the entries of edge matrices.
+#include <stdlib.h>
+#include <string.h>
+#include <omp.h>
+
+#define EQ_FN __attribute__((always_inline)) inline
+#if defined(__AVX512F__)
+#define EQ_SIMD_BYTES 64
+#elif defined(__AVX2__)
+#define EQ_SIMD_BYTES 32
+#else
+#define EQ_SIMD_BYTES 16
+#endif
+
+namespace {
+
+typedef EQ_SCALAR T;
+typedef T Lane __attribute__((vector_size(EQ_SIMD_BYTES)));
+typedef T UnalignedLane __attribute__((vector_size(EQ_SIMD_BYTES), aligned(sizeof(T)), may_alias));
+template <int>
+using LaneOf = Lane;  // segments name the width that a GPU thread would own
+typedef Lane Sum;  // one partial sum per SIMD element, added up once an edge
+constexpr int lanes = EQ_SIMD_BYTES / sizeof(T);
+
+EQ_FN Lane fma(T a, Lane b, Lane c) { return a * b + c; }
+EQ_FN Lane fma(Lane a, Lane b, Lane c) { return a * b + c; }
+EQ_FN Sum dot(Lane a, Lane b, Sum sum) { return a * b + sum; }
+
+// Channels c to c + lanes of a component; channels past the last one read as zero and are never written.
+template <int mul>
+EQ_FN Lane load(const T* component, int c) {
+  if (mul % lanes == 0 || c + lanes <= mul) return (Lane) * (const UnalignedLane*)(component + c);
+  Lane value = {};
+  for (int u = 0; u < mul % lanes; ++u) value[u] = component[c + u];
+  return value;
+}
+template <int mul>
+EQ_FN void store(T* component, int c, Lane value) {
+  if (mul % lanes == 0 || c + lanes <= mul) {
+    *(UnalignedLane*)(component + c) = value;
+  } else {
+    for (int u = 0; u < mul % lanes; ++u) component[c + u] = value[u];
+  }
+}
+
+constexpr int64_t much = 16 << 20;  // bytes that fill the caches
+
+// Past the caches, for rows that fill them and are not read again here; `component` is aligned.
+EQ_FN void stream_store(T* component, Lane value) {
+#if defined(__x86_64__)
+  asm volatile("vmovntps %1, %0" : "=m"(*(Lane*)component) : "v"(value));
+#else
+  *(Lane*)component = value;
+#endif
+}
+
+// What was streamed is visible to other threads afterwards.
+EQ_FN void finish_streams() {
+#if defined(__x86_64__)
+  asm volatile("sfence" ::: "memory");
+#endif
+}
+
+// Prefetches into the second-level cache are dropped where an address is not translated yet; those into the first level
+// have it translated, so there is one of them a page.
+EQ_FN void open_pages(const T* row, int64_t elements) {
+  for (int64_t n = 0; n < elements; n += 4096 / sizeof(T)) __builtin_prefetch(row + n, 0, 3);
+}
+
+#define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)
+
+// An entry with a minus is subtracted: a compiler would spend an instruction on the negation of each broadcast.
+struct Negative {
+  T value;
+};
+struct Entry {
+  T value;
+  EQ_FN operator T() const { return value; }
+  EQ_FN Negative operator-() const { return {value}; }
+};
+EQ_FN Lane fma(Negative a, Lane b, Lane c) { return c - a.value * b; }
+EQ_FN Lane operator*(Negative a, Lane b) { return -(a.value * b); }
+EQ_FN Lane operator*(Entry a, Lane b) { return a.value * b; }
+
+// Edge matrices are built for as many edges at once as a SIMD vector holds, so an entry of one edge and the next are
+// `lanes` elements apart.
+template <int first, int count>
+struct Entries {
+  const T* values;
+  EQ_FN Entry operator[](int n) const { return {values[(first + n) * lanes]}; }
+};
+// The compiler is kept from reading entries once for all channels: they would fill the registers and spill, while a
+// multiply-add takes a broadcast operand from memory at no cost.
+template <int first, int count>
+EQ_FN Entries<first, count> read_entries(const T* entries) {
+  asm volatile("" : "+r"(entries));
+  return {entries};
+}
+
+constexpr int64_t align(int64_t elements) { return (elements + 15) / 16 * 16; }
+
+T* scratch(int64_t elements) { return static_cast<T*>(aligned_alloc(64, (elements * sizeof(T) + 63) / 64 * 64 + 64)); }
+
+}  // namespace
