@@ -69,6 +69,19 @@ def test_kernels_write_their_results(tmp_path, capsys):
             assert row[direction]["median_ms"] >= row[direction]["min_ms"] > 0
 
 
+RESULTS = Path(__file__).parents[1] / "examples/benchmarks/results"
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_results_of_the_readme_are_reported(file: Path) -> None:
+    from eqaccel.benchmarks.command import BENCHMARKS
+    from eqaccel.benchmarks.report import load
+
+    results = load([file])
+    assert "|" in BENCHMARKS[results["benchmark"]].compact(results)
+    assert file.with_suffix(".md").is_file()
+
+
 def test_pieces_join_and_are_reported_again(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     pieces = []

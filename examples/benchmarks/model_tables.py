@@ -24,7 +24,7 @@ def format_tables(results: report.Results) -> str:
         cells.append(f"{row['speedup']:.2f}x" if "speedup" in row else "-")
         if gpu:
             peak = row.get("call", {}).get("peak_bytes")
-            cells += [cell(row.get("graph", {})), f"{row['device_ms']:.2f}" if row.get("device_ms") else "-"]
+            cells += [cell(row.get("replayed", {})), f"{row['device_ms']:.2f}" if row.get("device_ms") else "-"]
             cells.append(f"{peak / 1e9:.2f}" if peak else "-")
         cells += [cell(row.get(part, {})) for part in ("forward", "backward")]
         cells.append(f"{100 * row['convolution_share']:.0f} %" if "convolution_share" in row else "-")
@@ -74,7 +74,7 @@ def draw(results: report.Results, path: Path) -> list[Path]:
     cases = list(dict.fromkeys((row["model"], row["atoms"]) for row in rows))
     names = dict.fromkeys(row["implementation"] for row in rows)
     known = {(row["model"], row["atoms"], row["implementation"]): row for row in rows}
-    parts = {"call": "energy, forces", "graph": "replayed", "forward": "conv. forward", "backward": "conv. backward"}
+    parts = {"call": "energy, forces", "replayed": "replayed", "forward": "conv. forward", "backward": "conv. backward"}
     parts = {part: what for part, what in parts.items() if any(part in row for row in rows)}
     groups = [f"{model} {atoms}: {what}" for model, atoms in cases for what in parts.values()]
     series = {

@@ -24,7 +24,7 @@ def time_variants(
         options: Those of the command line.
 
     Returns:
-        What `measure` gives, under "NAME call", "NAME graph" and, for eqaccel and e3nn, "NAME forward" and "NAME
+        What `measure` gives, under "NAME call", "NAME replayed" and, for eqaccel and e3nn, "NAME forward" and "NAME
         backward".
     """
     device, limits = options.device, (options.device, options.repetitions, options.budget)
@@ -41,7 +41,7 @@ def time_variants(
     operands.clear()
     if device == "cuda":
         # Last, and the plain model after the others: a failed capture may leave torch's generators confused.
-        captures = {f"{name} graph": lambda model=models[name]: _captured(case, model) for name in [*models][::-1]}
+        captures = {f"{name} replayed": lambda model=models[name]: _captured(case, model) for name in [*models][::-1]}
         timings |= measure(captures, *limits)
     return timings
 

@@ -26,7 +26,7 @@ import eqaccel
 # e3nn 0.4 keeps some of its constants in float32, and the peers do not.
 _LIMITS = {torch.float32: 1e-4, torch.float64: 1e-6}
 _WORDS = {"cue": "cuEquivariance", "oeq": "OpenEquivariance"}
-_PARTS = ("call", "graph", "forward", "backward")
+_PARTS = ("call", "replayed", "forward", "backward")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

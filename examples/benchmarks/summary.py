@@ -18,8 +18,9 @@ _TITLES = {
     "graphs": "One convolution on many graphs",
     "scaling": "More and more edges",
     "overhead": "What a call costs the host",
-    "models": "Whole models",
+    "models": "Whole MACE models",
 }
+_NEQUIP = "Whole NequIP models"
 
 
 def section(file: Path) -> str:
@@ -27,7 +28,8 @@ def section(file: Path) -> str:
     results = load([file])
     facts = results["environment"]
     device = facts["device"] if facts["gpu"] else f"{facts['device']}, threads: {facts['threads']}"
-    title = f"### {_TITLES[results['benchmark']]}: {device}, {results['dtype']}"
+    kind = _NEQUIP if file.name.startswith("models_nequip") else _TITLES[results["benchmark"]]
+    title = f"### {kind}: {device}, {results['dtype']}"
     picture = file.with_suffix(".png")
     shown = [f"![{title[4:]}]({picture.relative_to(README.parent)})"] if picture.exists() else []
     links = [("everything", ".md"), ("roofline", "_roofline.png"), ("speed-up", "_speedup.png")]
