@@ -52,8 +52,7 @@ class MaceConvolution(Replacement):
     """
 
     def __init__(self, original: torch.nn.Module, conv: torch.nn.Module) -> None:
-        super().__init__(original, switches=(_SWITCH,))
-        self.conv = conv.train(original.training)
+        super().__init__(original, conv, switches=(_SWITCH,))
 
     def forward(
         self,

@@ -52,10 +52,6 @@ class NequipConvolution(Replacement):
 
     _nequip_custom_ops_libs = ("eqaccel.ops",)  # nequip-compile writes it into the .pt2, whose loader imports it
 
-    def __init__(self, original: torch.nn.Module, conv: torch.nn.Module) -> None:
-        super().__init__(original)
-        self.conv = conv.train(original.training)
-
     def forward(
         self,
         x: torch.Tensor,

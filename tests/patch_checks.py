@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 from eqaccel.patches import convolution
@@ -55,6 +58,20 @@ class Broken(convolution.TensorProductConv):
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor:
         raise ArithmeticError("no kernel")
+
+
+def duplicated(module: torch.nn.Module, how: str) -> torch.nn.Module:
+    """A copy by "deepcopy", or by "save": written and read again, as TorchScript if the module is scripted."""
+    if how == "deepcopy":
+        return copy.deepcopy(module)
+    buffer = io.BytesIO()
+    if isinstance(module, torch.jit.ScriptModule):
+        torch.jit.save(module, buffer)
+        buffer.seek(0)
+        return torch.jit.load(buffer)
+    torch.save(module, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
 
 
 def assert_refused(model: torch.nn.Module, path: str, error: type[Exception], message: str) -> None:

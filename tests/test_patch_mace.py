@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 import types
 import warnings
 from collections.abc import Callable
@@ -19,7 +18,16 @@ from e3nn.util import jit
 from eqaccel.patches import convolution
 from mace.calculators import MACECalculator
 from mace.modules import ScaleShiftMACE
-from patch_checks import RELATIVE, Broken, Unequivariant, Wrong, assert_close, assert_refused, assert_same_gradients
+from patch_checks import (
+    RELATIVE,
+    Broken,
+    Unequivariant,
+    Wrong,
+    assert_close,
+    assert_refused,
+    assert_same_gradients,
+    duplicated,
+)
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
@@ -215,13 +223,7 @@ def test_unpatch_restores_everything(pair: tuple[Model, Model]) -> None:
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
 def test_copies(model: Model, duplicate: str) -> None:
     fast = patched(model)
-    if duplicate == "deepcopy":
-        twin = copy.deepcopy(fast)
-    else:
-        buffer = io.BytesIO()
-        torch.save(fast, buffer)
-        buffer.seek(0)
-        twin = torch.load(buffer, weights_only=False)
+    twin = duplicated(fast, duplicate)
     assert_same_bits(twin, fast)
     assert list(twin.state_dict()) == list(fast.state_dict())
     assert_untouched(unpatch(twin), build(mm.energy_model))
@@ -232,10 +234,7 @@ def test_copies(model: Model, duplicate: str) -> None:
 def test_torchscript(interaction: str) -> None:
     fast = patched(build(mm.energy_model, interaction))
     scripted = jit.script(copy.deepcopy(fast))
-    buffer = io.BytesIO()
-    torch.jit.save(scripted, buffer)
-    buffer.seek(0)
-    loaded = torch.jit.load(buffer)
+    loaded = duplicated(scripted, "save")
     for program in (scripted, loaded):
         outputs = program(mm.batch(fast), compute_stress=True)
         expected = fast(mm.batch(fast), compute_stress=True)

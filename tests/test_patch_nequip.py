@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from patch_checks import (
     assert_close,
     assert_refused,
     assert_same_gradients,
+    duplicated,
 )
 
 from eqaccel import patch, report, unpatch
@@ -160,13 +160,7 @@ def test_unpatch_restores_everything(model: Model) -> None:
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
 def test_copies(model: Model, duplicate: str) -> None:
     fast = patched(model)
-    if duplicate == "deepcopy":
-        twin = copy.deepcopy(fast)
-    else:
-        buffer = io.BytesIO()
-        torch.save(fast, buffer)
-        buffer.seek(0)
-        twin = torch.load(buffer, weights_only=False)
+    twin = duplicated(fast, duplicate)
     assert torch.equal(twin(nm.data())["forces"], fast(nm.data())["forces"])
     assert list(twin.state_dict()) == list(copy.deepcopy(nm.model()).state_dict())  # e3nn adds entries when it copies
     assert report(unpatch(twin)).accelerated == 0
@@ -175,10 +169,7 @@ def test_copies(model: Model, duplicate: str) -> None:
 
 def test_torchscript(model: Model) -> None:
     scripted = jit.script(copy.deepcopy(patched(model)))
-    buffer = io.BytesIO()
-    torch.jit.save(scripted, buffer)
-    buffer.seek(0)
-    loaded = torch.jit.load(buffer)
+    loaded = duplicated(scripted, "save")
     for structure in nm.structures():
         expected = model(nm.data([structure]))
         for program in (scripted, loaded):

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from eqaccel.irreps import Irreps
-from eqaccel.plan import Block, Direction, Element, KernelPlan, Part, Plan, PlannedPath, Segment, place, staged
-from eqaccel.plan.model import segment_work
+from eqaccel.plan import Block, Direction, Element, KernelPlan, Part, Plan, PlannedPath, Segment
+from eqaccel.plan.model import place, segment_work, staged
 from eqaccel.plan.passes import rows_of
 
 

@@ -67,8 +67,8 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
 def _launch_numbers(name: str, plan: Plan) -> dict[str, int]:
     numbers = {f"{name}/kernels": len(plan.kernels)}
     for kernel in plan.kernels:
-        numbers |= {f"{name}/{kernel.number}/threads": kernel.threads}
-        numbers |= {f"{name}/{kernel.number}/shared_bytes": kernel.shared_bytes()}
+        numbers[f"{name}/{kernel.number}/threads"] = kernel.threads
+        numbers[f"{name}/{kernel.number}/shared_bytes"] = kernel.shared_bytes()
     return numbers
 
 

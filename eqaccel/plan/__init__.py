@@ -18,8 +18,6 @@ from eqaccel.plan.model import (
     Plan,
     PlannedPath,
     Segment,
-    place,
-    staged,
 )
 from eqaccel.plan.reference import execute
 from eqaccel.plan.target import TARGETS, Target, host_target
@@ -45,6 +43,4 @@ __all__ = [
     "execute",
     "host_target",
     "make_plan",
-    "place",
-    "staged",
 ]

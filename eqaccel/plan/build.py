@@ -14,11 +14,12 @@ from eqaccel.plan.matrices import edge_matrices
 from eqaccel.plan.model import (
     Block,
     Direction,
-    EdgeMatrix,
     KernelPlan,
     Plan,
     PlannedPath,
+    Purpose,
     Segment,
+    alignment,
     multiply_adds,
     segment_work,
     staged,
@@ -26,12 +27,12 @@ from eqaccel.plan.model import (
 from eqaccel.plan.passes import Fits, group, one_row, registers
 from eqaccel.plan.target import Target
 from eqaccel.plan.tuning import UNTUNED, Tuning, check_tuning
-from eqaccel.spec import Path, TensorProductSpec
+from eqaccel.spec import TensorProductSpec
 
 _LOOP_INSTRUCTIONS = 2000
 # Multiply-adds for one channel, which grow to twice as many instructions: what one kernel can hold, and how much the
 # kernels of a larger tensor product get.
-_WHOLE = {Direction.FORWARD: 700, Direction.BACKWARD: 950, Direction.DOUBLE_BACKWARD: 1400}
+_WHOLE = {Direction.FORWARD: 900, Direction.BACKWARD: 950, Direction.DOUBLE_BACKWARD: 1400}
 _WORK = {Direction.FORWARD: 900, Direction.BACKWARD: 700, Direction.DOUBLE_BACKWARD: 1200}
 _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBLE_BACKWARD: 80}
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
@@ -68,18 +69,13 @@ def make_plan(
 
 
 @dataclass(frozen=True)
-class _Builder:
-    spec: TensorProductSpec
-    direction: Direction
-    target: Target
-    scalar_bytes: int
-    matrices: tuple[EdgeMatrix, ...]
+class _Builder(Purpose):
     matrix_of: tuple[int, ...]
     tuning: Tuning
 
     def kernel(self, number: int, segments: Sequence[Segment]) -> KernelPlan:
         return KernelPlan(
-            self.spec, self.direction, self.target, self.scalar_bytes, number, self.matrices, tuple(segments)
+            self.spec, self.direction, self.target, self.scalar_bytes, self.matrices, number, tuple(segments)
         )
 
     def cpu_segments(self) -> list[Segment]:
@@ -164,21 +160,13 @@ class _Builder:
         return sum(blocks.values())
 
     def _channels_per_lane(self, numbers: Sequence[int], mul: int) -> int:
-        """The most channels a lane can own with aligned vector loads, full warps and a loop that fits the cache."""
-        spec, words = self.spec, self.scalar_bytes // 4
-        offsets = [mul] + [offset for n in numbers for offset in _offsets(spec.paths[n])]
-        # Rows are read as vectors, so every row length has to be a multiple of the vector too.
-        offsets += [spec.x_dim, spec.z_dim, spec.weight_numel]
-        cost, outputs = self._cost(numbers), self._width(numbers)
-        for channels in (2, 1):
-            fits_vector = all(offset % channels == 0 for offset in offsets)
-            fits_warp = channels == 1 or mul >= 32 * channels
-            fits_cache = channels == 1 or 1.3 * channels * cost <= _LOOP_INSTRUCTIONS
-            # A double takes two registers, and so does everything computed from it: it counts four times.
-            fits_registers = channels == 1 or channels * outputs * words**2 <= 160
-            if fits_vector and fits_warp and fits_cache and fits_registers:
-                return channels
-        return 1
+        """Two channels a lane with aligned vector loads, full warps and a loop that fits the cache, or else one."""
+        fits_vector = alignment(self.spec, (self.spec.paths[n] for n in numbers)) % 2 == 0
+        fits_warp = mul >= 64
+        fits_cache = 2.6 * self._cost(numbers) <= _LOOP_INSTRUCTIONS
+        # A double takes two registers, and so does everything computed from it: it counts four times.
+        fits_registers = 2 * self._width(numbers) * (self.scalar_bytes // 4) ** 2 <= 160
+        return 2 if fits_vector and fits_warp and fits_cache and fits_registers else 1
 
     def _units(self, numbers: Sequence[int], share_x: bool = False) -> list[list[int]]:
         """Paths that have to run together: an output is stored once, and so is the gradient of an x block.
@@ -247,7 +235,7 @@ class _Builder:
 def _with_pipeline(plan: KernelPlan) -> KernelPlan:
     """Warps of a block, edges a stage, stages, and blocks that a multiprocessor should hold."""
     spec, scalar_bytes = plan.spec, plan.scalar_bytes
-    if not plan.target.is_gpu or not plan.segments:
+    if not plan.segments:
         return plan
     twice = 2 if plan.direction is Direction.DOUBLE_BACKWARD else 1
     words = scalar_bytes // 4
@@ -314,10 +302,6 @@ def _by_multiplicity(spec: TensorProductSpec, numbers: Sequence[int]) -> list[tu
     numbers = sorted(numbers, key=lambda n: (spec.paths[n].in1, n))
     muls = sorted({spec.paths[n].mul for n in numbers}, reverse=True)
     return [(mul, [n for n in numbers if spec.paths[n].mul == mul]) for mul in muls]
-
-
-def _offsets(path: Path) -> tuple[int, ...]:
-    return (path.x_offset, path.z_offset) + (() if path.weight_offset is None else (path.weight_offset,))
 
 
 def _split(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from eqaccel.plan.target import Target
-from eqaccel.spec import TensorProductSpec
+from eqaccel.spec import Path, TensorProductSpec
 
 
 class Direction(enum.Enum):
@@ -143,24 +144,33 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class KernelPlan:
-    """One kernel: some paths of a tensor product, how they are spread over segments, and the numbers of its launch.
+class Purpose:
+    """What is planned: one direction of one tensor product for one target and scalar type.
 
     Attributes:
-        number: Position among the kernels of a plan; those after the first add to the gradients of y.
         matrices: The edge matrices of all paths of the tensor product.
-        segments: The paths of this kernel.
-        edges_per_stage: Edges whose rows a GPU block copies to shared memory together.
-        stages: Stages that are in shared memory at a time.
-        blocks_per_sm: Blocks that a multiprocessor should hold.
     """
 
     spec: TensorProductSpec
     direction: Direction
     target: Target
     scalar_bytes: int
-    number: int
     matrices: tuple[EdgeMatrix, ...]
+
+
+@dataclass(frozen=True)
+class KernelPlan(Purpose):
+    """One kernel: some paths of a tensor product, how they are spread over segments, and the numbers of its launch.
+
+    Attributes:
+        number: Position among the kernels of a plan; those after the first add to the gradients of y.
+        segments: The paths of this kernel.
+        edges_per_stage: Edges whose rows a GPU block copies to shared memory together.
+        stages: Stages that are in shared memory at a time.
+        blocks_per_sm: Blocks that a multiprocessor should hold.
+    """
+
+    number: int
     segments: tuple[Segment, ...]
     edges_per_stage: int = 1
     stages: int = 1
@@ -254,14 +264,9 @@ class KernelPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One direction of one tensor product for one target and scalar type: kernels that run one after another."""
+class Plan(Purpose):
+    """Kernels that run one after another."""
 
-    spec: TensorProductSpec
-    direction: Direction
-    target: Target
-    scalar_bytes: int
-    matrices: tuple[EdgeMatrix, ...]
     kernels: tuple[KernelPlan, ...]
 
     @property
@@ -333,6 +338,15 @@ def multiply_adds(direction: Direction, elements: int, d1: int, d3: int) -> int:
     if direction is Direction.FORWARD:
         return elements + min(d1, d3)
     return 2 * elements + 3 * d1 if direction is Direction.BACKWARD else 5 * elements + 7 * d1
+
+
+def alignment(spec: TensorProductSpec, paths: Iterable[Path]) -> int:
+    """What divides the lengths of all rows, and where the blocks of these paths begin and how many channels they have.
+
+    Rows are read as vectors, whose width has to divide it.
+    """
+    blocks = (n for p in paths for n in (p.mul, p.x_offset, p.z_offset, p.weight_offset or 0))
+    return math.gcd(spec.x_dim, spec.z_dim, spec.weight_numel, *blocks)
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from eqaccel.errors import TuningError
-from eqaccel.plan.model import Direction, KernelPlan, Plan
+from eqaccel.plan.model import Direction, KernelPlan, Plan, alignment
 from eqaccel.plan.target import Target
 
 _WIDEST_LOAD = 16  # bytes that a GPU lane loads or stores at once
@@ -123,11 +123,8 @@ def _check_kernel(plan: KernelPlan) -> None:
 
 
 def _check_channels(plan: KernelPlan, channels: int) -> None:
-    spec, widest = plan.spec, _WIDEST_LOAD // plan.scalar_bytes
-    offsets = [spec.x_dim, spec.z_dim, spec.weight_numel]
-    for path in spec.paths:
-        offsets += [path.mul, path.x_offset, path.z_offset, path.weight_offset or 0]
-    fitting = [width for width in (1, 2, 4) if width <= widest and all(offset % width == 0 for offset in offsets)]
+    widest, aligned = _WIDEST_LOAD // plan.scalar_bytes, alignment(plan.spec, plan.spec.paths)
+    fitting = [width for width in (1, 2, 4) if width <= widest and aligned % width == 0]
     if channels not in fitting:
         raise TuningError(
             f"channels_per_lane: expected one of {', '.join(map(str, fitting))}, to which the rows of this tensor "
