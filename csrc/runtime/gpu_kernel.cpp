@@ -12,10 +12,13 @@ namespace {
 
 constexpr int64_t max_grid = 2147483647;
 constexpr unsigned copy_threads = 256;
-constexpr unsigned collect_threads = 128;
-constexpr unsigned collect_blocks_per_sm = 2048 / collect_threads;
+// What the bounds of eq_collect allow.
+constexpr int64_t most_collect_threads = 128, collect_threads_per_sm = 8 * most_collect_threads;
 // Backward blocks that take turns in one place of the device: enough that the last ones do not keep it waiting.
 constexpr int64_t most_rounds = 8;
+
+// Gradients of x are collected from so many bytes at a time, or from a part of the edges where these are very many.
+constexpr int64_t collected_bytes = int64_t(1) << 30, most_collections = 8;
 
 // The scratch of a launch: offsets in bytes, each aligned for the widest access. What is absent has size zero.
 struct Scratch {
@@ -56,8 +59,11 @@ class GpuKernel : public Kernel {
       const int resident = driver_.resident_blocks(main.function, static_cast<int>(main.threads), main.shared_bytes);
       blocks_ = std::max<int64_t>(blocks_, int64_t(info.multiprocessors) * resident);
     }
-    collect_columns_ = collect_threads * (scalar_bytes_ == 4 && x_dim_ % 4 == 0 ? 4 : x_dim_ % 2 == 0 ? 2 : 1);
-    collect_blocks_ = int64_t(info.multiprocessors) * collect_blocks_per_sm / over(x_dim_, collect_columns_);
+    // A row to as many blocks as it takes, with as few idle threads.
+    const int64_t width = scalar_bytes_ == 4 && x_dim_ % 4 == 0 ? 4 : x_dim_ % 2 == 0 ? 2 : 1;
+    collect_parts_ = over(x_dim_, width * most_collect_threads);
+    collect_threads_ = 32 * over(x_dim_, 32 * width * collect_parts_);
+    collect_blocks_ = info.multiprocessors * collect_threads_per_sm / (collect_threads_ * collect_parts_);
   }
 
   std::size_t workspace_bytes(const eq_operands& o) const override { return scratch(o).bytes; }
@@ -86,26 +92,29 @@ class GpuKernel : public Kernel {
       if (direction_ != Direction::forward && !collects(given) && !adds_gx)
         driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     }
-    eq_shares shares = receiver_shares(given);
-    shares.pieces = base + at.pieces;
-    void* parameters[] = {&o, &shares};
-    const unsigned count = blocks(shares, given.num_receivers, given.num_edges);
-    for (const Main& main : mains_)
-      driver_.launch(main.function, {count}, {main.threads}, main.shared_bytes, stream, parameters);
-    join(join_, parameters, shares, given.num_receivers, given.num_edges, z_dim_, stream);
-    if (given.mul_ir && direction_ != Direction::backward)
-      change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
-    if (direction_ == Direction::forward || given.num_senders == 0) return;
-    if (collects(given)) {
-      o.gx = given.gx;
-      shares = sender_shares(given);
-      shares.pieces = base + at.gx_pieces;
-      const unsigned rows = blocks(shares, given.num_senders, given.num_edges);
-      driver_.launch(collect_, {rows, unsigned(over(x_dim_, collect_columns_))}, {collect_threads}, 0, stream, parameters);
-      join(join_collected_, parameters, shares, given.num_senders, given.num_edges, x_dim_, stream);
-    } else if (given.mul_ir) {
-      change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
+    if (collects(given)) o.gx = given.gx;
+    eq_shares to_receivers = receiver_shares(given), to_senders = sender_shares(given);
+    to_receivers.pieces = base + at.pieces;
+    to_senders.pieces = base + at.gx_pieces;
+    void *of_receivers[] = {&o, &to_receivers}, *of_senders[] = {&o, &to_senders};
+    const int64_t edges = given.num_edges, together = slots_together(given);
+    for (int64_t first = 0; first < edges; first += together) {
+      to_senders.first = to_receivers.first = static_cast<int32_t>(first);
+      to_senders.last = to_receivers.last = static_cast<int32_t>(std::min(first + together, edges));
+      const unsigned count = blocks(to_receivers, given.num_receivers, to_receivers.last - first);
+      for (const Main& main : mains_)
+        driver_.launch(main.function, {count}, {main.threads}, main.shared_bytes, stream, of_receivers);
+      if (collects(given))
+        driver_.launch(collect_, {blocks(to_senders, given.num_senders, edges), unsigned(collect_parts_)},
+                       {unsigned(collect_threads_)}, 0, stream, of_senders);
     }
+    join(join_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
+    if (collects(given)) join(join_collected_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
+    if (!given.mul_ir) return;
+    if (direction_ != Direction::backward)
+      change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
+    if (direction_ != Direction::forward && !collects(given))
+      change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
   }
 
  private:
@@ -114,23 +123,30 @@ class GpuKernel : public Kernel {
     return direction_ != Direction::forward && o.row_ptr && !o.atomic;
   }
 
+  // Slots between two collections. The backward collects gradients of x several times if they take much memory, at 30
+  // microseconds each; double backward, which has outputs of its own for a receiver, once.
+  int64_t slots_together(const eq_operands& o) const {
+    if (!collects(o) || direction_ != Direction::backward) return o.num_edges;
+    const int64_t bytes = o.num_edges * x_dim_ * scalar_bytes_;
+    return over(o.num_edges, std::clamp<int64_t>(bytes / collected_bytes, 1, most_collections));
+  }
   // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than
   // all others is cut. Fewer rows are dealt out in equal parts.
   static eq_shares shares_of_rows(int64_t slots, int64_t rows, int64_t blocks, int64_t smallest) {
     const int64_t even = over(slots, blocks), mean = over(slots, std::max<int64_t>(rows, 1));
     const bool few = 4 * even < 3 * mean;
     const auto cut = static_cast<int32_t>(std::max(few ? even : std::max(even, 3 * mean / 2), smallest));
-    return {few ? cut : 0, cut, nullptr};
+    return {0, 0, few ? cut : 0, cut, nullptr};
   }
   eq_shares receiver_shares(const eq_operands& o) const {
-    const int64_t even = over(o.num_edges, blocks_);
-    if (!o.row_ptr) return {static_cast<int32_t>(std::clamp<int64_t>(even / 4, 1, 64)), 0, nullptr};
+    const int64_t even = over(slots_together(o), blocks_);
+    if (!o.row_ptr) return {0, 0, static_cast<int32_t>(std::clamp<int64_t>(even / 4, 1, 64)), 0, nullptr};
     if (direction_ != Direction::backward) return shares_of_rows(o.num_edges, o.num_receivers, blocks_, 16);
     // The backward leaves nothing behind for a receiver: its blocks share the edges equally, in rounds over the device.
     // They fetch the gradient of the output once a block and receiver, so a block gets half a row at least.
     const int64_t half = over(o.num_edges, 2 * std::max<int64_t>(o.num_receivers, 1));
     const int64_t rounds = std::clamp<int64_t>(even / half, 1, most_rounds);
-    return {static_cast<int32_t>(std::max<int64_t>(over(even, rounds), 8)), 0, nullptr};
+    return {0, 0, static_cast<int32_t>(std::max<int64_t>(over(even, rounds), 8)), 0, nullptr};
   }
   eq_shares sender_shares(const eq_operands& o) const {
     return shares_of_rows(o.num_edges, o.num_senders, collect_blocks_, 64);
@@ -162,7 +178,7 @@ class GpuKernel : public Kernel {
     };
     const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
     Scratch at{};
-    at.gx_edge = take(collects(o), o.num_edges * x_dim_);
+    at.gx_edge = take(collects(o), slots_together(o) * x_dim_);
     at.pieces = take(true, pieces(receiver_shares(o), o.num_edges) * z_dim_);
     at.gx_pieces = take(collects(o), pieces(sender_shares(o), o.num_edges) * x_dim_);
     at.x = take(relayout, o.num_senders * x_dim_);
@@ -200,8 +216,8 @@ class GpuKernel : public Kernel {
   Direction direction_;
   int device_;
   int64_t scalar_bytes_, x_dim_, z_dim_;
-  int64_t blocks_ = 1, collect_blocks_ = 1;  // that the device holds at a time
-  int64_t collect_columns_ = 1;              // of a block
+  int64_t blocks_ = 1, collect_blocks_ = 1;          // that the device holds at a time
+  int64_t collect_parts_ = 1, collect_threads_ = 0;  // blocks of a row, threads of a block
   bool covers_all_;
   std::vector<Main> mains_;
   GpuDriver::Function relayout_ = nullptr, join_ = nullptr, collect_ = nullptr, join_collected_ = nullptr;

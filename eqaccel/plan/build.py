@@ -38,6 +38,7 @@ _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBL
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
+_SEGMENTS, _WARPS = 3, 4  # most of a forward kernel of several multiplicities: each segment has its copy of the pipeline
 
 
 def make_plan(
@@ -112,7 +113,7 @@ class _Builder(Purpose):
     def _code_of_kernels(self) -> list[list[int]]:
         """The paths of each kernel: all of them if their code fits, or else of one multiplicity, as far as it fits."""
         numbers = range(len(self.spec.paths))
-        if self._cost(numbers) <= _WHOLE[self.direction]:
+        if self._cost(numbers) <= _WHOLE[self.direction] and self._suits_one_kernel(numbers):
             return [list(numbers)]
         most = _WORK[self.direction]
         parts: list[list[int]] = []
@@ -125,11 +126,18 @@ class _Builder(Purpose):
             return parts
         merged: list[list[int]] = []
         for part in parts:
-            if merged and self._cost(merged[-1] + part) <= most:
+            if merged and self._cost(merged[-1] + part) <= most and self._suits_one_kernel(merged[-1] + part):
                 merged[-1] = merged[-1] + part
             else:
                 merged.append(part)
         return merged
+
+    def _suits_one_kernel(self, numbers: Sequence[int]) -> bool:
+        """Whether these paths keep the warps of a block about as busy, and as many blocks at work, as on their own."""
+        if self.direction is not Direction.FORWARD or len({self.spec.paths[n].mul for n in numbers}) == 1:
+            return True
+        segments = self._gpu_segments(numbers)
+        return len(segments) <= _SEGMENTS and sum(segment.teams for segment in segments) <= _WARPS
 
     def _gpu_segments(self, numbers: Sequence[int]) -> list[Segment]:
         segments = []

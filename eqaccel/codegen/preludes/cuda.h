@@ -47,17 +47,9 @@ EQ_FN void wait_barrier(unsigned barrier, unsigned parity) {
       "{\n.reg .pred done;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra READY;\nbra WAIT;\nREADY:\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
-// Weights are read once: they should leave the L2 cache first. Node rows are read by many edges: last.
-EQ_FN unsigned long long read_once() {
-  unsigned long long policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-EQ_FN unsigned long long read_often() {
-  unsigned long long policy;
-  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+// Weights are read once: they should leave the L2 cache first. Node rows are read by many edges: last. These are what
+// createpolicy gives for evict_first and evict_last; as constants they take no registers.
+constexpr unsigned long long read_once = 0x12F0000000000000, read_often = 0x14F0000000000000;
 EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(

@@ -192,7 +192,7 @@ struct Worker {
 #pragma unroll
       for (int j = 0; j < components; ++j) gy[j] = 0;
       const int2 id = pipe.id(step, e);
-      const int64_t gx_row = o.atomic ? id.y : pipe.slot(step, e);
+      const int64_t gx_row = o.atomic ? id.y : pipe.slot(step, e) - shares.first;
       T* gx = static_cast<T*>(o.row_ptr && !o.atomic ? o.workspace : o.gx);
       const T* tangent_rows = rows + L::edge / 2;
       EdgeRows<S> operands{rows,
@@ -263,7 +263,7 @@ struct Worker {
 
 template <class P>
 EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
-  const Share share(receivers_of(o), shares, blockIdx.x);
+  const Share share(receivers_of(o), shares, blockIdx.x, shares.first, shares.last);
   if (!share.exists) return;
   Pipeline<P> pipe(o, shared, share.first, share.last, share.first_cut);
   T* sums = shared + Layout<P>::sums;
@@ -293,7 +293,8 @@ EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
   EQ_KERNEL void eq_join(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                      \
     join_receivers<P>(o, shares);                                                                                      \
   }                                                                                                                    \
-  EQ_KERNEL void eq_collect(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                   \
+  EQ_KERNEL void __launch_bounds__(128, 8) eq_collect(const EQ_PARAMETER eq_operands o,                                \
+                                                      const EQ_PARAMETER eq_shares shares) {                           \
     collect<P>(o, shares);                                                                                             \
   }                                                                                                                    \
   EQ_KERNEL void eq_join_collected(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {            \

@@ -33,7 +33,6 @@ struct Pipeline {
 #if EQ_BULK_COPY
   static constexpr bool bulk = P::granule * sizeof(T) % 16 == 0;
   unsigned barrier;
-  unsigned long long once, often;
 #else
   static constexpr bool bulk = false;
 #endif
@@ -51,8 +50,6 @@ struct Pipeline {
 #if EQ_BULK_COPY
     warp = __shfl_sync(0xffffffffu, warp, 0);
     barrier = shared_address(shared + L::barriers);
-    once = read_once();
-    often = read_often();
     if (thread == 0) {
       for (int s = 0; s < L::stages; ++s) init_barrier(barrier + 8 * s);
       publish_barriers();
@@ -81,12 +78,14 @@ struct Pipeline {
     if (slot >= last) return make_int2(0, 0);
     return o.row_ptr ? make_int2(o.edge[slot], o.sender[slot]) : make_int2(slot, slot);
   }
+  // The warp that looks up ids and attributes. Forward and backward, the first one has enough to do with copies of rows.
+  static constexpr int helper = EQ_DIRECTION < 2 && P::warps > 1 ? 1 : 0;
   // Ids are read from device memory one step before they are published to the block.
   EQ_FN void look_up(int step) {
-    if (thread < L::edges) next = read_id(slot(step, thread));
+    if (warp == helper && lane < L::edges) next = read_id(slot(step, lane));
   }
   EQ_FN void publish_ids(int step) {
-    if (thread < L::edges) ids[step % L::id_stages * L::edges + thread] = next;
+    if (warp == helper && lane < L::edges) ids[step % L::id_stages * L::edges + lane] = next;
   }
 
   EQ_FN void copy_row(T* to, const T* from, int elements) const {
@@ -122,7 +121,7 @@ struct Pipeline {
       const unsigned bytes = piece.length * sizeof(T);
 #pragma unroll
       for (int t = 0; t < tangents; ++t)
-        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + piece.offset, bytes, ready, is_w ? once : often);
+        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + piece.offset, bytes, ready, is_w ? read_once : read_often);
     }
 #endif
   }
@@ -148,8 +147,8 @@ struct Pipeline {
     return shared + L::attributes + ((step % (L::stages + 1)) * L::edges + e) * P::y_dim * tangents;
   }
   EQ_FN void issue_attributes(int step) const {
-    if (step >= steps) return;
-    for (int t = thread; t < count(step) * P::y_dim; t += L::threads) {
+    if (step >= steps || thread < 32 * helper) return;
+    for (int t = thread - 32 * helper; t < count(step) * P::y_dim; t += L::threads - 32 * helper) {
       const int e = t / P::y_dim, j = t - e * P::y_dim;
       const int64_t from = int64_t(id(step, e).x) * P::y_dim + j;
       T* to = attributes(step, e) + j;

@@ -28,25 +28,43 @@ EQ_FN void relayout(const T* from, T* to, int64_t rows, bool is_x, bool to_mul_i
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) to[row * dim + n] = from[row * dim + other];
 }
 
-// Adds the per-edge gradients of each sender in the order of its slots.
+// Adds the per-edge gradients of each sender in the order of its slots, to what earlier launches left if there were any.
 template <class P>
 EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
   constexpr int width = P::x_dim % 4 == 0 && sizeof(T) == 4 ? 4 : P::x_dim % 2 == 0 ? 2 : 1;
-  const Share share(senders_of(o), shares, blockIdx.x);
+  constexpr int ahead = 8;  // rows that are on their way at a time
+  const Share share(senders_of(o), shares, blockIdx.x, 0, int(o.num_edges));
+  if (!share.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
-  if (!share.exists || column >= P::x_dim) return;
-  const T* from = static_cast<const T*>(o.workspace) + column;
+  const bool active = column < P::x_dim, adds = shares.first > 0, partly = adds || shares.last < share.rows.slots;
+  const T* from = static_cast<const T*>(o.workspace) - int64_t(shares.first) * P::x_dim + (active ? column : 0);
   int t = share.first;
   for (int row = share.row; t < share.last || row == share.row; ++row) {
     LaneOf<width> total = load<width>(nullptr, false);
-    const int end = min(share.rows.end(row), share.last);
-#pragma unroll 4
-    for (; t < end; ++t) total = total + load<width>(from + int64_t(o.t_slot[t]) * P::x_dim, true);
+    const int row_end = min(share.rows.end(row), share.last);
+    if (partly) t = search(o.t_slot, t, row_end, shares.first);
+    const int end = partly ? search(o.t_slot, t, row_end, shares.last) : row_end;
+    const bool writes = active && (!adds || t < end);
+    for (; t < end; t += ahead) {
+      LaneOf<width> rows[ahead];
+#pragma unroll
+      for (int n = 0; n < ahead; ++n) {
+        const bool exists = t + n < end;
+        rows[n] = load<width>(exists ? from + int64_t(o.t_slot[t + n]) * P::x_dim : nullptr, exists);
+      }
+#pragma unroll
+      for (int n = 0; n < ahead; ++n) total = total + rows[n];
+    }
+    t = row_end;
+    if (!writes) continue;
     T* const gx = static_cast<T*>(o.gx) + int64_t(row) * P::x_dim;
     T* const to = share.target(shares, share.first_cut, static_cast<T*>(o.gx), row, P::x_dim);
     const bool moves = o.mul_ir && to == gx;
 #pragma unroll
-    for (int u = 0; u < width; ++u) to[moves ? other_position<P>(column + u, true, false) : column + u] = total.v[u];
+    for (int u = 0; u < width; ++u) {
+      T& sum = to[moves ? other_position<P>(column + u, true, false) : column + u];
+      sum = adds ? sum + total.v[u] : total.v[u];
+    }
   }
 }
 

@@ -1,6 +1,17 @@
 // GPU prelude, second part: which slots and rows belong to a block.
 namespace {
 
+// Where the first of values[low], ..., values[high - 1] stands that is not below a limit, or else `high`. They ascend; a
+// whole warp searches.
+EQ_FN int search(const int32_t* values, int low, int high, int limit) {
+  while (low < high) {
+    const int step = (high - low + 31) / 32, probe = low + (threadIdx.x % 32 + 1) * step - 1;
+    low += step * count_lanes(probe < high && values[probe] < limit);
+    high = min(high, low + step - 1);
+  }
+  return low;
+}
+
 // The slots of rows one after another: row n has slots first[n] to first[n + 1], or slot n alone where `first` is null.
 struct Rows {
   const int32_t* first;
@@ -9,33 +20,25 @@ struct Rows {
   EQ_FN int begin(int row) const { return first ? first[row] : row; }
   EQ_FN int end(int row) const { return first ? first[row + 1] : row + 1; }
 
-  // The row that a slot belongs to, searched by a whole warp.
-  EQ_FN int of(int slot) const {
-    if (!first) return slot;
-    int low = 0, high = count;  // so many rows at least, and at most, begin at the slot or before
-    while (low < high) {
-      const int step = (high - low + 31) / 32, probe = low + (threadIdx.x % 32 + 1) * step - 1;
-      low += step * count_lanes(probe < high && first[probe] <= slot);
-      high = min(high, low + step - 1);
-    }
-    return low - 1;
-  }
+  // The row that a slot belongs to.
+  EQ_FN int of(int slot) const { return first ? search(first, 0, count, slot + 1) - 1 : slot; }
 };
 
 EQ_FN Rows receivers_of(const eq_operands& o) { return {o.row_ptr, int(o.num_receivers), int(o.num_edges)}; }
 EQ_FN Rows senders_of(const eq_operands& o) { return {o.t_row_ptr, int(o.num_senders), int(o.num_edges)}; }
 
-// The slots of a block, first to last, and the row of the first one.
+// The slots of a block among those between two: first to last, and the row of the first one.
 struct Share {
   Rows rows;
   int first, last, row;
   int first_cut;  // number of the cut at the first slot, or else before it
   bool exists;
 
-  EQ_FN Share(const Rows& rows_, const eq_shares& shares, int block) : rows(rows_), first_cut(block), exists(true) {
+  EQ_FN Share(const Rows& rows_, const eq_shares& shares, int block, int from, int to)
+      : rows(rows_), first_cut(block), exists(true) {
     if (shares.size > 0) {
-      first = int(int64_t(block) * shares.size);
-      last = int(min(int64_t(first) + shares.size, int64_t(rows.slots)));
+      first = from + int(int64_t(block) * shares.size);
+      last = int(min(int64_t(first) + shares.size, int64_t(to)));
       row = rows.of(first);
       while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
       return;
