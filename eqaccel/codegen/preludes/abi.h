@@ -45,7 +45,7 @@ struct eq_operands {
 };
 
 // How the slots of a graph, or the rows of a batch, are dealt out to the blocks of a GPU: so many slots to each, or a row
-// to each. Then rows of more than `cut` slots are cut at its multiples, and all pieces but the first have further blocks.
+// to each. Then rows of more than `cut` slots are cut at its multiples, and pieces but the first have blocks of their own.
 struct eq_shares {
   int32_t first, last;  // slots of this launch; the workspace has gradients of x for these, from `first` on
   int32_t size;         // slots of a block; 0: a row

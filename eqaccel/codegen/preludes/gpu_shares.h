@@ -43,10 +43,13 @@ struct Share {
       while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
       return;
     }
-    const bool is_row = block < rows.count;
-    first_cut = is_row ? rows.begin(block) / shares.cut : block - rows.count + 1;
-    first = is_row ? rows.begin(block) : first_cut * shares.cut;
-    row = is_row ? block : rows.of(first);
+    // A block for what follows each cut comes before those of rows: it has much to do if anything.
+    const int cuts = (rows.slots - 1) / shares.cut;
+    const bool is_row = block >= cuts;
+    row = block - cuts;
+    first_cut = is_row ? rows.begin(row) / shares.cut : block + 1;
+    first = is_row ? rows.begin(row) : first_cut * shares.cut;
+    if (!is_row) row = rows.of(first);
     const int begin = rows.begin(row), end = rows.end(row);
     const bool is_cut = end - begin > shares.cut;
     exists = is_row || (is_cut && first > begin);
@@ -60,6 +63,19 @@ struct Share {
     return static_cast<T*>(shares.pieces) + 2 * int64_t(first_cut) * dim + (has_begin ? 3 * dim : 0);
   }
 };
+
+// Adds `count` elements to a first one, in order; some are on their way at a time.
+EQ_FN T add_up(T total, const T* from, int count, int64_t stride) {
+  constexpr int ahead = 8;
+  for (int n = 0; n < count; n += ahead) {
+    T next[ahead];
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) next[k] = n + k < count ? from[(n + k) * stride] : T(0);
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) total += next[k];
+  }
+  return total;
+}
 
 // Adds up the pieces of every row that was cut, in order, and clears the rows that no block has because they have no slots
 // and come after the last one; `position(n)` is where element n is put. A block looks at some rows, all at once.
@@ -82,10 +98,8 @@ EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Posi
     const int row_end = rows.end(row), first = has_pieces ? first_cut(row) * shares.cut : row_end;
     for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < dim; n += gridDim.y * blockDim.x) {
       const T* piece = static_cast<const T*>(shares.pieces) + 2 * int64_t(first_cut(row)) * dim + n;
-      T total = has_pieces ? piece[dim] : T(0);
-#pragma unroll 4
-      for (int at = first; at < row_end; at += shares.cut, piece += 2 * dim) total += *piece;
-      out[int64_t(row) * dim + position(n)] = total;
+      const int count = (row_end - first + shares.cut - 1) / shares.cut;
+      out[int64_t(row) * dim + position(n)] = add_up(has_pieces ? piece[dim] : T(0), piece, count, 2 * dim);
     }
   }
 }
