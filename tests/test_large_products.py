@@ -14,6 +14,7 @@ LARGE = {
     "odd_channels": TensorProductSpec.channelwise("3x2e+3x3e", DEGREES, DEGREES),
     "preset_l": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
     "teams": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+    "ragged": TensorProductSpec.channelwise("40x0e+33x1e+5x2e+3x3e", DEGREES, DEGREES),
 }
 LARGE_FORWARD = TensorProductSpec.channelwise("8x3e+8x4e", f"{DEGREES}+4e", f"{DEGREES}+4e")
 MODES = [("mul_ir", True), ("ir_mul", False)]
@@ -26,8 +27,11 @@ def test_plans_are_of_the_kinds_tested_here() -> None:
     def adds(plan: Plan) -> bool:
         return any(block.adds for segment in plan.segments for block in segment.blocks)
 
-    one_block, odd, teams = (LARGE[name] for name in ("one_block_in_several_kernels", "odd_channels", "teams"))
+    names = ("one_block_in_several_kernels", "odd_channels", "teams", "ragged")
+    one_block, odd, teams, ragged = (LARGE[name] for name in names)
     assert len(plan(LARGE_FORWARD, Direction.FORWARD).kernels) > 1
+    by_multiplicity = [{s.mul for s in kernel.segments} for kernel in plan(ragged, Direction.FORWARD).kernels]
+    assert by_multiplicity == [{40, 33}, {5, 3}]
     assert adds(plan(one_block, Direction.DOUBLE_BACKWARD))
     for direction in (Direction.BACKWARD, Direction.DOUBLE_BACKWARD):
         assert len(plan(odd, direction).kernels) > 1
@@ -80,3 +84,26 @@ def test_pieces_are_added_in_a_fixed_order(device, dtype) -> None:
     first = results()
     for _ in range(20):
         assert all(torch.equal(a, b) for a, b in zip(results(), first, strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: elsewhere gradients are not kept for each edge")
+def test_gradients_of_x_are_collected_in_parts() -> None:
+    spec = TensorProductSpec.channelwise("128x0e+128x1o+128x2e", "0e", "0e+1o+2e")
+    nodes, edges, row = 3000, 300_000, 128 * 9 * 8
+    o = random_operands(spec, nodes, edges, device="cuda")
+
+    def gradients(deterministic: bool) -> list[torch.Tensor]:
+        module = TensorProductConv(spec, deterministic=deterministic).cuda()
+        inputs = [t.clone().requires_grad_() for t in (o.x, o.y, o.w)]
+        z = module(*inputs, o.edge_index)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        results = list(torch.autograd.grad(z.sum(), inputs))
+        taken = torch.cuda.max_memory_allocated() - before - sum(t.numel() * 8 for t in (*inputs, z))
+        assert not deterministic or taken < 1.1 * 2**30 < edges * row
+        return results
+
+    exact, first = gradients(False), gradients(True)
+    for of_parts, of_atomics in zip(first, exact, strict=True):
+        assert torch.allclose(of_parts, of_atomics, rtol=1e-12, atol=1e-11)
+    assert all(torch.equal(a, b) for a, b in zip(first, gradients(True), strict=True))

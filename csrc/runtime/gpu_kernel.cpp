@@ -128,7 +128,7 @@ class GpuKernel : public Kernel {
   int64_t slots_together(const eq_operands& o) const {
     if (!collects(o) || direction_ != Direction::backward) return o.num_edges;
     const int64_t bytes = o.num_edges * x_dim_ * scalar_bytes_;
-    return over(o.num_edges, std::clamp<int64_t>(bytes / collected_bytes, 1, most_collections));
+    return over(o.num_edges, std::clamp<int64_t>(over(bytes, collected_bytes), 1, most_collections));
   }
   // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than
   // all others is cut. Fewer rows are dealt out in equal parts.
