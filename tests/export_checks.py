@@ -46,7 +46,7 @@ def assert_ghosts(loaded: eqaccel.integrations.export.Exported, whole: tuple[tor
 
 def assert_moves_to_a_gpu(loaded: eqaccel.integrations.export.Exported) -> None:
     """No operation meets tensors of a CPU and of a GPU: shown on tensors without contents, which needs no GPU."""
-    module = torch.jit.freeze(loaded.module, preserved_attrs=["node_energies"], optimize_numerics=False)
+    module = torch.jit.freeze(loaded.module.eval(), preserved_attrs=["node_energies"], optimize_numerics=False)
     graph = module.node_energies.graph
     torch._C._jit_pass_inline(graph)
     run_node = interpreter._run_node
