@@ -54,12 +54,12 @@ def assert_moves_to_a_gpu(loaded: eqaccel.integrations.export.Exported) -> None:
     def run_moved(node: Any, inputs: list[Any], values: dict[str, Any]) -> Any:
         """As the interpreter, but the tensors in the file are on a GPU."""
         results = run_node(node, inputs, values)
-        if node.kind() != "prim::Constant" or not isinstance(results[0], torch.Tensor):
+        if node.kind() not in ("prim::Constant", "prim::GetAttr") or not torch.is_tensor(results[0]):
             return results
-        return [torch.empty_like(results[0], device="cuda")]
+        return [torch.empty(results[0].shape, dtype=results[0].dtype, device="cuda")]
 
     num_nodes, num_edges = 7, 11
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with FakeTensorMode(), torch.no_grad():
         vectors = torch.empty(num_edges, 3, dtype=getattr(torch, loaded.metadata["dtype"]), device="cuda")
         edge_index = torch.empty(2, num_edges, dtype=torch.int64, device="cuda")
         types = torch.empty(num_nodes, dtype=torch.int64, device="cuda")
