@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import hosts
 import mace_models as mm
-from export_checks import assert_close, assert_ghosts, forces, with_ghosts
+from export_checks import assert_close, assert_ghosts, assert_moves_to_a_gpu, forces, with_ghosts
 from mace.modules import MACE, NonLinearBiasReadoutBlock
 from test_exchange import Images
 
@@ -45,13 +46,17 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+CPU = torch.device("cpu")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
 @functools.cache
-def _model(kind: str) -> torch.nn.Module:
-    return mm.energy_model(**KINDS[kind])
+def _model(kind: str, device: torch.device = CPU) -> torch.nn.Module:
+    return mm.energy_model(**KINDS[kind]) if device == CPU else copy.deepcopy(_model(kind)).to(device)
 
 
-def patched(kind: str = "residual") -> torch.nn.Module:
-    return eqaccel.patch(copy.deepcopy(_model(kind)), verify=False)
+def patched(kind: str = "residual", device: torch.device = CPU) -> torch.nn.Module:
+    return eqaccel.patch(copy.deepcopy(_model(kind, device)), verify=False)
 
 
 @pytest.fixture
@@ -60,57 +65,87 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "model.pt"
 
 
+@pytest.fixture
+def placed(tmp_path: Path, device: torch.device) -> Path:
+    """A file whose tensors are on the device."""
+    eqaccel.export(patched(device=device), tmp_path / "placed.pt", verify=False)
+    return tmp_path / "placed.pt"
+
+
+def on(device: torch.device, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor.to(device) for tensor in tensors)
+
+
+def batch_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The test structures as MACE's own data loader makes them, where the model is."""
+    device = next(model.parameters()).device
+    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in mm.batch(model).items()}
+
+
 def arguments(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
-    """Vectors, edges and types of the test structures, from MACE's own data loader."""
-    batch = mm.batch(model)
+    """Vectors, edges and types of the test structures, where the model is."""
+    batch = batch_of(model)
     senders, receivers = batch["edge_index"]
     vectors = batch["positions"][receivers] - batch["positions"][senders] + batch["shifts"]
     return vectors.detach(), batch["edge_index"], batch["node_attrs"].argmax(dim=1)
 
 
+def crystal(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which edges belong to the crystal, the first of the test structures, and its volume."""
+    batch = batch_of(model)
+    return batch["batch"][batch["edge_index"][1]] == 0, torch.linalg.det(batch["cell"][:3]).abs()
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers(kind: str, tmp_path: Path) -> None:
+def test_numbers(kind: str, device: torch.device, tmp_path: Path) -> None:
     """Equal to the unpatched model, on structures of other sizes than those that the file was checked on."""
-    eqaccel.export(patched(kind), tmp_path / "model.pt")
+    assert eqaccel.export(patched(kind, device), tmp_path / "model.pt")["device"] == device.type
     loaded = eqaccel.load_exported(tmp_path / "model.pt")
-    plain = _model(kind)
+    plain = _model(kind, device)
     with mm.default_dtype(torch.float64):  # MACE's pair repulsion depends on it
-        wanted = plain(mm.batch(plain))
+        wanted = plain(batch_of(plain), compute_stress=True)
     vectors, edge_index, types = arguments(plain)
+    edges, volume = crystal(plain)
     for _ in range(2):  # TorchScript profiles, then specialises
         energies, gradient = loaded(vectors, edge_index, types)
+        assert energies.device.type == gradient.device.type == device.type
         assert_close(energies, wanted["node_energy"].detach())
         assert_close(forces(gradient, edge_index, len(types)), wanted["forces"])
+        virial = vectors[edges].T @ gradient[edges]
+        assert_close((virial + virial.T) / (2 * volume), wanted["stress"][0])
     assert loaded.metadata["exchange_widths"] == [32] * (len(plain.interactions) - 1)
 
 
 @pytest.mark.parametrize("kind", ["agnostic", "three layers", "density residual", "non-linear"])
-def test_ghosts(kind: str, tmp_path: Path) -> None:
-    model = patched(kind)
+def test_ghosts(kind: str, device: torch.device, tmp_path: Path) -> None:
+    model = patched(kind, device)
     eqaccel.export(model, tmp_path / "model.pt", verify=False)
     assert_ghosts(eqaccel.load_exported(tmp_path / "model.pt"), arguments(model))
 
 
-def test_a_rank_without_atoms_takes_part(file: Path) -> None:
-    loaded, nobody = eqaccel.load_exported(file), Images([])
-    edge_index, types = torch.zeros(2, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    energies, gradient = loaded(torch.zeros(0, 3, dtype=torch.float64), edge_index, types, 0, nobody.handle)
+def test_a_rank_without_atoms_takes_part(placed: Path, device: torch.device) -> None:
+    loaded, nobody = eqaccel.load_exported(placed), Images([])
+    vectors, edge_index, types = on(device, (*nothing(), torch.zeros(0, dtype=torch.int64)))
+    energies, gradient = loaded(vectors, edge_index, types, 0, nobody.handle)
     assert energies.shape == (0,)
     assert gradient.shape == (0, 3)
     assert nobody.calls == [("forward", 32), ("reverse", 32)]
 
 
-def test_isolated_atoms(file: Path) -> None:
-    loaded, images = eqaccel.load_exported(file), Images([])
-    types = torch.tensor([0, 2])
-    none = torch.zeros(0, 3, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.int64)
-    energies, gradient = loaded(*none, types, 2, images.handle)
+def nothing() -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors and index of no edges."""
+    return torch.zeros(0, 3, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.int64)
+
+
+def test_isolated_atoms(placed: Path, device: torch.device) -> None:
+    loaded, images = eqaccel.load_exported(placed), Images([])
+    energies, gradient = loaded(*on(device, (*nothing(), torch.tensor([0, 2]))), 2, images.handle)
     assert torch.isfinite(energies).all()
     assert gradient.shape == (0, 3)
     assert images.calls == [("forward", 32), ("reverse", 32)]
 
 
-def test_heads(tmp_path: Path) -> None:
+def test_heads(device: torch.device, tmp_path: Path) -> None:
     with mm.default_dtype(torch.float64):
         energies = torch.tensor([[-3.0, -2.0, -1.0], [-1.0, -1.5, -4.0]]).numpy()
     plain = mm.energy_model(
@@ -119,22 +154,22 @@ def test_heads(tmp_path: Path) -> None:
         atomic_inter_scale=[1.1, 0.9],
         atomic_inter_shift=[0.1, -0.2],
         readout_cls=NonLinearBiasReadoutBlock,
-    )
+    ).to(device)
     model = eqaccel.patch(copy.deepcopy(plain), verify=False)
     with pytest.raises(ExportError, match="head: expected one of 'first', 'second', got None"):
         eqaccel.export(model, tmp_path / "model.pt")
     vectors, edge_index, types = arguments(plain)
     for number, head in enumerate(plain.heads):
         eqaccel.export(model, tmp_path / "model.pt", head=head)
-        batch = mm.batch(plain)
+        batch = batch_of(plain)
         batch["head"] = torch.full_like(batch["head"], number)
         loaded = eqaccel.load_exported(tmp_path / "model.pt")
         assert loaded.metadata["head"] == head
         assert_close(loaded(vectors, edge_index, types)[0], plain(batch)["node_energy"].detach())
 
 
-def test_single_precision(tmp_path: Path) -> None:
-    model = patched()
+def test_single_precision(device: torch.device, tmp_path: Path) -> None:
+    model = patched(device=device)
     metadata = eqaccel.export(model, tmp_path / "model.pt", dtype="float32")
     assert metadata["dtype"] == "float32"
     assert next(model.parameters()).dtype == torch.float64
@@ -142,14 +177,23 @@ def test_single_precision(tmp_path: Path) -> None:
     loaded = eqaccel.load_exported(tmp_path / "model.pt")
     energies, gradient = loaded(vectors.float(), edge_index, types)
     assert energies.dtype == gradient.dtype == torch.float32
-    wanted = model(mm.batch(model))
+    wanted = model(batch_of(model))
     eps = torch.finfo(torch.float32).eps
     assert_close(energies.double(), wanted["node_energy"].detach(), 256 * eps)
     assert_close(forces(gradient, edge_index, len(types)).double(), wanted["forces"], 4096 * eps)
 
 
-def test_sealed_files_need_no_compiler(tmp_path: Path) -> None:
-    model, target = patched(), host_target().name
+def _sealed_target(device: torch.device) -> str:
+    if device.type == "cpu":
+        return host_target().name
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def test_sealed_files_need_no_compiler(device: torch.device, tmp_path: Path) -> None:
+    """Nor do they fill a cache. The same program stops at a file that holds no kernels."""
+    model, target = patched(device=device), _sealed_target(device)
+    eqaccel.export(model, tmp_path / "bare.pt", verify=False)
     eqaccel.export(model, tmp_path / "model.pt", seal=[target])
     whole = arguments(model)
     expected = eqaccel.load_exported(tmp_path / "model.pt")(*whole)
@@ -157,16 +201,61 @@ def test_sealed_files_need_no_compiler(tmp_path: Path) -> None:
     script = f"""
 import sys, torch, eqaccel
 whole, expected = torch.load("whole.pt")
-loaded = eqaccel.load_exported("model.pt")
-assert loaded.metadata["sealed"] == [{target!r}]
+loaded = eqaccel.load_exported(sys.argv[1])
+assert loaded.metadata["sealed"] == [{target!r}] or sys.argv[1] == "bare.pt"
 with torch.jit.optimized_execution(False):
     assert all(torch.equal(a, b) for a, b in zip(loaded(*whole), expected))
 """
-    environment = {"EQACCEL_CXX": "/nonexistent", "EQACCEL_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script], cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
-    )
+    # Not even by chance: a library that is not NVRTC stands in for it.
+    environment = {"EQACCEL_CXX": "/nonexistent", "EQACCEL_NVRTC": str(library_path())}
+    environment["EQACCEL_CACHE_DIR"] = str(tmp_path / "cache")
+
+    def run(file: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-P", "-c", script, file]
+        return subprocess.run(command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True)
+
+    done = run("model.pt")
     assert done.returncode == 0, done.stderr
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    done = run("bare.pt")
+    assert done.returncode != 0
+    assert ("/nonexistent" if device.type == "cpu" else "it has no function nvrtc") in done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_on_the_cpu(kind: str, tmp_path: Path) -> None:
+    eqaccel.export(patched(kind), tmp_path / "model.pt", verify=False)
+    assert_moves_to_a_gpu(eqaccel.load_exported(tmp_path / "model.pt"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("made_for", "opened_on"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_files_move_between_devices(kind: str, made_for: str, opened_on: str, tmp_path: Path) -> None:
+    """The model stays where it is."""
+    model = patched(kind)
+    metadata = eqaccel.export(model, tmp_path / "model.pt", device=made_for)
+    assert metadata["device"] == made_for
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    whole = arguments(model)
+    here, there = (eqaccel.load_exported(tmp_path / "model.pt", device=name) for name in (made_for, opened_on))
+    assert there.metadata["device"] == opened_on
+    tensors = (*there.module.parameters(), *there.module.buffers())
+    assert {tensor.device.type for tensor in tensors} == {opened_on}
+    for value, wanted in zip(
+        there(*on(torch.device(opened_on), whole)), here(*on(torch.device(made_for), whole)), strict=True
+    ):
+        assert value.device.type == opened_on
+        assert_close(value.cpu(), wanted.cpu())
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_packages_are_for_the_cpu(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"device: expected 'cpu' for format 'aotinductor', got 'cuda:0'; pass"):
+        eqaccel.export(patched(device=torch.device("cuda", 0)), tmp_path / "model.pt2", "aotinductor")
+    assert not list(tmp_path.iterdir())
 
 
 def test_metadata(file: Path) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("nequip", reason="needs nequip")
 pytest.importorskip("eqaccel.patches.nequip", reason="needs patches for NequIP")
 
 import nequip_models as nm
-from export_checks import assert_close, assert_ghosts, forces
+from export_checks import assert_close, assert_ghosts, assert_moves_to_a_gpu, forces
 
 import eqaccel
 from eqaccel.errors import ExportError
@@ -29,38 +29,64 @@ def arguments(data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("kind", ["small", "parity"])
-def test_numbers(kind: str, tmp_path: Path) -> None:
-    plain = nm.model(kind)
+def test_numbers(kind: str, device: torch.device, tmp_path: Path) -> None:
+    plain = nm.model(kind).to(device)
     eqaccel.export(eqaccel.patch(copy.deepcopy(plain), verify=False), tmp_path / "model.pt")
     loaded = eqaccel.load_exported(tmp_path / "model.pt")
     assert loaded.metadata["family"] == "nequip"
     assert loaded.metadata["type_names"] == nm.ELEMENTS
     assert loaded.metadata["cutoff"] == nm.CUTOFF
-    wanted = plain(nm.data())
-    vectors, edge_index, types = arguments(nm.data())
+    assert loaded.metadata["device"] == device.type
+    data = nm.data(device=device)
+    wanted = plain(nm.data(device=device))
+    vectors, edge_index, types = arguments(data)
+    edges = data["batch"][edge_index[1]] == 0  # of the crystal
     for _ in range(3):  # TorchScript profiles, then specialises
         energies, gradient = loaded(vectors, edge_index, types)
+        assert energies.device.type == gradient.device.type == device.type
         assert_close(energies, wanted["atomic_energy"].detach().reshape(-1))
         assert_close(forces(gradient, edge_index, len(types)), wanted["forces"])
+        virial = vectors[edges].T @ gradient[edges]
+        assert_close((virial + virial.T) / (2 * torch.linalg.det(data["cell"][0]).abs()), wanted["stress"][0])
 
 
-def test_single_precision(tmp_path: Path) -> None:
-    plain = nm.model("small", "float32")
+@pytest.mark.parametrize("kind", ["small", "parity"])
+def test_nothing_is_left_on_the_cpu(kind: str, tmp_path: Path) -> None:
+    eqaccel.export(eqaccel.patch(nm.model(kind), verify=False), tmp_path / "model.pt", verify=False)
+    assert_moves_to_a_gpu(eqaccel.load_exported(tmp_path / "model.pt"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("made_for", "opened_on"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_files_move_between_devices(made_for: str, opened_on: str, tmp_path: Path) -> None:
+    model = eqaccel.patch(nm.model(), verify=False)
+    assert eqaccel.export(model, tmp_path / "model.pt", device=made_for)["device"] == made_for
+    results = []
+    for name in (made_for, opened_on):
+        loaded = eqaccel.load_exported(tmp_path / "model.pt", device=name)
+        results.append([value.cpu() for value in loaded(*arguments(nm.data(device=name)))])
+    for value, wanted in zip(*results, strict=True):
+        assert_close(value, wanted)
+
+
+def test_single_precision(device: torch.device, tmp_path: Path) -> None:
+    plain = nm.model("small", "float32").to(device)
     model = eqaccel.patch(copy.deepcopy(plain), verify=False)
     assert eqaccel.export(model, tmp_path / "model.pt")["dtype"] == "float32"
-    vectors, edge_index, types = arguments(nm.data())
+    vectors, edge_index, types = arguments(nm.data(device=device))
     energies, _ = eqaccel.load_exported(tmp_path / "model.pt")(vectors.float(), edge_index, types)
     assert energies.dtype == torch.float32
-    wanted = plain(nm.data())["atomic_energy"].detach().reshape(-1)
+    wanted = plain(nm.data(device=device))["atomic_energy"].detach().reshape(-1)
     assert_close(energies.double(), wanted, 256 * torch.finfo(torch.float32).eps)
     with pytest.raises(ExportError, match=r"expected torch.float32, got torch.float64; leave dtype out"):
         eqaccel.export(model, tmp_path / "model.pt", dtype="float64")
 
 
-def test_ghosts(tmp_path: Path) -> None:
-    model = eqaccel.patch(nm.model(), verify=False)
+def test_ghosts(device: torch.device, tmp_path: Path) -> None:
+    model = eqaccel.patch(nm.model().to(device), verify=False)
     eqaccel.export(model, tmp_path / "model.pt", verify=False)
-    assert_ghosts(eqaccel.load_exported(tmp_path / "model.pt"), arguments(nm.data()))
+    assert_ghosts(eqaccel.load_exported(tmp_path / "model.pt"), arguments(nm.data(device=device)))
 
 
 def test_a_packaged_model(tmp_path: Path) -> None:

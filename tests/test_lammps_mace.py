@@ -74,35 +74,43 @@ def assert_equals_ase(frame, atoms: Atoms, calculator: MACECalculator, eps: floa
         np.testing.assert_allclose(-frame.virial / BAR, stress, rtol=0, atol=100 * eps * np.abs(stress).max())
 
 
+def style_on(device: torch.device) -> str:
+    """The files are for the CPU, and move."""
+    return f"eqaccel device {device.type}"
+
+
 def boundary(atoms: Atoms) -> str:
     return " ".join("p" if periodic else "f" for periodic in atoms.pbc)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["cubic", "sheared", "slab"])
-def test_shipped_model_equals_ase(kind, ranks, exported, tmp_path):
+def test_shipped_model_equals_ase(kind, ranks, device, exported, tmp_path):
     atoms = alloy(kind)
     write_data(tmp_path / "start.data", atoms, ["Au", "Cu"])
     model = f"* * {exported}/float64.pt Au Cu"
-    (frame,) = simulate(tmp_path, "run 0", ranks, boundary=boundary(atoms), coeff=model)
-    assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device="cpu", default_dtype="float64"))
+    (frame,) = simulate(tmp_path, "run 0", ranks, boundary=boundary(atoms), coeff=model, style=style_on(device))
+    assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device=device.type, default_dtype="float64"))
 
 
-def test_shipped_model_in_float32(exported, tmp_path):
+def test_shipped_model_in_float32(device, exported, tmp_path):
     atoms = alloy("sheared")
     write_data(tmp_path / "start.data", atoms, ["Au", "Cu"])
     for ranks in (1, 2):
-        (frame,) = simulate(tmp_path, "run 0", ranks, coeff=f"* * {exported}/float32.pt Au Cu")
-        assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device="cpu", default_dtype="float32"), eps=1e-5)
+        coeff = f"* * {exported}/float32.pt Au Cu"
+        (frame,) = simulate(tmp_path, "run 0", ranks, coeff=coeff, style=style_on(device))
+        calculator = MACECalculator(str(SHIPPED), device=device.type, default_dtype="float32")
+        assert_equals_ase(frame, atoms, calculator, eps=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "grids"), [("sheared", ["2 1 1", "3 1 1", "1 2 2"]), ("slab", ["1 1 3", "1 1 4"])])
-def test_any_number_of_ranks_gives_the_same_run(kind, grids, exported, tmp_path):
-    """Of the four ranks along the axis of the slab two have no atoms."""
+def test_any_number_of_ranks_gives_the_same_run(kind, grids, device, exported, tmp_path):
+    """Of the four ranks along the axis of the slab two have no atoms. On a GPU, the ranks share it."""
     atoms = alloy(kind)
     write_data(tmp_path / "start.data", atoms, ["Au", "Cu"], velocities=True)
     commands = "fix nve all nve\ntimestep 0.001\nrun 50"
     options = {"boundary": boundary(atoms), "coeff": f"* * {exported}/float64.pt Au Cu", "every": 50}
+    options["style"] = style_on(device)
     expected = simulate(tmp_path, commands, **options)
     assert [frame.step for frame in expected] == [0, 50]
     for grid in grids:
@@ -128,11 +136,12 @@ def test_other_kinds_of_models_equal_ase(kind, box, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_atoms_without_neighbours(ranks, exported, tmp_path):
+def test_atoms_without_neighbours(ranks, device, exported, tmp_path):
     atoms = Atoms("CuAu", [[5, 5, 5], [25, 25, 25]], cell=[30, 30, 30])
     write_data(tmp_path / "start.data", atoms, ["Au", "Cu"])
-    (frame,) = simulate(tmp_path, "run 0", ranks, boundary="f f f", coeff=f"* * {exported}/float64.pt Au Cu")
-    assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device="cpu", default_dtype="float64"))
+    options = {"boundary": "f f f", "coeff": f"* * {exported}/float64.pt Au Cu", "style": style_on(device)}
+    (frame,) = simulate(tmp_path, "run 0", ranks, **options)
+    assert_equals_ase(frame, atoms, MACECalculator(str(SHIPPED), device=device.type, default_dtype="float64"))
 
 
 def test_example_agrees_on_all_ranks_and_draws(tmp_path):

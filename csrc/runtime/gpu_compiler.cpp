@@ -1,6 +1,8 @@
 #include "gpu_compiler.h"
 
+#include <dlfcn.h>
 #include <glob.h>
+#include <link.h>
 
 #include <algorithm>
 #include <sstream>
@@ -36,12 +38,20 @@ std::vector<std::string> glob_paths(const std::string& pattern) {
   return paths;
 }
 
-// site-packages, seen from this library: NVIDIA's wheels are neighbours of eqaccel there, also for a C++ program.
-std::string site_packages() {
+// Where NVIDIA's wheels may lie, also for a C++ program: beside eqaccel, and beside torch, which an environment on top of
+// another one has elsewhere.
+std::vector<std::string> site_packages() {
+  std::vector<std::string> folders;
+  const auto folder_of = [](const std::string& path) { return path.substr(0, path.find_last_of('/') + 1); };
   Dl_info self;
-  if (!dladdr(reinterpret_cast<void*>(&site_packages), &self) || !self.dli_fname) return ".";
-  const std::string path = self.dli_fname;
-  return path.substr(0, path.find_last_of('/') + 1) + "..";
+  const bool known = dladdr(reinterpret_cast<void*>(&site_packages), &self) && self.dli_fname;
+  folders.push_back(known ? folder_of(self.dli_fname) + ".." : ".");
+  if (void* torch = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD)) {
+    link_map* map = nullptr;
+    if (dlinfo(torch, RTLD_DI_LINKMAP, &map) == 0 && map->l_name) folders.push_back(folder_of(map->l_name) + "../..");
+    dlclose(torch);
+  }
+  return folders;
 }
 
 std::vector<std::string> nvrtc_names() {
@@ -51,8 +61,10 @@ std::vector<std::string> nvrtc_names() {
     names.push_back(nvrtc_path);
   }
   for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) names.push_back(name);
-  for (const char* folder : {"/nvidia/cu*/lib", "/nvidia/cuda_nvrtc/lib"}) {
-    for (const std::string& path : glob_paths(site_packages() + folder + "/libnvrtc.so.*")) names.push_back(path);
+  for (const std::string& packages : site_packages()) {
+    for (const char* folder : {"/nvidia/cu*/lib", "/nvidia/cuda_nvrtc/lib"}) {
+      for (const std::string& path : glob_paths(packages + folder + "/libnvrtc.so.*")) names.push_back(path);
+    }
   }
   names.push_back("libnvrtc.so");
   for (const std::string& path : glob_paths("/usr/local/cuda/lib64/libnvrtc.so.*")) names.push_back(path);

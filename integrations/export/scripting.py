@@ -61,9 +61,9 @@ def _mode(module: nn.Module) -> str | None:
 
 def _example(module: Any) -> tuple[torch.Tensor, ...]:
     """Input to trace a module with: its own suggestion, or features of its irreps."""
-    if hasattr(module, "_make_tracing_inputs"):
-        return module._make_tracing_inputs(1)[0]["forward"]
     tensor = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), torch.empty(0))
+    if hasattr(module, "_make_tracing_inputs"):
+        return tuple(given.to(tensor.device) for given in module._make_tracing_inputs(1)[0]["forward"])
     return (torch.zeros(3, module.irreps_in.dim, dtype=tensor.dtype, device=tensor.device),)
 
 
