@@ -38,7 +38,8 @@ _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBL
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
-_SEGMENTS, _WARPS = 3, 4  # most of a forward kernel of several multiplicities: each segment has its copy of the pipeline
+# At most so many in a forward kernel of several multiplicities: each segment brings a copy of the pipeline's code.
+_SEGMENTS, _WARPS = 3, 4
 
 
 def make_plan(
