@@ -29,14 +29,17 @@ class Replacement(torch.nn.Module):
 
     Args:
         original: The module to stand in for; `unpatch` puts it back.
-        conv: The accelerated convolution.
+        conv: The accelerated convolution, if it is one that is replaced.
         switches: Attributes that the swap sets on the parent module, and that `unpatch` removes again.
     """
 
-    def __init__(self, original: torch.nn.Module, conv: torch.nn.Module, switches: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, original: torch.nn.Module, conv: torch.nn.Module | None = None, switches: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
         self.original = original
-        self.conv = conv.train(original.training)
+        if conv is not None:
+            self.conv = conv.train(original.training)
         self.switches = switches
         self.training = original.training
 

@@ -1,0 +1,327 @@
+"""Node-wise modules of e3nn as a few dense matrix products each, for GPUs, where launching their many small ones takes
+longer than running them.
+
+e3nn multiplies block by block: slices, an einsum and a concatenation per irrep, forward and backward. Here the weights
+are laid out as matrices over components, zeros included, so that one product does it for all blocks, or for all of an
+irrep. On a CPU the zeros would cost more than they save, so there the module that was replaced goes on doing the work.
+Everything is composed of differentiable operators of torch, and nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from eqaccel.patches.core import Replacement
+from torch import Tensor
+
+WHOLE = 2**18
+"""Entries up to which a matrix is kept whole: fewer operators, and too few multiplications to matter on a GPU."""
+
+
+def prefers_dense(x: Tensor) -> bool:
+    """Whether the dense form is the faster one where `x` lives."""
+    return x.is_cuda
+
+
+@dataclass(frozen=True)
+class Block:
+    """The part of a matrix that maps one irrep of the input to one of the output: `values[u, w] * scale`, times the
+    identity over components.
+
+    Attributes:
+        row: First row of the block, a column of the input.
+        column: First column of the block.
+        components: Components of the irrep, 2l + 1.
+        values: (mul_in, mul_out) int64, where in the vector of weights the entries are.
+        scale: Factor of all of them.
+    """
+
+    row: int
+    column: int
+    components: int
+    values: Tensor
+    scale: float
+
+    @property
+    def height(self) -> int:
+        """Rows of the block."""
+        return self.values.shape[0] * self.components
+
+    @property
+    def width(self) -> int:
+        """Columns of the block."""
+        return self.values.shape[1] * self.components
+
+
+class BlockProduct(torch.nn.Module):
+    """Multiplies by matrices that consist of blocks, several matrices of the same blocks at a time.
+
+    Args:
+        dim_in: Rows of a matrix.
+        dim_out: Columns of a matrix.
+        blocks: What is not zero; no two overlap.
+        copies: Number of matrices; `values` holds one after the other, `stride` values each.
+        stride: Length of the values of one matrix.
+    """
+
+    def __init__(self, dim_in: int, dim_out: int, blocks: Sequence[Block], copies: int = 1, stride: int = 0) -> None:
+        super().__init__()
+        self.dim_in, self.dim_out, self.copies = dim_in, dim_out, copies
+        parts = _parts(dim_in, dim_out, blocks)
+        if parts is None or dim_in * dim_out * copies <= WHOLE:
+            parts = [_Part(0, dim_in, 0, dim_out, tuple(blocks))]
+        self.is_single = len(parts) == 1 and parts[0].width == dim_out
+        tables = [part.table(copies, stride) for part in parts]
+        self.sizes = [len(index) for index, _ in tables]
+        self.multiplications = sum(self.sizes)  # for one row of the input
+        self.widths = [part.width for part in parts]
+        self.pieces, self.columns = _cut(dim_in, parts)
+        self.exact_scale = torch.cat([scale for _, scale in tables])
+        self.register_buffer("index", torch.cat([index for index, _ in tables]).to(torch.int32), persistent=False)
+        self.register_buffer("scale", self.exact_scale.to(torch.get_default_dtype()), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> BlockProduct:
+        super()._apply(fn, recurse)
+        self.scale = self.exact_scale.to(self.scale)  # a narrower type must leave no trace in a wider one
+        return self
+
+    def forward(self, x: Tensor, values: Tensor) -> Tensor:
+        """Computes `x @ matrix` for every matrix.
+
+        Args:
+            x: (num_rows, dim_in).
+            values: (num_values,), the vector that the blocks refer to; of the type of `x`.
+
+        Returns:
+            (num_rows, copies, dim_out)
+        """
+        entries = torch.index_select(values, 0, self.index) * self.scale
+        if self.is_single:
+            columns = x if len(self.columns) == 1 else x.split(self.columns, 1)[self.pieces[0]]
+            return (columns @ entries.view(columns.size(1), -1)).view(x.size(0), self.copies, self.dim_out)
+        matrices, inputs = entries.split(self.sizes), x.split(self.columns, 1)
+        products: list[Tensor] = []
+        for number, piece in enumerate(self.pieces):
+            shape = [x.size(0), self.copies, self.widths[number]]
+            if self.sizes[number] == 0:
+                products.append(x.new_zeros(shape))
+            else:
+                columns = inputs[piece]
+                products.append((columns @ matrices[number].view(columns.size(1), -1)).view(shape))
+        return torch.cat(products, -1)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A rectangle of a matrix that is multiplied at once; of height 0 where all is zero."""
+
+    row: int
+    height: int
+    column: int
+    width: int
+    blocks: tuple[Block, ...]
+
+    def table(self, copies: int, stride: int) -> tuple[Tensor, Tensor]:
+        """For every entry of (height, copies, width), where its value is, and its factor in float64."""
+        index = torch.zeros(self.height, copies, self.width, dtype=torch.int64)
+        scale = torch.zeros(self.height, copies, self.width, dtype=torch.float64)
+        offsets = torch.arange(copies)[:, None] * stride
+        for block in self.blocks:
+            top, left, step = block.row - self.row, block.column - self.column, block.components
+            for component in range(step):
+                rows = slice(top + component, top + block.height, step)
+                columns = slice(left + component, left + block.width, step)
+                index[rows, :, columns] = block.values[:, None] + offsets
+                scale[rows, :, columns] = block.scale
+        return index.flatten(), scale.flatten()
+
+
+def _parts(dim_in: int, dim_out: int, blocks: Sequence[Block]) -> list[_Part] | None:
+    """A part for each block and each gap between their columns, in the order of the columns.
+
+    None if some blocks share rows or columns with others, so that they are not to be multiplied one by one.
+    """
+    parts, end = [], 0
+    for block in sorted(blocks, key=lambda block: block.column):
+        if block.column < end:
+            return None
+        if block.column > end:
+            parts.append(_Part(0, 0, end, block.column - end, ()))
+        end = block.column + block.width
+        parts.append(_Part(block.row, block.height, block.column, block.width, (block,)))
+    if end < dim_out:
+        parts.append(_Part(0, 0, end, dim_out - end, ()))
+    rows = sorted((part.row, part.height) for part in parts if part.height)
+    overlap = any(a + height > b for (a, height), (b, _) in zip(rows, rows[1:], strict=False))
+    return None if overlap else parts
+
+
+def _cut(dim_in: int, parts: Sequence[_Part]) -> tuple[list[int], list[int]]:
+    """How to cut the columns of the input: the piece that each part takes, and the width of each piece."""
+    edges = sorted({0, dim_in, *(edge for part in parts if part.height for edge in (part.row, part.row + part.height))})
+    pieces = [edges.index(part.row) if part.height else 0 for part in parts]
+    return pieces, [b - a for a, b in zip(edges, edges[1:], strict=False)]
+
+
+class DenseLinear(Replacement):
+    """Stands in for an `e3nn.o3.Linear` with weights of its own and no bias.
+
+    Training keeps the original: gradients of weights that are gathered into a matrix are sums in no fixed order.
+
+    Args:
+        original: The module that the model came with.
+        product: Multiplies by the matrix that `original.weight` makes.
+    """
+
+    def __init__(self, original: torch.nn.Module, product: BlockProduct) -> None:
+        super().__init__(original)
+        self.product = product.train(original.training)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim)."""
+        if prefers_dense(features) and not self.training:
+            return self.dense(features)
+        return self.original(features)
+
+    def dense(self, features: Tensor) -> Tensor:
+        """`forward` as matrix products."""
+        return self.product(features, self.original.weight).squeeze(1)
+
+
+class TypedProduct(Replacement):
+    """Stands in for a `FullyConnectedTensorProduct` of features with the embedding of the type of each atom.
+
+    A product with one of a few vectors of scalars is linear, with a matrix for each type: all of them are applied, and
+    the one of each atom's type is kept. Types are told by comparing the scalars with the rows of the embedding, so rows
+    of no type give NaN. Scalars that need a gradient (in training) take the original.
+
+    Args:
+        original: The module that the model came with.
+        embedding: Module of the model whose `weight` (num_types, num_scalars) holds the scalars of each type.
+        gather: (num_scalars * stride) int32: where in `original.weight` the weights of each scalar are.
+        product: Multiplies by the matrices of all types, made of (num_types, stride) values.
+    """
+
+    def __init__(
+        self, original: torch.nn.Module, embedding: torch.nn.Module, gather: Tensor, product: BlockProduct
+    ) -> None:
+        super().__init__(original)
+        self.embedding = embedding
+        self.product = product.train(original.training)
+        self.register_buffer("gather", gather, persistent=False)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        # torch looks for the embedding here too, where checkpoints do not have it: it is loaded where it belongs.
+        state_dict |= {f"{prefix}embedding.{key}": value for key, value in self.embedding.state_dict().items()}
+
+    def forward(self, features: Tensor, node_attrs: Tensor) -> Tensor:
+        """Computes the product.
+
+        Args:
+            features: (num_nodes, irreps_in1.dim).
+            node_attrs: (num_nodes, num_scalars), a row of the embedding for each node.
+
+        Returns:
+            (num_nodes, irreps_out.dim)
+        """
+        if prefers_dense(features) and not self.training and not node_attrs.requires_grad:
+            return self.dense(features, node_attrs)
+        return self.original(features, node_attrs)
+
+    def dense(self, features: Tensor, node_attrs: Tensor) -> Tensor:
+        """`forward` as matrix products; no gradient in `node_attrs`."""
+        table = self.embedding.weight.detach()
+        is_type = (node_attrs.unsqueeze(1) == table).all(2).to(features.dtype)
+        share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
+        weights = torch.index_select(self.original.weight, 0, self.gather).view(table.size(1), -1)
+        products = self.product(features, (table @ weights).view(-1))
+        return torch.bmm(share.unsqueeze(1), products).squeeze(1)
+
+
+class FlatGate(Replacement):
+    """Stands in for an `e3nn.nn.Gate`: columns of equal activations together, and all gates repeated by one product.
+
+    Args:
+        original: The module that the model came with.
+        activations: For each column of the input, the module that it goes through; None for gated columns.
+        scalars: Columns of the input that become the scalars of the output.
+        gates: Columns of the input that are gates, one for each irrep of those gated.
+        gated: Columns of the input that are multiplied, in the order of the output.
+        multiplicand: For each of `gated`, the number of its gate.
+    """
+
+    def __init__(
+        self,
+        original: torch.nn.Module,
+        activations: Sequence[torch.nn.Module | None],
+        scalars: Sequence[int],
+        gates: Sequence[int],
+        gated: Sequence[int],
+        multiplicand: Sequence[int],
+    ) -> None:
+        super().__init__(original)
+        runs = _runs(activations)
+        self.runs = [length for _, length in runs]
+        self.activated = [number for number, (module, _) in enumerate(runs) if module is not None]
+        self.multiplied = [number for number, (module, _) in enumerate(runs) if module is None] or [0]
+        self.acts = torch.nn.ModuleList([module for module, _ in runs if module is not None])
+        active = {column: place for place, column in enumerate(c for c, a in enumerate(activations) if a is not None)}
+        passive = {column: place for place, column in enumerate(sorted(gated))}
+        self.has_gates = len(gated) > 0
+        self.scalar_cuts, self.scalar_order = _pieces([active[column] for column in scalars], len(active))
+        self.gated_cuts, self.gated_order = _pieces([passive[column] for column in gated], len(passive))
+        repeat = torch.zeros(len(active), len(passive))
+        for column, number in zip(gated, multiplicand, strict=True):
+            repeat[active[gates[number]], passive[column]] = 1.0
+        self.register_buffer("repeat", repeat.to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim)."""
+        if prefers_dense(features):
+            return self.dense(features)
+        return self.original(features)
+
+    def dense(self, features: Tensor) -> Tensor:
+        """`forward` in few operators."""
+        columns = features.split(self.runs, 1)
+        parts: list[Tensor] = []
+        for number, act in enumerate(self.acts):
+            parts.append(act(columns[self.activated[number]]))
+        active = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        scalars = active.split(self.scalar_cuts, 1)
+        outputs = [scalars[number] for number in self.scalar_order]
+        if self.has_gates:
+            inputs = [columns[number] for number in self.multiplied]
+            passive = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
+            # Each column of `repeat` has a single one, so a gate is repeated to the last bit.
+            products = (passive * (active @ self.repeat)).split(self.gated_cuts, 1)
+            outputs += [products[number] for number in self.gated_order]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _runs(items: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Equal neighbours, and how many of each."""
+    runs: list[tuple[Any, int]] = []
+    for item in items:
+        if runs and runs[-1][0] is item:
+            runs[-1] = (item, runs[-1][1] + 1)
+        else:
+            runs.append((item, 1))
+    return runs
+
+
+def _pieces(order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
+    """How to cut `count` columns so that pieces, put in an order, give the columns `order`; the others are left out.
+
+    Neither list is empty, because TorchScript could not tell what it is a list of.
+    """
+    if not order:
+        return [count], [0]
+    starts = [place for n, place in enumerate(order) if n == 0 or order[n - 1] + 1 != place]
+    ends = [place + 1 for n, place in enumerate(order) if n + 1 == len(order) or order[n + 1] != place + 1]
+    edges = sorted({0, count, *starts, *ends})
+    return [b - a for a, b in zip(edges, edges[1:], strict=False)], [edges.index(start) for start in starts]
