@@ -1,16 +1,17 @@
-"""Node-wise modules of e3nn as a few dense matrix products each, for GPUs, where launching their many small ones takes
-longer than running them.
+"""Node-wise modules of e3nn as a few dense matrix products each, for GPUs.
 
-e3nn multiplies block by block: slices, an einsum and a concatenation per irrep, forward and backward. Here the weights
-are laid out as matrices over components, zeros included, so that one product does it for all blocks, or for all of an
-irrep. On a CPU the zeros would cost more than they save, so there the module that was replaced goes on doing the work.
-Everything is composed of differentiable operators of torch, and nothing is kept between calls.
+e3nn multiplies block by block: slices, an einsum and a concatenation per irrep, forward and backward, which take a GPU
+longer to launch than to run. Here the weights are laid out as matrices over components, zeros included, so that one
+product does it for all blocks, or for all of an irrep. On a CPU the zeros would cost more than they save, so there the
+module that was replaced goes on doing the work. Everything is composed of differentiable operators of torch, and
+nothing is kept between calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,8 +29,7 @@ def prefers_dense(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Block:
-    """The part of a matrix that maps one irrep of the input to one of the output: `values[u, w] * scale`, times the
-    identity over components.
+    """The part of a matrix that maps one irrep to another: `values[u, w] * scale`, times the identity of components.
 
     Attributes:
         row: First row of the block, a column of the input.
@@ -155,7 +155,7 @@ def _parts(dim_in: int, dim_out: int, blocks: Sequence[Block]) -> list[_Part] | 
     if end < dim_out:
         parts.append(_Part(0, 0, end, dim_out - end, ()))
     rows = sorted((part.row, part.height) for part in parts if part.height)
-    overlap = any(a + height > b for (a, height), (b, _) in zip(rows, rows[1:], strict=False))
+    overlap = any(a + height > b for (a, height), (b, _) in pairwise(rows))
     return None if overlap else parts
 
 
@@ -163,7 +163,7 @@ def _cut(dim_in: int, parts: Sequence[_Part]) -> tuple[list[int], list[int]]:
     """How to cut the columns of the input: the piece that each part takes, and the width of each piece."""
     edges = sorted({0, dim_in, *(edge for part in parts if part.height for edge in (part.row, part.row + part.height))})
     pieces = [edges.index(part.row) if part.height else 0 for part in parts]
-    return pieces, [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    return pieces, [b - a for a, b in pairwise(edges)]
 
 
 class DenseLinear(Replacement):
@@ -239,7 +239,7 @@ class TypedProduct(Replacement):
         share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
         weights = torch.index_select(self.original.weight, 0, self.gather).view(table.size(1), -1)
         products = self.product(features, (table @ weights).view(-1))
-        return torch.bmm(share.unsqueeze(1), products).squeeze(1)
+        return (products * share.unsqueeze(2)).sum(1)
 
 
 class FlatGate(Replacement):
@@ -297,7 +297,8 @@ class FlatGate(Replacement):
         if self.has_gates:
             inputs = [columns[number] for number in self.multiplied]
             passive = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
-            # Each column of `repeat` has a single one, so a gate is repeated to the last bit.
+            # Each column of `repeat` has a single one, so gates are repeated to the last bit, unless torch may round
+            # the operands of products (TensorFloat-32).
             products = (passive * (active @ self.repeat)).split(self.gated_cuts, 1)
             outputs += [products[number] for number in self.gated_order]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -324,4 +325,4 @@ def _pieces(order: Sequence[int], count: int) -> tuple[list[int], list[int]]:
     starts = [place for n, place in enumerate(order) if n == 0 or order[n - 1] + 1 != place]
     ends = [place + 1 for n, place in enumerate(order) if n + 1 == len(order) or order[n + 1] != place + 1]
     edges = sorted({0, count, *starts, *ends})
-    return [b - a for a, b in zip(edges, edges[1:], strict=False)], [edges.index(start) for start in starts]
+    return [b - a for a, b in pairwise(edges)], [edges.index(start) for start in starts]

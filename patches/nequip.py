@@ -1,8 +1,8 @@
 """NequIP models: which of their modules eqaccel replaces, and how to run one on a structure.
 
 Every NequIP interaction block gathers, multiplies and scatters in one module, its `TensorProductScatter`, which is
-replaced; so are the node-wise modules around it (`eqaccel.patches.nodes`). A packaged model brings renamed copies of nequip and e3nn, so modules are told by their
-class names (`class_names`), whatever package these classes are from.
+replaced; so are the node-wise modules around it (`eqaccel.patches.nodes`). A packaged model brings renamed copies of
+nequip and e3nn, so modules are told by their class names (`class_names`), whatever package these classes are from.
 """
 
 from __future__ import annotations
