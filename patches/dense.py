@@ -166,6 +166,13 @@ def _cut(dim_in: int, parts: Sequence[_Part]) -> tuple[list[int], list[int]]:
     return pieces, [b - a for a, b in pairwise(edges)]
 
 
+def _keep_irreps(replacement: Replacement, original: torch.nn.Module) -> None:
+    """Other modules read the irreps of a module that they are next to."""
+    for name in ("irreps_in", "irreps_in1", "irreps_in2", "irreps_out"):
+        if hasattr(original, name):
+            setattr(replacement, name, getattr(original, name))
+
+
 class DenseLinear(Replacement):
     """Stands in for an `e3nn.o3.Linear` with weights of its own and no bias.
 
@@ -176,8 +183,11 @@ class DenseLinear(Replacement):
         product: Multiplies by the matrix that `original.weight` makes.
     """
 
+    note = "replaced by matrix products on a GPU, outside training"
+
     def __init__(self, original: torch.nn.Module, product: BlockProduct) -> None:
         super().__init__(original)
+        _keep_irreps(self, original)
         self.product = product.train(original.training)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -205,10 +215,13 @@ class TypedProduct(Replacement):
         product: Multiplies by the matrices of all types, made of (num_types, stride) values.
     """
 
+    note = "replaced by matrix products on a GPU, outside training, where the embedding of types needs no gradient"
+
     def __init__(
         self, original: torch.nn.Module, embedding: torch.nn.Module, gather: Tensor, product: BlockProduct
     ) -> None:
         super().__init__(original)
+        _keep_irreps(self, original)
         self.embedding = embedding
         self.product = product.train(original.training)
         self.register_buffer("gather", gather, persistent=False)
@@ -254,6 +267,8 @@ class FlatGate(Replacement):
         multiplicand: For each of `gated`, the number of its gate.
     """
 
+    note = "replaced by fewer operators on a GPU"
+
     def __init__(
         self,
         original: torch.nn.Module,
@@ -264,6 +279,7 @@ class FlatGate(Replacement):
         multiplicand: Sequence[int],
     ) -> None:
         super().__init__(original)
+        _keep_irreps(self, original)
         runs = _runs(activations)
         self.runs = [length for _, length in runs]
         self.activated = [number for number, (module, _) in enumerate(runs) if module is not None]

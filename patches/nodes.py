@@ -38,7 +38,7 @@ def node_rows(model: torch.nn.Module) -> Iterator[Row]:
     for path, parent, name, module in _modules(model):
         replaced = isinstance(getattr(parent, name), Replacement)
         if replaced:
-            note = "replaced by matrix products on a GPU; on a CPU as it was"
+            note = getattr(parent, name).note
         else:
             try:
                 _build(model, module)
