@@ -38,13 +38,18 @@ class Replacement(torch.nn.Module):
         self, original: torch.nn.Module, conv: torch.nn.Module | None = None, switches: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
-        _share_parameters(self, original)
         self.original = original
+        Replacement.share_parameters(self)
         if conv is not None:
             self.conv = conv.train(original.training)
         self.switches = switches
         self.training = original.training
         self.register_load_state_dict_post_hook(_after_loading)
+
+    def share_parameters(self) -> None:
+        """Registers the parameters that the original has now, those of its children left out."""
+        for name, parameter in self.original.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the state dict of the original module, under the prefix of this one."""
@@ -58,15 +63,9 @@ class Replacement(torch.nn.Module):
             state_dict[f"{prefix}original.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
 
-def _share_parameters(module: torch.nn.Module, original: torch.nn.Module) -> None:
-    """Registers the parameters of a module, but not of its children, with another one."""
-    for name, parameter in original.named_parameters(recurse=False):
-        module.register_parameter(name, parameter)
-
-
 def _after_loading(replacement: Replacement, _keys: Any) -> None:
     """`load_state_dict(..., assign=True)` has put other parameters in the place of the original's."""
-    _share_parameters(replacement, replacement.original)
+    replacement.share_parameters()
 
 
 @dataclass(frozen=True)

@@ -222,14 +222,16 @@ class TypedProduct(Replacement):
     ) -> None:
         super().__init__(original)
         _keep_irreps(self, original)
-        self.embedding = embedding
+        # Its weight is registered, not the module: `torch.func.functional_call` cannot swap what two paths lead to.
+        self.source = (embedding,)
+        self.register_parameter("table", embedding.weight)
         self.product = product.train(original.training)
         self.register_buffer("gather", gather, persistent=False)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        # torch looks for the embedding here too, where checkpoints do not have it: it is loaded where it belongs.
-        state_dict |= {f"{prefix}embedding.{key}": value for key, value in self.embedding.state_dict().items()}
+    def share_parameters(self) -> None:
+        """See `Replacement`."""
+        super().share_parameters()
+        self.register_parameter("table", self.source[0].weight)
 
     def forward(self, features: Tensor, node_attrs: Tensor) -> Tensor:
         """Computes the product.
@@ -247,7 +249,7 @@ class TypedProduct(Replacement):
 
     def dense(self, features: Tensor, node_attrs: Tensor) -> Tensor:
         """`forward` as matrix products; no gradient in `node_attrs`."""
-        table = self.embedding.weight.detach()
+        table = self.table.detach()
         is_type = (node_attrs.unsqueeze(1) == table).all(2).to(features.dtype)
         share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
         weights = torch.index_select(self.original.weight, 0, self.gather).view(table.size(1), -1)

@@ -57,7 +57,7 @@ def assert_derivatives(module: Replacement, features: torch.Tensor, *others: tor
     """Values, first and second derivatives of both forms, with respect to the features and the weights."""
     results = []
     generator = torch.Generator().manual_seed(2)
-    weights = [p for name, p in module.named_parameters() if not name.startswith("embedding")]
+    weights = [p for name, p in module.named_parameters() if name != "table"]
     cotangents: list[torch.Tensor] = []
     for form in (module.original, module.dense):
         x = features.detach().requires_grad_()
