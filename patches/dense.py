@@ -35,7 +35,7 @@ class Block:
         row: First row of the block, a column of the input.
         column: First column of the block.
         components: Components of the irrep, 2l + 1.
-        values: (mul_in, mul_out) int64, where in the vector of weights the entries are.
+        values: (mul_in, mul_out) int64, where in the vector of weights the entries are: side by side.
         scale: Factor of all of them.
     """
 
@@ -56,6 +56,68 @@ class Block:
         return self.values.shape[1] * self.components
 
 
+class _Exact(torch.nn.Module):
+    """Has a buffer `scale`, which keeps no trace of the types that the module was converted to before."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.exact_scale = scale
+        self.register_buffer("scale", scale.to(torch.get_default_dtype()), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> _Exact:
+        super()._apply(fn, recurse)
+        self.scale = self.exact_scale.to(self.scale)
+        return self
+
+
+class _SingleBlock(_Exact):
+    """Multiplies by one block."""
+
+    def __init__(self, block: Block, copies: int) -> None:
+        unit = torch.eye(block.components, dtype=torch.float64) * block.scale
+        super().__init__(unit.view(1, block.components, 1, block.components, 1))
+        self.start, self.shape = block.values[0, 0].item() * copies, [*block.values.shape, copies]
+        self.numel, self.height, self.width = block.values.numel() * copies, block.height, block.width
+        self.multiplications = block.height * block.width * copies
+
+    def forward(self, columns: Tensor, values: Tensor) -> Tensor:
+        mul_in, mul_out, copies = self.shape
+        entries = values.narrow(0, self.start, self.numel).view(mul_in, 1, mul_out, 1, copies) * self.scale
+        return (columns @ entries.view(self.height, -1)).view(columns.size(0), self.width, copies)
+
+
+class _Table(_Exact):
+    """Multiplies by a whole matrix, whose entries are looked up."""
+
+    def __init__(self, dim_in: int, dim_out: int, blocks: Sequence[Block], copies: int) -> None:
+        index = torch.zeros(dim_in, dim_out, copies, dtype=torch.int32)
+        scale = torch.zeros(dim_in, dim_out, copies, dtype=torch.float64)
+        for block in blocks:
+            for component in range(block.components):
+                rows = slice(block.row + component, block.row + block.height, block.components)
+                columns = slice(block.column + component, block.column + block.width, block.components)
+                index[rows, columns] = (block.values[:, :, None] * copies + torch.arange(copies)).int()
+                scale[rows, columns] = block.scale
+        super().__init__(scale.flatten())
+        self.register_buffer("index", index.flatten(), persistent=False)
+        self.width, self.copies, self.multiplications = dim_out, copies, index.numel()
+
+    def forward(self, columns: Tensor, values: Tensor) -> Tensor:
+        entries = torch.index_select(values, 0, self.index) * self.scale
+        return (columns @ entries.view(columns.size(1), -1)).view(columns.size(0), self.width, self.copies)
+
+
+class _Zeros(torch.nn.Module):
+    """Stands for columns of the matrix that are zero."""
+
+    def __init__(self, width: int, copies: int) -> None:
+        super().__init__()
+        self.width, self.copies, self.multiplications = width, copies, 0
+
+    def forward(self, columns: Tensor, values: Tensor) -> Tensor:
+        return columns.new_zeros([columns.size(0), self.width, self.copies])
+
+
 class BlockProduct(torch.nn.Module):
     """Multiplies by matrices that consist of blocks, several matrices of the same blocks at a time.
 
@@ -63,107 +125,62 @@ class BlockProduct(torch.nn.Module):
         dim_in: Rows of a matrix.
         dim_out: Columns of a matrix.
         blocks: What is not zero; no two overlap.
-        copies: Number of matrices; `values` holds one after the other, `stride` values each.
-        stride: Length of the values of one matrix.
+        copies: Number of matrices.
     """
 
-    def __init__(self, dim_in: int, dim_out: int, blocks: Sequence[Block], copies: int = 1, stride: int = 0) -> None:
+    def __init__(self, dim_in: int, dim_out: int, blocks: Sequence[Block], copies: int = 1) -> None:
         super().__init__()
-        self.dim_in, self.dim_out, self.copies = dim_in, dim_out, copies
-        parts = _parts(dim_in, dim_out, blocks)
-        if parts is None or dim_in * dim_out * copies <= WHOLE:
-            parts = [_Part(0, dim_in, 0, dim_out, tuple(blocks))]
-        self.is_single = len(parts) == 1 and parts[0].width == dim_out
-        tables = [part.table(copies, stride) for part in parts]
-        self.sizes = [len(index) for index, _ in tables]
-        self.multiplications = sum(self.sizes)  # for one row of the input
-        self.widths = [part.width for part in parts]
-        self.pieces, self.columns = _cut(dim_in, parts)
-        self.exact_scale = torch.cat([scale for _, scale in tables])
-        self.register_buffer("index", torch.cat([index for index, _ in tables]).to(torch.int32), persistent=False)
-        self.register_buffer("scale", self.exact_scale.to(torch.get_default_dtype()), persistent=False)
+        blocks = sorted(blocks, key=lambda block: block.column)
+        if dim_in * dim_out * copies <= WHOLE or _touch(blocks):
+            self.parts = torch.nn.ModuleList([_Table(dim_in, dim_out, blocks, copies)])
+            self.pieces, self.columns = [0], [dim_in]
+            return
+        parts, pieces, end = [], [], 0
+        edges = sorted({0, dim_in, *(edge for block in blocks for edge in (block.row, block.row + block.height))})
+        for block in blocks:
+            if block.column > end:
+                parts.append(_Zeros(block.column - end, copies))
+                pieces.append(0)
+            end = block.column + block.width
+            parts.append(_SingleBlock(block, copies))
+            pieces.append(edges.index(block.row))
+        if end < dim_out:
+            parts.append(_Zeros(dim_out - end, copies))
+            pieces.append(0)
+        self.parts, self.pieces = torch.nn.ModuleList(parts), pieces
+        self.columns = [b - a for a, b in pairwise(edges)]
 
-    def _apply(self, fn: Any, recurse: bool = True) -> BlockProduct:
-        super()._apply(fn, recurse)
-        self.scale = self.exact_scale.to(self.scale)  # a narrower type must leave no trace in a wider one
-        return self
+    @property
+    def multiplications(self) -> int:
+        """Multiplications for one row of the input."""
+        return sum(part.multiplications for part in self.parts)
+
+    __jit_unused_properties__ = ("multiplications",)
 
     def forward(self, x: Tensor, values: Tensor) -> Tensor:
         """Computes `x @ matrix` for every matrix.
 
         Args:
             x: (num_rows, dim_in).
-            values: (num_values,), the vector that the blocks refer to; of the type of `x`.
+            values: (num_values * copies,), the vector that the blocks refer to, of the type of `x`; for each value the
+                one in every matrix.
 
         Returns:
-            (num_rows, copies, dim_out)
+            (num_rows, dim_out, copies)
         """
-        entries = torch.index_select(values, 0, self.index) * self.scale
-        if self.is_single:
-            columns = x if len(self.columns) == 1 else x.split(self.columns, 1)[self.pieces[0]]
-            return (columns @ entries.view(columns.size(1), -1)).view(x.size(0), self.copies, self.dim_out)
-        matrices, inputs = entries.split(self.sizes), x.split(self.columns, 1)
+        inputs = [x] if len(self.columns) == 1 else x.split(self.columns, 1)
         products: list[Tensor] = []
-        for number, piece in enumerate(self.pieces):
-            shape = [x.size(0), self.copies, self.widths[number]]
-            if self.sizes[number] == 0:
-                products.append(x.new_zeros(shape))
-            else:
-                columns = inputs[piece]
-                products.append((columns @ matrices[number].view(columns.size(1), -1)).view(shape))
-        return torch.cat(products, -1)
+        for number, part in enumerate(self.parts):
+            products.append(part(inputs[self.pieces[number]], values))
+        return products[0] if len(products) == 1 else torch.cat(products, 1)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A rectangle of a matrix that is multiplied at once; of height 0 where all is zero."""
-
-    row: int
-    height: int
-    column: int
-    width: int
-    blocks: tuple[Block, ...]
-
-    def table(self, copies: int, stride: int) -> tuple[Tensor, Tensor]:
-        """For every entry of (height, copies, width), where its value is, and its factor in float64."""
-        index = torch.zeros(self.height, copies, self.width, dtype=torch.int64)
-        scale = torch.zeros(self.height, copies, self.width, dtype=torch.float64)
-        offsets = torch.arange(copies)[:, None] * stride
-        for block in self.blocks:
-            top, left, step = block.row - self.row, block.column - self.column, block.components
-            for component in range(step):
-                rows = slice(top + component, top + block.height, step)
-                columns = slice(left + component, left + block.width, step)
-                index[rows, :, columns] = block.values[:, None] + offsets
-                scale[rows, :, columns] = block.scale
-        return index.flatten(), scale.flatten()
-
-
-def _parts(dim_in: int, dim_out: int, blocks: Sequence[Block]) -> list[_Part] | None:
-    """A part for each block and each gap between their columns, in the order of the columns.
-
-    None if some blocks share rows or columns with others, so that they are not to be multiplied one by one.
-    """
-    parts, end = [], 0
-    for block in sorted(blocks, key=lambda block: block.column):
-        if block.column < end:
-            return None
-        if block.column > end:
-            parts.append(_Part(0, 0, end, block.column - end, ()))
-        end = block.column + block.width
-        parts.append(_Part(block.row, block.height, block.column, block.width, (block,)))
-    if end < dim_out:
-        parts.append(_Part(0, 0, end, dim_out - end, ()))
-    rows = sorted((part.row, part.height) for part in parts if part.height)
-    overlap = any(a + height > b for (a, height), (b, _) in pairwise(rows))
-    return None if overlap else parts
-
-
-def _cut(dim_in: int, parts: Sequence[_Part]) -> tuple[list[int], list[int]]:
-    """How to cut the columns of the input: the piece that each part takes, and the width of each piece."""
-    edges = sorted({0, dim_in, *(edge for part in parts if part.height for edge in (part.row, part.row + part.height))})
-    pieces = [edges.index(part.row) if part.height else 0 for part in parts]
-    return pieces, [b - a for a, b in pairwise(edges)]
+def _touch(blocks: Sequence[Block]) -> bool:
+    """Whether some blocks share rows or columns with others; they are in the order of their columns."""
+    by_row = sorted(blocks, key=lambda block: block.row)
+    return any(a.column + a.width > b.column for a, b in pairwise(blocks)) or any(
+        a.row + a.height > b.row for a, b in pairwise(by_row)
+    )
 
 
 def _keep_irreps(replacement: Replacement, original: torch.nn.Module) -> None:
@@ -198,7 +215,7 @@ class DenseLinear(Replacement):
 
     def dense(self, features: Tensor) -> Tensor:
         """`forward` as matrix products."""
-        return self.product(features, self.original.weight).squeeze(1)
+        return self.product(features, self.original.weight).squeeze(2)
 
 
 class TypedProduct(Replacement):
@@ -211,8 +228,8 @@ class TypedProduct(Replacement):
     Args:
         original: The module that the model came with.
         embedding: Module of the model whose `weight` (num_types, num_scalars) holds the scalars of each type.
-        gather: (num_scalars * stride) int32: where in `original.weight` the weights of each scalar are.
-        product: Multiplies by the matrices of all types, made of (num_types, stride) values.
+        gather: (num_values * num_scalars,) int32: where in `original.weight` the weights of each scalar are.
+        product: Multiplies by the matrices of all types, made of (num_values, num_types) values.
     """
 
     note = "replaced by matrix products on a GPU, outside training, where the embedding of types needs no gradient"
@@ -252,9 +269,9 @@ class TypedProduct(Replacement):
         table = self.table.detach()
         is_type = (node_attrs.unsqueeze(1) == table).all(2).to(features.dtype)
         share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
-        weights = torch.index_select(self.original.weight, 0, self.gather).view(table.size(1), -1)
-        products = self.product(features, (table @ weights).view(-1))
-        return (products * share.unsqueeze(2)).sum(1)
+        weights = torch.index_select(self.original.weight, 0, self.gather).view(-1, table.size(1))
+        products = self.product(features, (weights @ table.t()).view(-1))
+        return (products * share.unsqueeze(1)).sum(2)
 
 
 class FlatGate(Replacement):

@@ -113,7 +113,7 @@ def _linear(_: torch.nn.Module, linear: Any) -> tuple[DenseLinear, tuple[torch.T
         offset += values.numel()
         dim = linear.irreps_in[item.i_in].ir.dim
         blocks.append(Block(rows[item.i_in].start, columns[item.i_out].start, dim, values, item.path_weight))
-    product = _product(linear.irreps_in.dim, linear.irreps_out.dim, blocks, 1, offset, linear.weight)
+    product = _product(linear.irreps_in.dim, linear.irreps_out.dim, blocks, 1, linear.weight)
     return DenseLinear(linear, product), (_random(3, linear.irreps_in.dim, linear.weight),)
 
 
@@ -130,7 +130,7 @@ def _typed(model: torch.nn.Module, product: Any) -> tuple[TypedProduct, tuple[to
             raise PatchError(f"it has a path of mode {item.connection_mode}")
         mul_in, _, mul_out = item.path_shape
         weights = offset + torch.arange(mul_in * num_scalars * mul_out).view(mul_in, num_scalars, mul_out)
-        gather.append(weights.transpose(0, 1).reshape(num_scalars, -1))
+        gather.append(weights.transpose(1, 2).flatten())
         values = width + torch.arange(mul_in * mul_out).view(mul_in, mul_out)
         offset, width = offset + weights.numel(), width + values.numel()
         dim = product.irreps_in1[item.i_in1].ir.dim
@@ -138,11 +138,11 @@ def _typed(model: torch.nn.Module, product: Any) -> tuple[TypedProduct, tuple[to
         scale = item.path_weight / dim**0.5
         blocks.append(Block(rows[item.i_in1].start, columns[item.i_out].start, dim, values, scale))
     dims = (product.irreps_in1.dim, product.irreps_out.dim)
-    dense = _product(*dims, blocks, num_types, width, product.weight)
+    dense = _product(*dims, blocks, num_types, product.weight)
     usual = sum(block.values.numel() * block.components for block in blocks) * num_scalars
     if dense.multiplications > max(usual, _MULTIPLICATIONS):
         raise PatchError(f"matrices for each of {num_types} atom types would take more operations than they save")
-    index = torch.cat(gather, 1).flatten().to(product.weight.device, torch.int32)
+    index = torch.cat(gather).to(product.weight.device, torch.int32)
     atom = torch.arange(2 * num_types) % num_types
     attributes = table.weight.detach()[atom.to(table.weight.device)]
     examples = (_random(len(atom), dims[0], product.weight), attributes)
@@ -159,14 +159,14 @@ def _type_embedding(model: torch.nn.Module) -> Any:
     return embeds[0].embed_module
 
 
-def _product(dim_in: int, dim_out: int, blocks: list[Block], copies: int, stride: int, like: Any) -> BlockProduct:
+def _product(dim_in: int, dim_out: int, blocks: list[Block], copies: int, like: Any) -> BlockProduct:
     blocks = [block for block in blocks if block.values.numel()]
     if not blocks:
         raise PatchError("it has no paths")
     places = [(block.row, block.column) for block in blocks]
     if len(set(places)) < len(places):
         raise PatchError("several of its paths join the same irreps")
-    return BlockProduct(dim_in, dim_out, blocks, copies, stride).to(like.device, like.dtype)
+    return BlockProduct(dim_in, dim_out, blocks, copies).to(like.device, like.dtype)
 
 
 def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tensor, ...]]:
