@@ -11,8 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from eqaccel.patches.blocks import Block, BlockProduct
 from eqaccel.patches.core import Replacement, Row, Swap, class_names
-from eqaccel.patches.dense import Block, BlockProduct, DenseLinear, FlatGate, TypedProduct
+from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
 from eqaccel.patches.verify import default_dtype
 
 from eqaccel.errors import PatchError
