@@ -176,7 +176,8 @@ class FlatGate(Replacement):
             # Each column of `repeat` has a single one, so gates are repeated to the last bit, unless torch may round
             # the operands of products (TensorFloat-32).
             products = (passive * (active @ self.repeat)).split(self.gated_cuts, 1)
-            outputs += [products[number] for number in self.gated_order]
+            for number in self.gated_order:
+                outputs.append(products[number])
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 

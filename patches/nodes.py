@@ -77,9 +77,15 @@ def _build(model: torch.nn.Module, module: Any) -> Replacement:
     owner = next((cls.__name__ for cls in type(module).__mro__ if "forward" in vars(cls)), "")
     if owner not in (kind, "TensorProduct"):
         raise PatchError(f"its forward method is that of {owner}, not of e3nn's {kind}")
-    with default_dtype(torch.float64):
-        replacement, examples = _BUILDERS[kind](model, module)
-    _compare(replacement, examples)
+    try:
+        with default_dtype(torch.float64):
+            replacement, examples = _BUILDERS[kind](model, module)
+        _compare(replacement, examples)
+    except PatchError:
+        raise
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        # A module of another version of e3nn may look different; the model works with it as it is.
+        raise PatchError(f"its structure is unknown here ({type(error).__name__}: {error})") from error
     return replacement
 
 

@@ -17,6 +17,8 @@ from e3nn.nn import Gate
 from e3nn.util import jit
 from eqaccel.patches import dense, nodes
 from eqaccel.patches.core import Replacement
+from nequip.nn.compile import ListInputOutputWrapper
+from nequip.utils.fx import nequip_make_fx
 from patch_checks import assert_close, assert_same_gradients, duplicated
 from torch.autograd import grad
 
@@ -225,6 +227,18 @@ def test_copies_follow_their_own_weights(duplicate: str) -> None:
     assert_close(twin(nm.data())["forces"], other(nm.data())["forces"])
 
 
+@pytest.mark.usefixtures("forced")
+def test_tracing() -> None:
+    """As nequip-compile traces a model on a GPU: energy and forces in one graph, of any size."""
+    plain = nm.model("parity", num_layers=2).requires_grad_(False)
+    data = nm.data()
+    fields = ["pos", "edge_index", "edge_cell_shift", "cell", "atom_types", "batch", "num_atoms"]
+    expected = plain(nm.data())["forces"]
+    wrapped = ListInputOutputWrapper(patch(plain), fields, ["total_energy", "forces"])
+    graph = nequip_make_fx(wrapped, data, fields)
+    assert_close(graph(*[data[name] for name in fields])[1], expected)
+
+
 class Wrong(dense.DenseLinear):
     """A dense form that is off."""
 
@@ -239,6 +253,9 @@ def test_what_is_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     biased = nm.model()
     biased.model.func.layer0_convnet.conv.linear_2 = o3.Linear("8x0e+8x1o", "12x0e+4x1o", biases=True)
     cases.append((biased, "layer0_convnet.conv.linear_2", "biases"))
+    strange = nm.model()
+    strange.model.func.layer1_convnet.equivariant_nonlin.act_gates.paths = None
+    cases.append((strange, "layer1_convnet.equivariant_nonlin", "structure is unknown"))
     for model, name, why in cases:
         rows = report(patch(model, verify=False)).rows
         assert why in next(row.note for row in rows if row.path.endswith(name) and not row.accelerated)
