@@ -64,7 +64,7 @@ class TypedProduct(Replacement):
 
     A product with one of a few vectors of scalars is linear, with a matrix for each type: all of them are applied, and
     the one of each atom's type is kept. Types are told by comparing the scalars with the rows of the embedding, so rows
-    of no type give NaN. Scalars that need a gradient (in training) take the original.
+    of no type give NaN. Training, and scalars that need a gradient, keep the original.
 
     Args:
         original: The module that the model came with.
