@@ -25,31 +25,47 @@ class Replacement(torch.nn.Module):
 
     The original stays a sub-module, so it follows the model through `.to()`, `.double()`, pickling and `deepcopy`, but
     the state dict shows its entries under the replaced module's own name: keys and their order do not change, and
-    checkpoints load into patched and unpatched models alike. A subclass must own no parameters or persistent buffers.
+    checkpoints load into patched and unpatched models alike. The original's own parameters are registered here too, so
+    that their names stay as well. A subclass must own no others, and no persistent buffers.
 
     Args:
         original: The module to stand in for; `unpatch` puts it back.
-        conv: The accelerated convolution.
+        conv: The accelerated convolution, if it is one that is replaced.
         switches: Attributes that the swap sets on the parent module, and that `unpatch` removes again.
     """
 
-    def __init__(self, original: torch.nn.Module, conv: torch.nn.Module, switches: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, original: torch.nn.Module, conv: torch.nn.Module | None = None, switches: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
         self.original = original
-        self.conv = conv.train(original.training)
+        Replacement.share_parameters(self)
+        if conv is not None:
+            self.conv = conv.train(original.training)
         self.switches = switches
         self.training = original.training
+        self.register_load_state_dict_post_hook(_after_loading)
+
+    def share_parameters(self) -> None:
+        """Registers the parameters that the original has now, those of its children left out."""
+        for name, parameter in self.original.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the state dict of the original module, under the prefix of this one."""
         return self.original.state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *_args: Any, **_kwargs: Any) -> None:
         # torch descends into the children with a prefix made of their names: move our entries to where it will look.
-        # It hands every module a dict of its own, so renaming in place is seen by nobody else.
+        # It hands every module a dict of its own, so renaming in place is seen by nobody else. Nothing is left to load
+        # here, since what is registered here is the original's.
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}original.{key.removeprefix(prefix)}"] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _after_loading(replacement: Replacement, _keys: Any) -> None:
+    """`load_state_dict(..., assign=True)` has put other parameters in the place of the original's."""
+    replacement.share_parameters()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """NequIP models: which of their modules eqaccel replaces, and how to run one on a structure.
 
-Every NequIP interaction block gathers, multiplies and scatters in one module, its `TensorProductScatter`, so the whole
-patch is one module per layer. A packaged model brings renamed copies of nequip and e3nn, so modules are told by their
-class names (`class_names`), whatever package these classes are from.
+Every NequIP interaction block gathers, multiplies and scatters in one module, its `TensorProductScatter`, which is
+replaced; so are the node-wise modules around it (`eqaccel.patches.nodes`). A packaged model brings renamed copies of
+nequip and e3nn, so modules are told by their class names (`class_names`), whatever package these classes are from.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, left_rows
 from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
+from eqaccel.patches.nodes import node_rows, node_swaps
 from eqaccel.patches.verify import Structure, model_device, small_structures
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -103,7 +104,7 @@ class NequipFamily:
             raise PatchError(f"model: {_nothing_to_replace(model)}")
         for path, _, scatter in scatters:
             _check(path, scatter)
-        return [
+        convolutions = [
             Swap(
                 parent=parent,
                 name=path.rpartition(".")[2],
@@ -112,17 +113,19 @@ class NequipFamily:
             )
             for path, parent, scatter in scatters
         ]
+        return [*convolutions, *node_swaps(model)]
 
     def rows(self, model: torch.nn.Module) -> list[Row]:
-        """The convolutions and the other costly modules, layer by layer."""
+        """The convolutions and the costly modules of edges layer by layer, then the node-wise modules."""
         rows = []
         for path, parent, scatter in _scatters(model):
             module = getattr(parent, path.rpartition(".")[2])
             product = getattr(scatter, "tp", None)
             rows.append(convolution_row(path, module, product, partial(_check, path, scatter)))
-            for name in ("edge_mlp", "sc"):
-                rows += left_rows(f"{path.rpartition('.')[0]}.{name}", getattr(parent, name, None))
-        if not rows:
+            rows += left_rows(f"{path.rpartition('.')[0]}.edge_mlp", getattr(parent, "edge_mlp", None))
+        if rows:
+            rows += node_rows(model)
+        else:
             rows.append(Row("", type(model).__name__, False, f"left: {_nothing_to_replace(model)}"))
         return rows
 

@@ -17,6 +17,8 @@ from nequip.scripts import _package_utils
 from nequip.utils.global_state import set_global_state
 from structures import crystal_and_molecule
 
+from eqaccel import report
+
 _dtype = torch.get_default_dtype()
 set_global_state()
 torch.set_default_dtype(_dtype)  # see the fixture nequip_defaults
@@ -47,6 +49,11 @@ def model(kind: str = "small", dtype: str = "float64", **changes: Any) -> torch.
         else:
             built = PresetNequIPGNNModel(preset=kind, **options | changes)
     return built.eval()
+
+
+def replaced_layers(model: torch.nn.Module) -> int:
+    """Number of layers whose convolution is eqaccel's."""
+    return sum(row.accelerated and row.kind == "TensorProductScatter" for row in report(model).rows)
 
 
 def structures() -> list[ase.Atoms]:

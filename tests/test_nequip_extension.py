@@ -37,7 +37,7 @@ TRAINING = Path(__file__).with_name("nequip_training.yaml")
 def test_modifier(is_packaged: bool, tmp_path: Path) -> None:
     model = nm.packaged(nm.model(), tmp_path / "model.nequip.zip") if is_packaged else nm.model()
     plain = model(nm.data())
-    assert report(modify(model, MODIFIERS)).accelerated == 3
+    assert nm.replaced_layers(modify(model, MODIFIERS)) == 3
     assert_close(model(nm.data())["forces"], plain["forces"])
     with pytest.raises(AlreadyPatchedError):
         modify(model, MODIFIERS)
@@ -51,7 +51,7 @@ def test_modifier_takes_the_options_of_patch() -> None:
 def test_modifier_in_a_training_module() -> None:
     builder = {"_target_": "nequip_models.model", "num_layers": 2}
     config = {"_target_": "nequip.model.modify", "modifiers": MODIFIERS, "model": builder}
-    assert report(NequIPLightningModule(config, {"train": 1, "val": 0, "test": 0})).accelerated == 2
+    assert nm.replaced_layers(NequIPLightningModule(config, {"train": 1, "val": 0, "test": 0})) == 2
     plain = NequIPLightningModule(builder, {"train": 1, "val": 0, "test": 0})
     paths = [row.path for row in report(patch(plain)).rows if row.accelerated]
     assert paths[0] == "model.sole_model.model.func.layer0_convnet.conv.tp_scatter"
@@ -70,7 +70,7 @@ def test_modifier_is_offered_where_it_can_work() -> None:
 def test_patched_models_can_be_packaged(tmp_path: Path) -> None:
     fast = patch(nm.model(), verify=False)
     loaded = nm.packaged(fast, tmp_path / "model.nequip.zip")
-    assert report(loaded).accelerated == 3
+    assert nm.replaced_layers(loaded) == 3
     assert torch.equal(loaded(nm.data())["forces"], fast(nm.data())["forces"])
 
 

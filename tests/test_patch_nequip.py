@@ -78,7 +78,7 @@ def test_energy_forces_stress(kind: str, is_packaged: bool, device: torch.device
     fast = patch(model)(nm.data(device=device))
     for name in OUTPUTS:
         assert_close(fast[name], plain[name])
-    assert report(model).accelerated == len(layers(model))
+    assert nm.replaced_layers(model) == len(layers(model))
 
 
 def test_single_frame(model: Model, device: torch.device) -> None:
@@ -154,7 +154,7 @@ def test_state_dict_and_parameters_stay(model: Model) -> None:
 def test_unpatch_restores_everything(model: Model) -> None:
     assert unpatch(patched(model)) is model
     assert_untouched(model, nm.model())
-    assert report(patched(model)).accelerated == 3
+    assert nm.replaced_layers(patched(model)) == 3
 
 
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
@@ -164,7 +164,7 @@ def test_copies(model: Model, duplicate: str) -> None:
     assert torch.equal(twin(nm.data())["forces"], fast(nm.data())["forces"])
     assert list(twin.state_dict()) == list(copy.deepcopy(nm.model()).state_dict())  # e3nn adds entries when it copies
     assert report(unpatch(twin)).accelerated == 0
-    assert report(fast).accelerated == 3
+    assert nm.replaced_layers(fast) == 3
 
 
 def test_torchscript(model: Model) -> None:
@@ -196,7 +196,7 @@ def test_training_time_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     for change in (patch, unpatch):
         with pytest.raises(PatchError, match="compiled itself"):
             change(model)
-    assert report(patch(nm.model(compile_mode="compile"))).accelerated == 3
+    assert nm.replaced_layers(patch(nm.model(compile_mode="compile"))) == 3
 
 
 def test_calculator(model: Model) -> None:
@@ -216,18 +216,18 @@ def test_calculator(model: Model) -> None:
 
 def test_models_of_several_layers_of_modules() -> None:
     ensemble = torch.nn.ModuleDict({"one": nm.model(), "two": nm.model(seed=2)})
-    assert report(patch(ensemble)).accelerated == 6
+    assert nm.replaced_layers(patch(ensemble)) == 6
     with pytest.raises(AlreadyPatchedError):
         patch(torch.nn.Sequential(nm.model(), ensemble["two"]))
 
 
 def test_models_with_fields_of_their_own() -> None:
     charge = {"field": "charge", "num_features": 4, "min": -2, "max": 2}
-    assert report(patch(nm.model(categorical_graph_field_embed=[charge]))).accelerated == 3
+    assert nm.replaced_layers(patch(nm.model(categorical_graph_field_embed=[charge]))) == 3
 
 
 def test_energy_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert report(patch(nm.model(do_derivatives=False))).accelerated == 3
+    assert nm.replaced_layers(patch(nm.model(do_derivatives=False))) == 3
     monkeypatch.setattr(convolution, "TensorProductConv", DetachedWeights)
     with pytest.raises(VerificationError, match="forces"):
         patch(nm.model(do_derivatives=False))
@@ -276,8 +276,10 @@ def test_report(model: Model) -> None:
     assert first.accelerated
     assert (first.kind, first.paths, first.weight_numel, first.mul) == ("TensorProductScatter", 4, 24, (8, 4))
     assert "dense" in rows["layer1_convnet.conv.edge_mlp"].note
-    assert "linear layers" in rows["layer1_convnet.conv.sc"].note
-    assert "3 modules accelerated" in str(after)
+    for name in ("conv.sc", "conv.linear_1", "conv.linear_2", "equivariant_nonlin"):
+        assert rows[f"layer1_convnet.{name}"].accelerated
+        assert "on a GPU" in rows[f"layer1_convnet.{name}"].note
+    assert "14 modules accelerated" in str(after)
 
 
 def test_compiled_models_name_the_library_of_their_operators(model: Model) -> None:
@@ -333,7 +335,7 @@ def test_refusals_change_nothing(
 def test_patching_twice_is_refused_and_harmless(model: Model) -> None:
     with pytest.raises(AlreadyPatchedError, match="unpatch"):
         patch(patched(model))
-    assert report(model).accelerated == 3
+    assert nm.replaced_layers(model) == 3
 
 
 def _allegro() -> Model:

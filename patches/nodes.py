@@ -1,0 +1,207 @@
+"""Which node-wise modules of a NequIP model are replaced by their dense forms, and why others are left.
+
+The modules are e3nn's: the linear maps around a convolution, the product with the embedding of the atom type (the
+self-connection), and the gate. A form is compared with its module on a few random rows before it is put to use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from eqaccel.patches.blocks import Block, BlockProduct
+from eqaccel.patches.core import Replacement, Row, Swap, class_names
+from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
+from eqaccel.patches.verify import default_dtype
+
+from eqaccel.errors import PatchError
+
+_DISAGREEMENT = 1e-2
+"""Difference, relative to the largest entry, that can be no rounding, not even that of TensorFloat-32."""
+
+_MULTIPLICATIONS = 2**19
+"""Multiplications per node that a GPU does in the time of a few launches."""
+
+
+def node_swaps(model: torch.nn.Module) -> Iterator[Swap]:
+    """The replacements of node-wise modules that have a dense form; the model is not changed."""
+    for _, parent, name, module in _modules(model):
+        try:
+            yield Swap(parent, name, _build(model, module), {})
+        except PatchError:  # the report says why
+            continue
+
+
+def node_rows(model: torch.nn.Module) -> Iterator[Row]:
+    """A line of a report for each node-wise module, replaced or not."""
+    for path, parent, name, module in _modules(model):
+        replaced = isinstance(getattr(parent, name), Replacement)
+        if replaced:
+            note = getattr(parent, name).note
+        else:
+            try:
+                _build(model, module)
+                note = "left: not patched yet, eqaccel.patch(model) replaces it"
+            except PatchError as error:
+                note = f"left: {error}"
+        yield Row(path, type(module).__name__, replaced, note)
+
+
+def _modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, Any]]:
+    """The node-wise modules that a model came with: path, owner, attribute of the owner, module."""
+    for prefix, parent in model.named_modules():
+        if isinstance(parent, (Replacement, torch.jit.ScriptModule)):
+            continue
+        for name, child in parent.named_children():
+            module = child.original if isinstance(child, Replacement) else child
+            if _kind(module):
+                yield f"{prefix}.{name}".lstrip("."), parent, name, module
+
+
+def _kind(module: Any) -> str:
+    """Which of the kinds known here a module is, or an empty string."""
+    if not hasattr(module, "irreps_in") and not hasattr(module, "irreps_in1"):
+        return ""  # such as torch.nn.Linear
+    return next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _BUILDERS), "")
+
+
+def _build(model: torch.nn.Module, module: Any) -> Replacement:
+    """The replacement of a module.
+
+    Raises:
+        PatchError: If it has no dense form, or one that gives other numbers.
+    """
+    kind = _kind(module)
+    owner = next((cls.__name__ for cls in type(module).__mro__ if "forward" in vars(cls)), "")
+    if owner not in (kind, "TensorProduct"):
+        raise PatchError(f"its forward method is that of {owner}, not of e3nn's {kind}")
+    try:
+        with default_dtype(torch.float64):
+            replacement, examples = _BUILDERS[kind](model, module)
+        _compare(replacement, examples)
+    except PatchError:
+        raise
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        # A module of another version of e3nn may look different; the model works with it as it is.
+        raise PatchError(f"its structure is unknown here ({type(error).__name__}: {error})") from error
+    return replacement
+
+
+def _compare(replacement: Any, examples: tuple[torch.Tensor, ...]) -> None:
+    """Raises `PatchError` if both forms disagree on the examples."""
+    unprofiled = torch.jit.optimized_execution(False)  # e3nn scripts its parts; specialising them here would be slow
+    with torch.inference_mode(False), torch.no_grad(), unprofiled:
+        expected, value = replacement.original(*examples), replacement.dense(*examples)
+    if value.shape != expected.shape or not (value - expected).abs().max() <= _DISAGREEMENT * expected.abs().max():
+        raise PatchError("its dense form gives other numbers; please report this with the version of e3nn")
+
+
+def _random(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)  # a generator of its own: the global RNG stays untouched
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(like)
+
+
+def _check_weights(module: Any) -> None:
+    if not (module.internal_weights and module.shared_weights) or module.weight.dim() != 1:
+        raise PatchError("its weights are not a vector of its own")
+
+
+def _linear(_: torch.nn.Module, linear: Any) -> tuple[DenseLinear, tuple[torch.Tensor, ...]]:
+    _check_weights(linear)
+    if any(item.i_in < 0 for item in linear.instructions):
+        raise PatchError("it has biases")
+    blocks, offset = [], 0
+    rows, columns = linear.irreps_in.slices(), linear.irreps_out.slices()
+    for item in linear.instructions:
+        mul_in, mul_out = item.path_shape
+        values = offset + torch.arange(mul_in * mul_out).view(mul_in, mul_out)
+        offset += values.numel()
+        dim = linear.irreps_in[item.i_in].ir.dim
+        blocks.append(Block(rows[item.i_in].start, columns[item.i_out].start, dim, values, item.path_weight))
+    product = _product(linear.irreps_in.dim, linear.irreps_out.dim, blocks, 1, linear.weight)
+    return DenseLinear(linear, product), (_random(3, linear.irreps_in.dim, linear.weight),)
+
+
+def _typed(model: torch.nn.Module, product: Any) -> tuple[TypedProduct, tuple[torch.Tensor, ...]]:
+    _check_weights(product)
+    table = _type_embedding(model)
+    num_types, num_scalars = table.weight.shape
+    if str(product.irreps_in2) != f"{num_scalars}x0e":
+        raise PatchError(f"its second operand is {product.irreps_in2}, not the embedding of atom types")
+    blocks, gather, offset, width = [], [], 0, 0
+    rows, columns = product.irreps_in1.slices(), product.irreps_out.slices()
+    for item in product.instructions:
+        if item.connection_mode != "uvw" or not item.has_weight:
+            raise PatchError(f"it has a path of mode {item.connection_mode}")
+        mul_in, _, mul_out = item.path_shape
+        weights = offset + torch.arange(mul_in * num_scalars * mul_out).view(mul_in, num_scalars, mul_out)
+        gather.append(weights.transpose(1, 2).flatten())
+        values = width + torch.arange(mul_in * mul_out).view(mul_in, mul_out)
+        offset, width = offset + weights.numel(), width + values.numel()
+        dim = product.irreps_in1[item.i_in1].ir.dim
+        # e3nn normalises by the components of the output, which a product with a scalar does not sum over.
+        scale = item.path_weight / dim**0.5
+        blocks.append(Block(rows[item.i_in1].start, columns[item.i_out].start, dim, values, scale))
+    dims = (product.irreps_in1.dim, product.irreps_out.dim)
+    dense = _product(*dims, blocks, num_types, product.weight)
+    usual = sum(block.values.numel() * block.components for block in blocks) * num_scalars
+    if dense.multiplications > max(usual, _MULTIPLICATIONS):
+        raise PatchError(f"matrices for each of {num_types} atom types would take more operations than they save")
+    index = torch.cat(gather).to(product.weight.device, torch.int32)
+    atom = torch.arange(2 * num_types) % num_types
+    attributes = table.weight.detach()[atom.to(table.weight.device)]
+    examples = (_random(len(atom), dims[0], product.weight), attributes)
+    return TypedProduct(product, table, index, dense), examples
+
+
+def _type_embedding(model: torch.nn.Module) -> Any:
+    """The embedding whose rows are the attributes of all nodes."""
+    embeds = [module for module in model.modules() if "NodeTypeEmbed" in class_names(module)]
+    if len(embeds) != 1 or not isinstance(getattr(embeds[0], "embed_module", None), torch.nn.Embedding):
+        raise PatchError("the model has no single embedding of atom types")
+    if getattr(embeds[0], "do_categorical_graph_field_embed", False):
+        raise PatchError("the attributes of nodes depend on more than the atom type")
+    return embeds[0].embed_module
+
+
+def _product(dim_in: int, dim_out: int, blocks: list[Block], copies: int, like: Any) -> BlockProduct:
+    blocks = [block for block in blocks if block.values.numel()]
+    if not blocks:
+        raise PatchError("it has no paths")
+    places = [(block.row, block.column) for block in blocks]
+    if len(set(places)) < len(places):
+        raise PatchError("several of its paths join the same irreps")
+    return BlockProduct(dim_in, dim_out, blocks, copies).to(like.device, like.dtype)
+
+
+def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tensor, ...]]:
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    # The module that takes the input apart says itself which column goes where.
+    width = gate.irreps_in.dim
+    numbers = torch.arange(width, dtype=torch.float64, device=like.device)[None]
+    scalars, gates, gated = (columns[0].long().tolist() for columns in gate.sc(numbers))
+    activations: list[torch.nn.Module | None] = [None] * width
+    known: dict[Any, torch.nn.Module] = {}
+    for columns, activation in ((scalars, gate.act_scalars), (gates, gate.act_gates)):
+        acts = [act for mul, _, act in activation.paths for _ in range(mul)]
+        if None in acts or len(acts) != len(columns):
+            raise PatchError("not all of its scalars have an activation")
+        for column, act in zip(columns, acts, strict=True):
+            activations[column] = known.setdefault((getattr(act, "f", act), getattr(act, "cst", None)), act)
+    multiplicand = [n for n, ir in enumerate(_each(gate.irreps_gated)) for _ in range(ir.dim)]
+    replacement = FlatGate(gate, activations, scalars, gates, gated, multiplicand).to(like.device)
+    replacement.repeat = replacement.repeat.to(like.dtype)
+    return replacement, (_random(3, width, like),)
+
+
+def _each(irreps: Any) -> Iterator[Any]:
+    """Every irrep as often as it is there."""
+    for mul, ir in irreps:
+        yield from [ir] * mul
+
+
+_BUILDERS: Mapping[str, Callable[[torch.nn.Module, Any], tuple[Any, tuple[torch.Tensor, ...]]]] = MappingProxyType(
+    {"Linear": _linear, "FullyConnectedTensorProduct": _typed, "Gate": _gate}
+)

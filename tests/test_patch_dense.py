@@ -1,0 +1,267 @@
+"""Dense forms of e3nn's node-wise modules give the numbers and derivatives of the modules, on whatever device."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("nequip", reason="needs nequip")
+
+import nequip_models as nm
+from e3nn import o3
+from e3nn.nn import Gate
+from e3nn.util import jit
+from eqaccel.patches import dense, nodes
+from eqaccel.patches.core import Replacement
+from nequip.nn.compile import ListInputOutputWrapper
+from nequip.utils.fx import nequip_make_fx
+from patch_checks import assert_close, assert_same_gradients, duplicated
+from torch.autograd import grad
+
+from eqaccel import export, load_exported, patch, report, unpatch
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
+Model = torch.nn.Module
+
+OUTPUTS = ("total_energy", "atomic_energy", "forces", "stress")
+
+
+def everywhere(x: torch.Tensor) -> bool:
+    """Stands in for `prefers_dense`, in TorchScript too."""
+    return x.dim() > 0
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything as on a GPU."""
+    monkeypatch.setattr(dense, "prefers_dense", everywhere)
+
+
+class Typed(torch.nn.Module):
+    """A model that is nothing but an embedding of types and a product with it."""
+
+    def __init__(self, irreps_in: str, irreps_out: str, num_types: int = 3) -> None:
+        super().__init__()
+        self.embed = type("NodeTypeEmbed", (torch.nn.Module,), {})()
+        self.embed.embed_module = torch.nn.Embedding(num_types, 5)
+        self.sc = o3.FullyConnectedTensorProduct(irreps_in, "5x0e", irreps_out)
+
+
+def built(module: Model, model: Model | None = None) -> Replacement:
+    return nodes._build(model or module, module)
+
+
+def assert_derivatives(module: Replacement, features: torch.Tensor, *others: torch.Tensor) -> None:
+    """Values, first and second derivatives of both forms, with respect to the features and the weights."""
+    results = []
+    generator = torch.Generator().manual_seed(2)
+    weights = [p for name, p in module.named_parameters() if name != "table"]
+    cotangents: list[torch.Tensor] = []
+    for form in (module.original, module.dense):
+        x = features.detach().requires_grad_()
+        y = form(x, *others)
+        if not cotangents:
+            cotangents = [torch.randn(t.shape, generator=generator, dtype=t.dtype, requires_grad=True) for t in (y, x)]
+        first = grad(y, [x, *weights], cotangents[0], create_graph=True, allow_unused=True)
+        second = grad(first[0], [cotangents[0], *weights], cotangents[1], allow_unused=True)
+        results.append([y, *first, *second])
+    for value, expected in zip(results[1], results[0], strict=True):
+        if expected is None:
+            assert value is None or not value.any()
+        elif expected.numel():
+            assert_close(value, expected)
+
+
+LINEARS = [
+    ("8x0e", "4x0e"),
+    ("128x0e+64x1o+32x2e+32x3o", "256x0e+64x1o+32x2e+32x3o"),  # one product for each irrep
+    ("32x0o+64x0e+96x1o+64x1e", "32x0o+96x0e+32x1o+32x1e"),
+    ("3x1o+2x0e+5x2e", "4x2e+1x0o+7x0e+2x1o"),  # another order, and an irrep that nothing goes to
+    ("96x3o+200x0e+17x2e", "11x2e+40x1o+130x0e+33x3o+2x4e"),  # the same, too large for one product
+    ("300x0e+5x1o+300x0e", "300x0e+3x1o+200x0e"),  # irreps that are there twice
+]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize(("irreps_in", "irreps_out"), LINEARS)
+def test_linear(irreps_in: str, irreps_out: str, rows: int) -> None:
+    module = built(o3.Linear(irreps_in, irreps_out))
+    assert_derivatives(module, torch.randn(rows, module.original.irreps_in.dim))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("irreps_in", "irreps_out"),
+    [
+        ("8x0e+4x1o", "12x0e+4x1o"),
+        ("128x0e+64x1o+32x2e+32x3o", "128x0e+64x1o+32x2e+32x3o"),
+        ("128x0e+64x1o+32x2e+32x3o", "128x0e"),
+        ("3x1e+4x0o+2x1o+6x0e", "2x0e+2x1o+5x1e+1x2e"),
+    ],
+)
+def test_typed_product(irreps_in: str, irreps_out: str, rows: int) -> None:
+    model = Typed(irreps_in, irreps_out)
+    with torch.no_grad():
+        model.embed.embed_module.weight[2] = model.embed.embed_module.weight[0]  # types that are the same
+    types = torch.arange(rows) % 3
+    attributes = model.embed.embed_module(types).detach()
+    assert_derivatives(built(model.sc, model), torch.randn(rows, model.sc.irreps_in1.dim), attributes)
+
+
+def test_scalars_of_no_type_are_no_numbers() -> None:
+    model = Typed("8x0e+4x1o", "8x0e+4x1o")
+    attributes = model.embed.embed_module(torch.tensor([1, 2])).detach()
+    attributes[1] += 1e-3
+    result = built(model.sc, model).dense(torch.randn(2, 20), attributes)
+    assert not result[0].isnan().any()
+    assert result[1].isnan().all()
+
+
+GATES = [
+    ("8x0e", [torch.tanh], "6x0e", [torch.tanh], "4x1o+2x2e"),
+    ("4x0e+3x0o", [torch.nn.functional.silu, torch.tanh], "5x0e", [torch.nn.functional.silu], "2x1o+3x1e"),
+    ("4x0o+3x0e", [torch.tanh, torch.nn.functional.silu], "3x0o+2x0e", [torch.tanh, torch.sigmoid], "2x3e+3x1o"),
+    ("8x0e", [torch.nn.functional.silu], "", [], ""),
+]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("gate", GATES)
+def test_gate(gate: tuple[object, ...], rows: int) -> None:
+    original = Gate(*gate)
+    assert_derivatives(built(original), torch.randn(rows, original.irreps_in.dim))
+
+
+def test_narrow_types_leave_no_trace() -> None:
+    linear = o3.Linear("3x0e+5x1o", "2x0e+3x1o")
+    expected = linear(torch.ones(1, 18))
+    module = built(linear)
+    weight = linear.weight.detach().clone()
+    module.float().double()
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+    assert_close(module.dense(torch.ones(1, 18)), expected)
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("is_packaged", [False, True], ids=["built", "packaged"])
+@pytest.mark.parametrize("kind", ["small", *nm.KINDS])
+def test_models(kind: str, is_packaged: bool, tmp_path: Path) -> None:
+    plain = nm.model(kind).requires_grad_(False)
+    expected = plain(nm.data())
+    if is_packaged:
+        plain = nm.packaged(plain, tmp_path / "model.nequip.zip").requires_grad_(False)
+    fast = patch(plain)
+    left = [row.path for row in report(fast).rows if not row.accelerated]
+    assert all(path.endswith(".edge_mlp") for path in left)
+    outputs = fast(nm.data())
+    for name in OUTPUTS:
+        assert_close(outputs[name], expected[name])
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_of_parameters(training: bool) -> None:
+    """NequIP keeps what gradients of forces need in training only."""
+    gradients = []
+    for change in (lambda model: model, lambda model: patch(model, verify=False)):
+        model = change(nm.model("parity", do_derivatives=training)).train(training)
+        outputs = model(nm.data())
+        loss = (outputs["forces"] ** 2).sum() if training else outputs["total_energy"].sum()
+        gradients.append(grad(loss, list(model.parameters()), allow_unused=True))
+    assert_same_gradients(gradients[1], gradients[0])
+
+
+@pytest.mark.usefixtures("forced")
+def test_fewer_operators() -> None:
+    """What host-bound calls are about: operators of a call for energy and forces."""
+    counts = []
+    for change in (lambda model: model, patch):
+        model = change(nm.model("parity").requires_grad_(False))
+        with warnings.catch_warnings(), _Counter() as counter:
+            model(nm.data())
+        counts.append(counter.calls)
+    assert counts[1] < 0.5 * counts[0]
+
+
+class _Counter(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("forced")
+def test_torchscript_and_export(tmp_path: Path) -> None:
+    plain = nm.model("parity", num_layers=2).requires_grad_(False)
+    fast = patch(copy.deepcopy(plain))
+    scripted = jit.script(copy.deepcopy(fast))
+    structure = nm.structures()[:1]
+    expected = plain(nm.data(structure))
+    for _ in range(3):  # TorchScript profiles, then specialises
+        outputs = scripted(nm.data(structure))
+        for name in OUTPUTS:
+            assert_close(outputs[name], expected[name])
+    export(fast, tmp_path / "model.pt")  # compares with the model
+    assert load_exported(tmp_path / "model.pt").metadata["family"] == "nequip"
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
+def test_copies_follow_their_own_weights(duplicate: str) -> None:
+    fast = patch(nm.model().requires_grad_(False))
+    twin, other = duplicated(fast, duplicate), nm.model(seed=5)
+    for assign in (False, True):
+        twin.load_state_dict(other.state_dict(), strict=True, assign=assign)
+        assert_close(twin(nm.data())["forces"], other(nm.data())["forces"])
+    assert_close(fast(nm.data())["forces"], nm.model()(nm.data())["forces"])
+    assert list(dict(twin.named_parameters())) == list(dict(other.named_parameters()))
+    assert list(dict(unpatch(twin).named_parameters())) == list(dict(other.named_parameters()))
+    assert_close(twin(nm.data())["forces"], other(nm.data())["forces"])
+
+
+@pytest.mark.usefixtures("forced")
+def test_tracing() -> None:
+    """As nequip-compile traces a model on a GPU: energy and forces in one graph, of any size."""
+    plain = nm.model("parity", num_layers=2).requires_grad_(False)
+    data = nm.data()
+    fields = ["pos", "edge_index", "edge_cell_shift", "cell", "atom_types", "batch", "num_atoms"]
+    expected = plain(nm.data())["forces"]
+    wrapped = ListInputOutputWrapper(patch(plain), fields, ["total_energy", "forces"])
+    graph = nequip_make_fx(wrapped, data, fields)
+    assert_close(graph(*[data[name] for name in fields])[1], expected)
+
+
+class Wrong(dense.DenseLinear):
+    """A dense form that is off."""
+
+    def dense(self, features: torch.Tensor) -> torch.Tensor:
+        return super().dense(features) * 1.1
+
+
+def test_what_is_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = nm.model(type_names=ELEMENTS, per_type_energy_scales=1.0, per_type_energy_shifts=0.0, num_features=[64, 64])
+    charge = {"field": "charge", "num_features": 4, "min": -2, "max": 2}
+    cases = [(many, "sc", "each of 89"), (nm.model(categorical_graph_field_embed=[charge]), "sc", "more than the atom")]
+    biased = nm.model()
+    biased.model.func.layer0_convnet.conv.linear_2 = o3.Linear("8x0e+8x1o", "12x0e+4x1o", biases=True)
+    cases.append((biased, "layer0_convnet.conv.linear_2", "biases"))
+    strange = nm.model()
+    strange.model.func.layer1_convnet.equivariant_nonlin.act_gates.paths = None
+    cases.append((strange, "layer1_convnet.equivariant_nonlin", "structure is unknown"))
+    for model, name, why in cases:
+        rows = report(patch(model, verify=False)).rows
+        assert why in next(row.note for row in rows if row.path.endswith(name) and not row.accelerated)
+    monkeypatch.setattr(nodes, "DenseLinear", Wrong)
+    notes = [row.note for row in report(patch(nm.model())).rows if row.kind == "Linear"]
+    assert all("gives other numbers" in note for note in notes)
+
+
+ELEMENTS = [f"type{number}" for number in range(89)]
