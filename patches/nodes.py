@@ -190,16 +190,11 @@ def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tens
             raise PatchError("not all of its scalars have an activation")
         for column, act in zip(columns, acts, strict=True):
             activations[column] = known.setdefault((getattr(act, "f", act), getattr(act, "cst", None)), act)
-    multiplicand = [n for n, ir in enumerate(_each(gate.irreps_gated)) for _ in range(ir.dim)]
+    dims = [ir.dim for mul, ir in gate.irreps_gated for _ in range(mul)]
+    multiplicand = [number for number, dim in enumerate(dims) for _ in range(dim)]
     replacement = FlatGate(gate, activations, scalars, gates, gated, multiplicand).to(like.device)
     replacement.repeat = replacement.repeat.to(like.dtype)
     return replacement, (_random(3, width, like),)
-
-
-def _each(irreps: Any) -> Iterator[Any]:
-    """Every irrep as often as it is there."""
-    for mul, ir in irreps:
-        yield from [ir] * mul
 
 
 _BUILDERS: Mapping[str, Callable[[torch.nn.Module, Any], tuple[Any, tuple[torch.Tensor, ...]]]] = MappingProxyType(

@@ -23,6 +23,12 @@ def _devices() -> list[str]:
     return ["cpu"]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what is marked `gpu` where there is none; `_devices` has refused a declared one that is missing."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture(params=_devices())
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)

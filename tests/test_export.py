@@ -47,7 +47,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 CPU = torch.device("cpu")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @functools.cache
@@ -229,7 +228,6 @@ def test_nothing_is_left_on_the_cpu(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("made_for", "opened_on"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_files_move_between_devices(kind: str, made_for: str, opened_on: str, tmp_path: Path) -> None:
@@ -251,7 +249,6 @@ def test_files_move_between_devices(kind: str, made_for: str, opened_on: str, tm
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_packages_are_for_the_cpu(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"device: expected 'cpu' for format 'aotinductor', got 'cuda:0'; pass"):
         eqaccel.export(patched(device=torch.device("cuda", 0)), tmp_path / "model.pt2", "aotinductor")

@@ -57,7 +57,6 @@ def test_nothing_is_left_on_the_cpu(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("made_for", "opened_on"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_files_move_between_devices(made_for: str, opened_on: str, tmp_path: Path) -> None:
     model = eqaccel.patch(nm.model(), verify=False)

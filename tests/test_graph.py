@@ -105,7 +105,6 @@ def test_edge_index_shape():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_indices_are_checked_on_request(monkeypatch):
     monkeypatch.setenv("EQACCEL_CHECK_INDICES", "1")
     with pytest.raises(GraphError, match="got 5 at position 1"):

@@ -86,8 +86,9 @@ def test_pieces_are_added_in_a_fixed_order(device, dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(results(), first, strict=True))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: elsewhere gradients are not kept for each edge")
+@pytest.mark.gpu
 def test_gradients_of_x_are_collected_in_parts() -> None:
+    """A CPU does not keep them for each edge."""
     spec = TensorProductSpec.channelwise("128x0e+128x1o+128x2e", "0e", "0e+1o+2e")
     nodes, edges, row = 3000, 300_000, 128 * 9 * 8
     o = random_operands(spec, nodes, edges, device="cuda")

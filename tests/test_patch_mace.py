@@ -27,6 +27,7 @@ from patch_checks import (
     assert_refused,
     assert_same_gradients,
     duplicated,
+    patched,
 )
 
 from eqaccel import patch, report, unpatch
@@ -57,11 +58,6 @@ def model() -> Model:
 def pair(request: pytest.FixtureRequest) -> tuple[Model, Model]:
     """A model and its patched copy."""
     return build(mm.energy_model, request.param), patched(build(mm.energy_model, request.param))
-
-
-def patched(model: Model) -> Model:
-    """Patches without the verification, which has tests of its own."""
-    return patch(model, verify=False)
 
 
 def assert_same_bits(model: Model, reference: Model) -> None:

@@ -30,6 +30,7 @@ from patch_checks import (
     assert_refused,
     assert_same_gradients,
     duplicated,
+    patched,
 )
 
 from eqaccel import patch, report, unpatch
@@ -45,11 +46,6 @@ OUTPUTS = ("total_energy", "atomic_energy", "forces", "stress", "virial")
 @pytest.fixture
 def model() -> Model:
     return nm.model()
-
-
-def patched(model: Model) -> Model:
-    """Patches without the verification, which has tests of its own."""
-    return patch(model, verify=False)
 
 
 def layers(model: Model) -> list[Model]:

@@ -236,7 +236,6 @@ def test_meta_tensors():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_graph():
     device = torch.device("cuda")
     module, (x, y, w, edge_index) = energy_and_operands(device)
@@ -263,7 +262,6 @@ def test_cuda_graph():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_streams():
     device = torch.device("cuda")
     module, operands = energy_and_operands(device)

@@ -32,7 +32,6 @@ EQ_FN void relayout(const T* from, T* to, int64_t rows, bool is_x, bool to_mul_i
 template <class P>
 EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
   constexpr int width = P::x_dim % 4 == 0 && sizeof(T) == 4 ? 4 : P::x_dim % 2 == 0 ? 2 : 1;
-  constexpr int ahead = 8;  // rows that are on their way at a time
   const Share share(senders_of(o), shares, blockIdx.x, 0, int(o.num_edges));
   if (!share.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
@@ -40,21 +39,12 @@ EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
   const T* from = static_cast<const T*>(o.workspace) - int64_t(shares.first) * P::x_dim + (active ? column : 0);
   int t = share.first;
   for (int row = share.row; t < share.last || row == share.row; ++row) {
-    LaneOf<width> total = load<width>(nullptr, false);
     const int row_end = min(share.rows.end(row), share.last);
     if (partly) t = search(o.t_slot, t, row_end, shares.first);
     const int end = partly ? search(o.t_slot, t, row_end, shares.last) : row_end;
     const bool writes = active && (!adds || t < end);
-    for (; t < end; t += ahead) {
-      LaneOf<width> rows[ahead];
-#pragma unroll
-      for (int n = 0; n < ahead; ++n) {
-        const bool exists = t + n < end;
-        rows[n] = load<width>(exists ? from + int64_t(o.t_slot[t + n]) * P::x_dim : nullptr, exists);
-      }
-#pragma unroll
-      for (int n = 0; n < ahead; ++n) total = total + rows[n];
-    }
+    const auto of_slot = [&](int n) { return load<width>(from + int64_t(o.t_slot[t + n]) * P::x_dim, true); };
+    const LaneOf<width> total = add_up(LaneOf<width>{}, end - t, of_slot);
     t = row_end;
     if (!writes) continue;
     T* const gx = static_cast<T*>(o.gx) + int64_t(row) * P::x_dim;

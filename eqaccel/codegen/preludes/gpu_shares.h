@@ -64,15 +64,16 @@ struct Share {
   }
 };
 
-// Adds `count` elements to a first one, in order; some are on their way at a time.
-EQ_FN T add_up(T total, const T* from, int count, int64_t stride) {
+// Adds `count` values to a first one, in order; `load(n)` gives the n-th, and some are on their way at a time.
+template <class V, class Load>
+EQ_FN V add_up(V total, int count, const Load& load) {
   constexpr int ahead = 8;
   for (int n = 0; n < count; n += ahead) {
-    T next[ahead];
+    V next[ahead];
 #pragma unroll
-    for (int k = 0; k < ahead; ++k) next[k] = n + k < count ? from[(n + k) * stride] : T(0);
+    for (int k = 0; k < ahead; ++k) next[k] = n + k < count ? load(n + k) : V{};
 #pragma unroll
-    for (int k = 0; k < ahead; ++k) total += next[k];
+    for (int k = 0; k < ahead; ++k) total = total + next[k];
   }
   return total;
 }
@@ -99,7 +100,8 @@ EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Posi
     for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < dim; n += gridDim.y * blockDim.x) {
       const T* piece = static_cast<const T*>(shares.pieces) + 2 * int64_t(first_cut(row)) * dim + n;
       const int count = (row_end - first + shares.cut - 1) / shares.cut;
-      out[int64_t(row) * dim + position(n)] = add_up(has_pieces ? piece[dim] : T(0), piece, count, 2 * dim);
+      const auto load = [&](int number) { return piece[number * int64_t(2 * dim)]; };
+      out[int64_t(row) * dim + position(n)] = add_up(has_pieces ? piece[dim] : T(0), count, load);
     }
   }
 }
