@@ -41,14 +41,14 @@ def check_product(path: str, product: Any) -> None:
         raise PatchError(f"{path}: expected weights per edge, got shared or internal weights; use the model unpatched")
 
 
-def build_convolution(path: str, product: Any, deterministic: bool) -> torch.nn.Module:
-    """The accelerated convolution of an e3nn tensor product.
+def build_convolution(path: str, product: Any, deterministic: bool, device: torch.device) -> torch.nn.Module:
+    """The accelerated convolution of an e3nn tensor product, on the device of the model it is for.
 
     Raises:
         PatchError: If eqaccel has no kernel for it.
     """
     try:
-        return TensorProductConv(TensorProductSpec.from_e3nn(product), deterministic=deterministic)
+        return TensorProductConv(TensorProductSpec.from_e3nn(product), deterministic=deterministic).to(device)
     except SpecError as error:
         raise PatchError(f"{path}: {error}; use the model unpatched") from error
 

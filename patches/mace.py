@@ -112,12 +112,14 @@ class MaceFamily:
             raise PatchError(f"model: {type(model).__name__} has no interaction blocks, so there is nothing to replace")
         for path, interaction in interactions:
             _check(path, interaction)
+        device = model_device(model)
         return [
             Swap(
                 parent=interaction,
                 name="conv_tp",
                 module=MaceConvolution(
-                    interaction.conv_tp, build_convolution(f"{path}.conv_tp", interaction.conv_tp, deterministic)
+                    interaction.conv_tp,
+                    build_convolution(f"{path}.conv_tp", interaction.conv_tp, deterministic, device),
                 ),
                 switches={_SWITCH: True},
             )

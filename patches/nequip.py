@@ -104,11 +104,12 @@ class NequipFamily:
             raise PatchError(f"model: {_nothing_to_replace(model)}")
         for path, _, scatter in scatters:
             _check(path, scatter)
+        device = model_device(model)
         convolutions = [
             Swap(
                 parent=parent,
                 name=path.rpartition(".")[2],
-                module=NequipConvolution(scatter, build_convolution(f"{path}.tp", scatter.tp, deterministic)),
+                module=NequipConvolution(scatter, build_convolution(f"{path}.tp", scatter.tp, deterministic, device)),
                 switches={},
             )
             for path, parent, scatter in scatters

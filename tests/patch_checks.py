@@ -27,6 +27,11 @@ def assert_close(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0
     assert float((value - expected).detach().abs().max()) <= RELATIVE * scale
 
 
+def assert_on(model: torch.nn.Module, device: str) -> None:
+    """All tensors of a model are on one device."""
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {device}
+
+
 def assert_same_gradients(values: tuple[torch.Tensor | None, ...], expected: tuple[torch.Tensor | None, ...]) -> None:
     """Gradients of one loss in all parameters, from two models; None where a parameter does not take part."""
     assert [g is None for g in values] == [g is None for g in expected]

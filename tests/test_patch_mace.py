@@ -24,6 +24,7 @@ from patch_checks import (
     Unequivariant,
     Wrong,
     assert_close,
+    assert_on,
     assert_refused,
     assert_same_gradients,
     duplicated,
@@ -183,6 +184,10 @@ def test_parameters_and_buffers_stay_the_same_objects(model: Model) -> None:
     assert all(after is parameters[name] for name, after in model.named_parameters())
     assert len(list(model.parameters())) == len(parameters)
     assert buffers <= {id(b) for b in model.buffers()}
+
+
+def test_replacements_are_where_the_model_is(model: Model) -> None:
+    assert_on(patched(model.to("meta")), "meta")
 
 
 def test_checkpoint_loads_into_a_patched_model(model: Model) -> None:

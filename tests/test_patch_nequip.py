@@ -27,6 +27,7 @@ from patch_checks import (
     Unequivariant,
     Wrong,
     assert_close,
+    assert_on,
     assert_refused,
     assert_same_gradients,
     duplicated,
@@ -75,6 +76,10 @@ def test_energy_forces_stress(kind: str, is_packaged: bool, device: torch.device
     for name in OUTPUTS:
         assert_close(fast[name], plain[name])
     assert nm.replaced_layers(model) == len(layers(model))
+
+
+def test_replacements_are_where_the_model_is(model: Model) -> None:
+    assert_on(patched(model.to("meta")), "meta")
 
 
 def test_single_frame(model: Model, device: torch.device) -> None:
