@@ -254,7 +254,7 @@ struct Worker {
       }
     }
     if (EQ_DIRECTION > 0) {
-      __syncthreads();
+      pipe.wait_for_block();
       write_attribute_gradients(pipe.steps - 1);
     }
     finish(receiver);

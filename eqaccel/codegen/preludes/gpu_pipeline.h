@@ -186,10 +186,13 @@ struct Pipeline {
     }
   }
 
+  // Warps of different segments wait in different places, which __syncthreads() does not allow and a barrier does.
+  EQ_FN static void wait_for_block() { wait_for_warps(0, L::threads / 32); }
+
   // Makes the stage of `step` ready to read and starts later ones.
   EQ_FN void advance(int step) {
     wait_copies<L::stages - 2>();
-    __syncthreads();
+    wait_for_block();
     publish_ids(step + L::stages + 1);
     look_up(step + L::stages + 2);
     issue_rows(step + L::stages - 1);
