@@ -38,6 +38,7 @@ _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBL
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
+_MOST_TEAMS = 14  # that add up: each needs one of the barriers of a block
 # At most so many in a forward kernel of several multiplicities: each segment brings a copy of the pipeline's code.
 _SEGMENTS, _WARPS = 3, 4
 
@@ -285,7 +286,7 @@ def _teams(plan: KernelPlan, most_warps: int) -> list[list[int]]:
     members = [1] * len(work)
     found = [(1.1 * _busy(plan, work, total, members), members)]  # a team costs a sum over its members
     # Forward kernels wait for memory, and one segment alone keeps all warps as busy.
-    while len(work) > 1 and plan.direction is not Direction.FORWARD:
+    while len(work) > 1 and plan.direction is not Direction.FORWARD and plan.teams <= _MOST_TEAMS:
         slowest = max(range(len(work)), key=lambda n: work[n] / members[n])
         members = [2 * m if n == slowest else m for n, m in enumerate(members)]
         warps = sum(m * s.teams for m, s in zip(members, plan.segments, strict=True))

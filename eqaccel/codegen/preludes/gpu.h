@@ -179,7 +179,10 @@ struct Worker {
       wait_for_team();
     }
   }
-  EQ_FN void wait_for_team() const { wait_for_warps(1 + team, S::members); }
+  EQ_FN void wait_for_team() const {
+    static_assert(S::members == 1 || P::teams < 15, "each team has a barrier");
+    wait_for_warps(1 + team, S::members);
+  }
 
   EQ_FN void run_edge(int step, int e) {
     const T* rows = pipe.rows(step, e) + channels.first;
