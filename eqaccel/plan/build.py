@@ -38,7 +38,6 @@ _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBL
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
-_MOST_TEAMS = 14  # that add up: each needs one of the barriers of a block
 # At most so many in a forward kernel of several multiplicities: each segment brings a copy of the pipeline's code.
 _SEGMENTS, _WARPS = 3, 4
 
@@ -262,10 +261,12 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
     for members in _teams(plan, resident_warps):
         segments = tuple(replace(s, members=count) for s, count in zip(plan.segments, members, strict=True))
         least = max(members)
-        warps = sum(segment.warps for segment in segments)
-        choices = sorted({max(wanted, least), max(wanted // 2, least), least}, reverse=True)
+        most_resident = max(resident_warps // sum(segment.warps for segment in segments), 1)
+        # A block that is alone on its multiprocessor has more shared memory, and nobody else to work while it waits.
+        most_edges = wanted if most_resident > 1 else 2 * wanted
+        choices = sorted({max(edges, least) for edges in (most_edges, wanted, wanted // 2, 1)}, reverse=True)
         shapes = [(edges, stages) for edges in choices for stages in (3, 2)]
-        for resident in range(max(resident_warps // warps, 1), 0, -1):
+        for resident in range(most_resident, 0, -1):
             for edges, stages in shapes:
                 chosen = replace(plan, segments=segments, edges_per_stage=edges, stages=stages, blocks_per_sm=resident)
                 if (chosen.shared_bytes() + 1024) * resident <= plan.target.shared_bytes:
@@ -286,7 +287,7 @@ def _teams(plan: KernelPlan, most_warps: int) -> list[list[int]]:
     members = [1] * len(work)
     found = [(1.1 * _busy(plan, work, total, members), members)]  # a team costs a sum over its members
     # Forward kernels wait for memory, and one segment alone keeps all warps as busy.
-    while len(work) > 1 and plan.direction is not Direction.FORWARD and plan.teams <= _MOST_TEAMS:
+    while len(work) > 1 and plan.direction is not Direction.FORWARD:
         slowest = max(range(len(work)), key=lambda n: work[n] / members[n])
         members = [2 * m if n == slowest else m for n, m in enumerate(members)]
         warps = sum(m * s.teams for m, s in zip(members, plan.segments, strict=True))

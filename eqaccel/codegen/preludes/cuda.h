@@ -60,8 +60,8 @@ EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, uns
 EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 EQ_FN int count_lanes(bool condition) { return __popc(__ballot_sync(0xffffffffu, condition)); }
 
-// Waits for some warps of a block, which share one of its barriers: 1 to 14 for teams, 15 for all warps. 0 is that of
-// __syncthreads().
+// Waits for some warps of a block, which share one of the barriers 1 to 15, or for all of them at barrier 0. A block
+// takes as many barriers of its multiprocessor as its largest number says.
 #define EQ_WARP_BARRIERS 1
 EQ_FN void wait_for_warps(int barrier, int warps) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");

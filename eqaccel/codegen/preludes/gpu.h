@@ -180,7 +180,7 @@ struct Worker {
     }
   }
   EQ_FN void wait_for_team() const {
-    static_assert(S::members == 1 || P::teams < 15, "each team has a barrier");
+    static_assert(S::members == 1 || P::teams < 16, "each team has a barrier");
     wait_for_warps(1 + team, S::members);
   }
 

@@ -187,7 +187,7 @@ struct Pipeline {
   }
 
   // Warps of different segments wait in different places, which __syncthreads() does not allow and a barrier does.
-  EQ_FN static void wait_for_block() { wait_for_warps(15, L::threads / 32); }
+  EQ_FN static void wait_for_block() { wait_for_warps(0, L::threads / 32); }
 
   // Makes the stage of `step` ready to read and starts later ones.
   EQ_FN void advance(int step) {
