@@ -19,7 +19,6 @@ _LEFT: Mapping[str, str] = MappingProxyType(
         "FullyConnectedNet": _DENSE,
         "RadialMLP": _DENSE,
         "ScalarMLPFunction": _DENSE,
-        "FullyConnectedTensorProduct": "left: no kernel for species-indexed linear layers in this version",
         "SymmetricContraction": "left: no kernel for the symmetric contraction in this version",
     }
 )

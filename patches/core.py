@@ -98,7 +98,7 @@ class Row:
     Attributes:
         path: Where the module is in the model, e.g. `interactions.0.conv_tp`.
         kind: Class of the module the model came with.
-        accelerated: Whether eqaccel replaced it.
+        accelerated: Whether eqaccel replaced it, by something that is faster on the device that the model is on.
         note: What replaced it, or why it was left.
         paths: Number of paths of the tensor product, if it is one.
         weight_numel: Weights per edge of the tensor product, if it is one.

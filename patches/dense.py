@@ -34,7 +34,7 @@ def _keep_irreps(replacement: Replacement, original: torch.nn.Module) -> None:
 class DenseLinear(Replacement):
     """Stands in for an `e3nn.o3.Linear` with weights of its own and no bias.
 
-    Training keeps the original: gradients of weights that are gathered into a matrix are sums in no fixed order.
+    Training of its weights keeps the original: their gradients would be sums in no fixed order.
 
     Args:
         original: The module that the model came with.
@@ -50,7 +50,7 @@ class DenseLinear(Replacement):
 
     def forward(self, features: Tensor) -> Tensor:
         """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim)."""
-        if prefers_dense(features) and not self.training:
+        if prefers_dense(features) and not (self.training and self.original.weight.requires_grad):
             return self.dense(features)
         return self.original(features)
 
@@ -64,7 +64,7 @@ class TypedProduct(Replacement):
 
     A product with one of a few vectors of scalars is linear, with a matrix for each type: all of them are applied, and
     the one of each atom's type is kept. Types are told by comparing the scalars with the rows of the embedding, so rows
-    of no type give NaN. Training, and scalars that need a gradient, keep the original.
+    of no type give NaN. Training of its weights, and scalars that need a gradient, keep the original.
 
     Args:
         original: The module that the model came with.
@@ -101,7 +101,8 @@ class TypedProduct(Replacement):
         Returns:
             (num_nodes, irreps_out.dim)
         """
-        if prefers_dense(features) and not self.training and not node_attrs.requires_grad:
+        trains = self.training and self.original.weight.requires_grad
+        if prefers_dense(features) and not trains and not node_attrs.requires_grad:
             return self.dense(features, node_attrs)
         return self.original(features, node_attrs)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, left_rows
 from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
+from eqaccel.patches.nodes import node_rows, node_swaps
 from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -113,7 +114,7 @@ class MaceFamily:
         for path, interaction in interactions:
             _check(path, interaction)
         device = model_device(model)
-        return [
+        convolutions = [
             Swap(
                 parent=interaction,
                 name="conv_tp",
@@ -125,18 +126,19 @@ class MaceFamily:
             )
             for path, interaction in interactions
         ]
+        return [*convolutions, *node_swaps(model)]
 
     def rows(self, model: torch.nn.Module) -> list[Row]:
-        """The convolutions, the other costly modules around them, and what long-range models add."""
+        """The convolutions, the other costly modules around them, node-wise modules, what long-range models add."""
         rows = []
         for path, interaction in _interactions(model):
             module = interaction.conv_tp
             product = module.original if isinstance(module, Replacement) else module
             rows.append(convolution_row(f"{path}.conv_tp", module, product, partial(_check, path, interaction)))
-            for name in ("conv_tp_weights", "skip_tp"):
-                rows += left_rows(f"{path}.{name}", getattr(interaction, name, None))
+            rows += left_rows(f"{path}.conv_tp_weights", getattr(interaction, "conv_tp_weights", None))
         for i, product in enumerate(getattr(model, "products", ())):
             rows += left_rows(f"products.{i}.symmetric_contractions", getattr(product, "symmetric_contractions", None))
+        rows += node_rows(model)
         for kind in sorted(class_names(model) & _LONG_RANGE):
             for name, part in model.named_children():
                 if name not in _SHORT_RANGE_PARTS:

@@ -1,7 +1,7 @@
-"""Which node-wise modules of a NequIP model are replaced by their dense forms, and why others are left.
+"""Which node-wise modules of a model are replaced by their dense forms, and why others are left.
 
-The modules are e3nn's: the linear maps around a convolution, the product with the embedding of the atom type (the
-self-connection), and the gate. A form is compared with its module on a few random rows before it is put to use.
+The modules are e3nn's: the linear maps around a convolution, NequIP's product with the embedding of the atom type (the
+self-connection), and its gate. A form is compared with its module on a few random rows before it is put to use.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from eqaccel.patches import dense
 from eqaccel.patches.blocks import Block, BlockProduct
 from eqaccel.patches.core import Replacement, Row, Swap, class_names
 from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.verify import default_dtype, model_device
 
 from eqaccel.errors import PatchError
 
@@ -35,18 +36,19 @@ def node_swaps(model: torch.nn.Module) -> Iterator[Swap]:
 
 
 def node_rows(model: torch.nn.Module) -> Iterator[Row]:
-    """A line of a report for each node-wise module, replaced or not."""
+    """A line of a report for each node-wise module, replaced or not; on a CPU the replacements change nothing."""
+    runs = dense.prefers_dense(torch.empty(0, device=model_device(model)))
     for path, parent, name, module in _modules(model):
         replaced = isinstance(getattr(parent, name), Replacement)
         if replaced:
-            note = getattr(parent, name).note
+            note = getattr(parent, name).note + ("" if runs else "; left as it was on the CPU")
         else:
             try:
                 _build(model, module)
                 note = "left: not patched yet, eqaccel.patch(model) replaces it"
             except PatchError as error:
                 note = f"left: {error}"
-        yield Row(path, type(module).__name__, replaced, note)
+        yield Row(path, type(module).__name__, replaced and runs, note)
 
 
 def _modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, Any]]:
@@ -145,22 +147,22 @@ def _typed(model: torch.nn.Module, product: Any) -> tuple[TypedProduct, tuple[to
         scale = item.path_weight / dim**0.5
         blocks.append(Block(rows[item.i_in1].start, columns[item.i_out].start, dim, values, scale))
     dims = (product.irreps_in1.dim, product.irreps_out.dim)
-    dense = _product(*dims, blocks, num_types, product.weight)
+    matrices = _product(*dims, blocks, num_types, product.weight)
     usual = sum(block.values.numel() * block.components for block in blocks) * num_scalars
-    if dense.multiplications > max(usual, _MULTIPLICATIONS):
+    if matrices.multiplications > max(usual, _MULTIPLICATIONS):
         raise PatchError(f"matrices for each of {num_types} atom types would take more operations than they save")
     index = torch.cat(gather).to(product.weight.device, torch.int32)
     atom = torch.arange(2 * num_types) % num_types
     attributes = table.weight.detach()[atom.to(table.weight.device)]
     examples = (_random(len(atom), dims[0], product.weight), attributes)
-    return TypedProduct(product, table, index, dense), examples
+    return TypedProduct(product, table, index, matrices), examples
 
 
 def _type_embedding(model: torch.nn.Module) -> Any:
     """The embedding whose rows are the attributes of all nodes."""
     embeds = [module for module in model.modules() if "NodeTypeEmbed" in class_names(module)]
     if len(embeds) != 1 or not isinstance(getattr(embeds[0], "embed_module", None), torch.nn.Embedding):
-        raise PatchError("the model has no single embedding of atom types")
+        raise PatchError("no kernel for species-indexed linear layers without an embedding of atom types")
     if getattr(embeds[0], "do_categorical_graph_field_embed", False):
         raise PatchError("the attributes of nodes depend on more than the atom type")
     return embeds[0].embed_module

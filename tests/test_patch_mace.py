@@ -15,7 +15,7 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
 from e3nn.util import jit
-from eqaccel.patches import convolution
+from eqaccel.patches import convolution, dense
 from mace.calculators import MACECalculator
 from mace.modules import ScaleShiftMACE
 from patch_checks import (
@@ -166,6 +166,18 @@ def test_foundation_sized_model() -> None:
     fast = patch(mm.mp0_medium_like(num_elements=8))
     rows = [row for row in report(fast).rows if row.accelerated]
     assert [(row.paths, row.weight_numel, row.mul) for row in rows] == [(4, 512, (128,)), (10, 1280, (128,))]
+
+
+def test_node_wise_modules_in_their_dense_forms(pair: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: what follows the device, follows it here as well."""
+    monkeypatch.setattr(dense, "prefers_dense", torch.is_floating_point)
+    plain, fast = (m.requires_grad_(False) for m in pair)
+    rows = {row.path: row for row in report(fast).rows}
+    assert rows["interactions.0.linear_up"].accelerated
+    assert rows["products.0.linear"].accelerated
+    values, wanted = fast(mm.batch(fast), **FULL), plain(mm.batch(plain), **FULL)
+    for name in ("energy", "forces", "virials", "node_feats"):
+        assert_close(values[name], wanted[name])
 
 
 def test_state_dict_and_parameters_stay(pair: tuple[Model, Model]) -> None:

@@ -278,9 +278,9 @@ def test_report(model: Model) -> None:
     assert (first.kind, first.paths, first.weight_numel, first.mul) == ("TensorProductScatter", 4, 24, (8, 4))
     assert "dense" in rows["layer1_convnet.conv.edge_mlp"].note
     for name in ("conv.sc", "conv.linear_1", "conv.linear_2", "equivariant_nonlin"):
-        assert rows[f"layer1_convnet.{name}"].accelerated
+        assert not rows[f"layer1_convnet.{name}"].accelerated
         assert "on a GPU" in rows[f"layer1_convnet.{name}"].note
-    assert "14 modules accelerated" in str(after)
+    assert "3 modules accelerated" in str(after)
 
 
 def test_compiled_models_name_the_library_of_their_operators(model: Model) -> None:
@@ -411,7 +411,7 @@ def test_edges_of_a_batch_start_at_their_receivers() -> None:
     shapes = ((5, product.irreps_in1.dim), (7, product.irreps_in2.dim), (7, product.weight_numel))
     operands = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     receivers, senders = torch.tensor([0, 0, 0, 2, 2, 4, 4]), torch.tensor([1, 2, 3, 1, 4, 0, 1])
-    replacement = NequipConvolution(scatter, convolution.build_convolution("tp", product, True))
+    replacement = NequipConvolution(scatter, convolution.build_convolution("tp", product, True, operands[0].device))
     assert_close(replacement(*operands, receivers, senders), scatter(*operands, receivers, senders))
 
 
