@@ -19,7 +19,6 @@ _LEFT: Mapping[str, str] = MappingProxyType(
         "FullyConnectedNet": _DENSE,
         "RadialMLP": _DENSE,
         "ScalarMLPFunction": _DENSE,
-        "SymmetricContraction": "left: no kernel for the symmetric contraction in this version",
     }
 )
 """Modules worth naming in a report because they take time, by class, and why they stay."""

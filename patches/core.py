@@ -25,8 +25,9 @@ class Replacement(torch.nn.Module):
 
     The original stays a sub-module, so it follows the model through `.to()`, `.double()`, pickling and `deepcopy`, but
     the state dict shows its entries under the replaced module's own name: keys and their order do not change, and
-    checkpoints load into patched and unpatched models alike. The original's own parameters are registered here too, so
-    that their names stay as well. A subclass must own no others, and no persistent buffers.
+    checkpoints load into patched and unpatched models alike. The original's own parameters, and those children of it
+    that have any, are registered here too, so that their names stay as well. A subclass must own no others, and no
+    persistent buffers.
 
     Args:
         original: The module to stand in for; `unpatch` puts it back.
@@ -38,6 +39,11 @@ class Replacement(torch.nn.Module):
         self, original: torch.nn.Module, conv: torch.nn.Module | None = None, switches: tuple[str, ...] = ()
     ) -> None:
         super().__init__()
+        # Before the original, because parameters go by the first name under which they are found.
+        for name, child in original.named_children():
+            if any(True for _ in child.parameters()):
+                self.add_module(name, child)
+        self.owning = tuple(self._modules)
         self.original = original
         Replacement.share_parameters(self)
         if conv is not None:
@@ -60,7 +66,10 @@ class Replacement(torch.nn.Module):
         # It hands every module a dict of its own, so renaming in place is seen by nobody else. Nothing is left to load
         # here, since what is registered here is the original's.
         for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[f"{prefix}original.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+            name = key.removeprefix(prefix)
+            state_dict[f"{prefix}original.{name}"] = state_dict[key]
+            if name.partition(".")[0] not in self.owning:
+                del state_dict[key]
 
 
 def _after_loading(replacement: Replacement, _keys: Any) -> None:

@@ -136,8 +136,6 @@ class MaceFamily:
             product = module.original if isinstance(module, Replacement) else module
             rows.append(convolution_row(f"{path}.conv_tp", module, product, partial(_check, path, interaction)))
             rows += left_rows(f"{path}.conv_tp_weights", getattr(interaction, "conv_tp_weights", None))
-        for i, product in enumerate(getattr(model, "products", ())):
-            rows += left_rows(f"products.{i}.symmetric_contractions", getattr(product, "symmetric_contractions", None))
         rows += node_rows(model)
         for kind in sorted(class_names(model) & _LONG_RANGE):
             for name, part in model.named_children():

@@ -1,7 +1,7 @@
 """Which node-wise modules of a model are replaced by their dense forms, and why others are left.
 
 The modules are e3nn's: the linear maps around a convolution, NequIP's product with the embedding of the atom type (the
-self-connection), and its gate. A form is compared with its module on a few random rows before it is put to use.
+self-connection), and its gate; and MACE's symmetric contraction. A form is compared with its module on a few random rows before it is put to use.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from eqaccel.patches import dense
 from eqaccel.patches.blocks import Block, BlockProduct
+from eqaccel.patches.contraction import PairContraction
 from eqaccel.patches.core import Replacement, Row, Swap, class_names
 from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
 from eqaccel.patches.verify import default_dtype, model_device
@@ -36,19 +37,20 @@ def node_swaps(model: torch.nn.Module) -> Iterator[Swap]:
 
 
 def node_rows(model: torch.nn.Module) -> Iterator[Row]:
-    """A line of a report for each node-wise module, replaced or not; on a CPU the replacements change nothing."""
-    runs = dense.prefers_dense(torch.empty(0, device=model_device(model)))
+    """A line of a report for each node-wise module, replaced or not; some replacements change nothing on a CPU."""
+    gains = dense.prefers_dense(torch.empty(0, device=model_device(model)))
     for path, parent, name, module in _modules(model):
-        replaced = isinstance(getattr(parent, name), Replacement)
-        if replaced:
-            note = getattr(parent, name).note + ("" if runs else "; left as it was on the CPU")
+        current = getattr(parent, name)
+        accelerated = isinstance(current, PairContraction) or (isinstance(current, Replacement) and gains)
+        if isinstance(current, Replacement):
+            note = current.note + ("" if accelerated else "; left as it was on the CPU")
         else:
             try:
                 _build(model, module)
                 note = "left: not patched yet, eqaccel.patch(model) replaces it"
             except PatchError as error:
                 note = f"left: {error}"
-        yield Row(path, type(module).__name__, replaced and runs, note)
+        yield Row(path, type(module).__name__, accelerated, note)
 
 
 def _modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, Any]]:
@@ -64,7 +66,7 @@ def _modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str
 
 def _kind(module: Any) -> str:
     """Which of the kinds known here a module is, or an empty string."""
-    if not hasattr(module, "irreps_in") and not hasattr(module, "irreps_in1"):
+    if not any(hasattr(module, name) for name in ("irreps_in", "irreps_in1", "coupling_irreps")):
         return ""  # such as torch.nn.Linear
     return next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _BUILDERS), "")
 
@@ -199,6 +201,19 @@ def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tens
     return replacement, (_random(3, width, like),)
 
 
+def _contraction(_: torch.nn.Module, contraction: Any) -> tuple[PairContraction, tuple[torch.Tensor, ...]]:
+    if contraction.correlation != 3:
+        raise PatchError(f"its correlation is {contraction.correlation}, not 3")
+    tensors = [contraction.U_tensors(degree).detach() for degree in (1, 2, 3)]
+    if tensors[0].dim() == 2:  # the single component of a scalar
+        tensors = [tensor.unsqueeze(0) for tensor in tensors]
+    num_elements, _, channels = contraction.weights_max.shape
+    replacement = PairContraction(contraction, tensors)
+    features = _random(2 * channels, replacement.num_ell, tensors[0]).view(2, channels, -1)
+    elements = torch.nn.functional.one_hot(torch.tensor([0, num_elements - 1]), num_elements)
+    return replacement, (features, elements.to(features))
+
+
 _BUILDERS: Mapping[str, Callable[[torch.nn.Module, Any], tuple[Any, tuple[torch.Tensor, ...]]]] = MappingProxyType(
-    {"Linear": _linear, "FullyConnectedTensorProduct": _typed, "Gate": _gate}
+    {"Linear": _linear, "FullyConnectedTensorProduct": _typed, "Gate": _gate, "Contraction": _contraction}
 )
