@@ -8,7 +8,6 @@ left out, and paths that give the same polynomial share a weight: a tenth of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
@@ -52,14 +51,23 @@ class PairContraction(Replacement):
 
     Args:
         original: The module that the model came with.
-        tensors: The coefficients of degrees one, two and three, (num_outputs, num_ell, ..., num_weights).
     """
 
     note = "replaced by matrix products over pairs of features"
 
-    def __init__(self, original: Any, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__(original)
-        linear, squares, cubes = tensors
+        self._take_coefficients()
+
+    def share_parameters(self) -> None:
+        """See `Replacement`; the coefficients are in the state dict of the original too."""
+        super().share_parameters()
+        self._take_coefficients()
+
+    def _take_coefficients(self) -> None:
+        tensors = [self.original.U_tensors(degree).detach() for degree in (1, 2, 3)]
+        # (num_outputs, num_ell, ..., num_weights); a scalar has no first dimension.
+        linear, squares, cubes = (tensor.unsqueeze(0) if tensors[0].dim() == 2 else tensor for tensor in tensors)
         self.outputs, self.num_ell = linear.shape[:2]
         self.degrees = [cubes.size(-1), squares.size(-1), linear.size(-1)]
         self.num_weights = sum(self.degrees)
@@ -74,7 +82,7 @@ class PairContraction(Replacement):
             lower = squares[:, pairs]
             parts.append(_Part(cubes[:, pairs][:, :, factors], lower if lower.any() else lower[:, :, :0]))
             picked += [row[pairs], column[pairs], factors]
-        self.parts = torch.nn.ModuleList(parts)
+        self.parts = torch.nn.ModuleList(parts).train(self.training)
         self.cuts = [len(columns) for columns in picked]
         # Features are picked by a product with ones and zeros, because an index would add gradients in no fixed order.
         pick = torch.nn.functional.one_hot(torch.cat(picked), self.num_ell).T.to(cubes)

@@ -203,13 +203,10 @@ def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tens
 
 def _contraction(_: torch.nn.Module, contraction: Any) -> tuple[PairContraction, tuple[torch.Tensor, ...]]:
     if contraction.correlation != 3:
-        raise PatchError(f"its correlation is {contraction.correlation}, not 3")
-    tensors = [contraction.U_tensors(degree).detach() for degree in (1, 2, 3)]
-    if tensors[0].dim() == 2:  # the single component of a scalar
-        tensors = [tensor.unsqueeze(0) for tensor in tensors]
+        raise PatchError(f"a correlation of {contraction.correlation}, which its own products do as well")
     num_elements, _, channels = contraction.weights_max.shape
-    replacement = PairContraction(contraction, tensors)
-    features = _random(2 * channels, replacement.num_ell, tensors[0]).view(2, channels, -1)
+    replacement = PairContraction(contraction)
+    features = _random(2 * channels, replacement.num_ell, contraction.weights_max).view(2, channels, -1)
     elements = torch.nn.functional.one_hot(torch.tensor([0, num_elements - 1]), num_elements)
     return replacement, (features, elements.to(features))
 

@@ -1,0 +1,167 @@
+"""The symmetric contraction over pairs of features gives the numbers and derivatives of MACE's own."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mace", reason="needs mace-torch")
+
+import mace_models as mm
+from e3nn import o3
+from e3nn.util import jit
+from eqaccel.patches import nodes
+from eqaccel.patches.contraction import PairContraction
+from mace.modules.symmetric_contraction import Contraction
+from patch_checks import assert_close, assert_same_gradients, duplicated, patched
+from torch.autograd import grad
+
+from eqaccel import export, patch, report, unpatch
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FULL = {"compute_force": True, "compute_stress": True}
+NUM_ELEMENTS, CHANNELS = 3, 5
+
+
+def contraction(out: str, irreps: str = "5x0e+5x1o+5x2e+5x3o", dtype: torch.dtype = torch.float64) -> Contraction:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        torch.manual_seed(3)
+        return Contraction(o3.Irreps(irreps), o3.Irreps(out), 3, num_elements=NUM_ELEMENTS)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def pair(out: str, **options: object) -> tuple[Contraction, PairContraction]:
+    original = contraction(out, **options)
+    return original, nodes._build(original, original)
+
+
+def operands(original: Contraction, rows: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    num_ell = original.U_tensors(1).shape[-2]
+    x = torch.randn(rows, num_ell, CHANNELS, generator=generator, dtype=dtype).transpose(1, 2)  # not contiguous
+    y = torch.nn.functional.one_hot(torch.arange(rows) % NUM_ELEMENTS, NUM_ELEMENTS).to(dtype)
+    return x.requires_grad_(), y.requires_grad_()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize("out", ["0e", "1o", "2e"])
+def test_values_and_derivatives(out: str, rows: int) -> None:
+    original, fast = pair(out)
+    x, y = operands(original, rows)
+    inputs = [x, y, original.weights_max, *original.weights]
+    results = []
+    for module in (original, fast):
+        if rows == 0 and module is original:
+            continue  # MACE's own does not take it
+        value = module(x, y)
+        first = grad((value**2).sum(), inputs, create_graph=True)
+        second = grad(sum((g**2).sum() for g in first), inputs)
+        results.append((value, *first, *second))
+    if rows == 0:
+        assert results[0][0].shape == (0, CHANNELS * o3.Irreps(out).dim)
+        return
+    for value, expected in zip(results[1], results[0], strict=True):
+        assert_close(value, expected)
+
+
+@pytest.mark.parametrize("irreps", ["5x0e+5x1o", "5x0o+5x0e+5x1e+5x1o"])
+def test_other_irreps(irreps: str) -> None:
+    original, fast = pair("0e", irreps=irreps)
+    assert_close(fast(*operands(original, 4)), original(*operands(original, 4)))
+
+
+def test_single_precision_and_conversion() -> None:
+    exact, converted = pair("1o")
+    x, y = operands(exact, 6)
+    expected = exact(x, y)
+    # In every one of the sums there are fewer than a hundred terms of either sign.
+    bound = 100 * torch.finfo(torch.float32).eps * float(_absolute(exact)(x.abs(), y).max())
+    built, single = pair("1o", dtype=torch.float32)
+    built.load_state_dict({key: value.float() for key, value in exact.state_dict().items()})
+    for module in (single, converted.float()):
+        assert (module(x.float(), y.float()) - expected).abs().max() <= bound
+
+
+def _absolute(original: Contraction) -> Contraction:
+    """The contraction of the absolute values of all its terms."""
+    copied = copy.deepcopy(original)
+    for tensor in (*copied.parameters(), *(b for b in copied.buffers() if b.is_floating_point())):
+        tensor.data = tensor.data.abs()
+    return copied
+
+
+def test_repeats_bitwise(device: torch.device) -> None:
+    original, fast = pair("1o")
+    x, y = (t.detach().to(device).requires_grad_() for t in operands(original, 50))
+    fast = fast.to(device)
+    runs = [grad((fast(x, y) ** 2).sum(), (x, original.weights_max)) for _ in range(5)]
+    assert all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0], strict=True))
+
+
+@pytest.fixture
+def models() -> tuple[torch.nn.Module, torch.nn.Module]:
+    return mm.energy_model(correlation=3), patched(mm.energy_model(correlation=3))
+
+
+def test_model(models: tuple[torch.nn.Module, torch.nn.Module], device: torch.device) -> None:
+    outputs, gradients = [], []
+    for model in models:
+        batch = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in mm.batch(model).items()}
+        out = model.to(device)(batch, training=True, **FULL)
+        loss = out["energy"].sum() + (out["forces"] ** 2).sum() + (out["stress"] ** 2).sum()
+        gradients.append(grad(loss, list(model.parameters()), allow_unused=True))
+        outputs.append(out)
+    for name in ("energy", "node_energy", "forces", "stress"):
+        assert_close(outputs[1][name], outputs[0][name])
+    assert_same_gradients(gradients[1], gradients[0])
+    accelerated = [row.path for row in report(models[1]).rows if row.accelerated and row.kind == "Contraction"]
+    assert accelerated == [
+        "products.0.symmetric_contractions.contractions.0",
+        "products.0.symmetric_contractions.contractions.1",
+        "products.1.symmetric_contractions.contractions.0",
+    ]
+
+
+def test_names_stay_and_checkpoints_load(models: tuple[torch.nn.Module, torch.nn.Module]) -> None:
+    plain, fast = models
+    assert [name for name, _ in fast.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    state = plain.state_dict()
+    changed = {k: 1.5 * v if "contractions" in k and v.is_floating_point() else v for k, v in state.items()}
+    for assign in (False, True):
+        fast.load_state_dict(changed, assign=assign)
+        plain.load_state_dict(changed)
+        assert_close(fast(mm.batch(fast))["forces"], plain(mm.batch(plain))["forces"])
+    restored = unpatch(fast)
+    assert [type(m).__name__ for m in restored.modules()] == [type(m).__name__ for m in plain.modules()]
+    assert all(torch.equal(a, b) for a, b in zip(restored.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "save", "script"])
+def test_copies(models: tuple[torch.nn.Module, torch.nn.Module], how: str) -> None:
+    plain, fast = models
+    copied = duplicated(jit.script(fast), "save") if how == "script" else duplicated(fast, how)
+    assert_close(copied(mm.batch(plain))["forces"], plain(mm.batch(plain))["forces"])
+
+
+def test_export(models: tuple[torch.nn.Module, torch.nn.Module], tmp_path: Path) -> None:
+    export(models[1], tmp_path / "model.pt")  # compares the file with the model
+
+
+def test_a_model_built_in_single_precision_and_widened() -> None:
+    plain, fast = (mm.energy_model(correlation=3, dtype=torch.float32).double() for _ in range(2))
+    expected, value = plain(mm.batch(plain))["forces"], patch(fast)(mm.batch(fast))["forces"]
+    assert (value - expected).abs().max() <= 1e-6 * expected.abs().max()  # e3nn's own coefficients are rounded
+    modules = [module for module in fast.modules() if isinstance(module, PairContraction)]
+    assert len(modules) == 3
+    for module in modules:
+        num_elements, _, channels = module.original.weights_max.shape
+        x = torch.randn(4, channels, module.num_ell, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        y = torch.nn.functional.one_hot(torch.arange(4) % num_elements, num_elements).double()
+        assert_close(module(x, y), module.original(x, y))
