@@ -32,7 +32,10 @@ class _Part(torch.nn.Module):
         self.outputs, self.pairs, factors, weights = cubes.shape
         self.products, columns = factors * weights, self.outputs * self.pairs
         self.has_squares = squares.size(2) > 0
-        rows = [cubes.permute(2, 3, 0, 1).reshape(self.products, columns), squares.permute(2, 0, 1).reshape(-1, columns)]
+        rows = [
+            cubes.permute(2, 3, 0, 1).reshape(self.products, columns),
+            squares.permute(2, 0, 1).reshape(-1, columns),
+        ]
         self.register_buffer("matrix", torch.cat(rows), persistent=False)
 
     def forward(self, pairs: Tensor, factors: Tensor, cubic: Tensor, square: Tensor) -> Tensor:
