@@ -1,8 +1,8 @@
 """Which node-wise modules of a model are replaced by their dense forms, and why others are left.
 
-The modules are e3nn's (the linear maps around a convolution, NequIP's product with the embedding of the atom type, which
-is its self-connection, and its gate) and MACE's symmetric contraction. A form is compared with its module on a few
-random rows before it is put to use.
+The modules are e3nn's (linear maps, NequIP's product with the embedding of the atom type, which is its self-connection,
+and its gate) and MACE's symmetric contraction. A form is compared with its module on a few random rows before it is put
+to use.
 """
 
 from __future__ import annotations
