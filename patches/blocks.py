@@ -7,7 +7,7 @@ different components. The matrices are made of their values at every call, by di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -164,6 +164,24 @@ class BlockProduct(torch.nn.Module):
         for number, part in enumerate(self.parts):
             products.append(part(inputs[self.pieces[number]], values))
         return products[0] if len(products) == 1 else torch.cat(products, 1)
+
+
+def joined(blocks: Sequence[Block]) -> list[Block]:
+    """The same matrix in fewer blocks: those one below the other become one, if their values also follow each other."""
+    found: list[Block] = []
+    for block in blocks:
+        above = found[-1] if found else None
+        if (
+            above is not None
+            and (above.column, above.components, above.scale) == (block.column, block.components, block.scale)
+            and above.row + above.height == block.row
+            and above.values.shape[1] == block.values.shape[1]
+            and int(above.values[-1, -1]) + 1 == int(block.values[0, 0])
+        ):
+            found[-1] = replace(above, values=torch.cat([above.values, block.values]))
+        else:
+            found.append(block)
+    return found
 
 
 def _touch(blocks: Sequence[Block]) -> bool:

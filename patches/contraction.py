@@ -24,27 +24,27 @@ class _Part(torch.nn.Module):
 
     Args:
         cubes: (num_outputs, num_pairs, num_factors, num_weights) of degree three.
-        squares: (num_outputs, num_pairs, num_lower) of degree two; without columns if all are zero.
+        squares: (num_outputs, num_pairs, num_lower) of degree two.
     """
 
     def __init__(self, cubes: Tensor, squares: Tensor) -> None:
         super().__init__()
         self.outputs, self.pairs, factors, weights = cubes.shape
         self.products, columns = factors * weights, self.outputs * self.pairs
-        self.has_squares = squares.size(2) > 0
-        rows = [
-            cubes.permute(2, 3, 0, 1).reshape(self.products, columns),
-            squares.permute(2, 0, 1).reshape(-1, columns),
-        ]
-        self.register_buffer("matrix", torch.cat(rows), persistent=False)
+        flat = cubes.permute(2, 3, 0, 1).reshape(self.products, columns)
+        self.register_buffer("cubes", flat, persistent=False)
+        self.has_squares = bool(squares.any())
+        self.register_buffer("squares", squares.permute(2, 0, 1).reshape(-1, columns), persistent=False)
 
     def forward(self, pairs: Tensor, factors: Tensor, cubic: Tensor, square: Tensor) -> Tensor:
         """The part of the polynomial, (num_rows, num_outputs), from rows of pairs, of factors and of weights."""
         rows = pairs.size(0)
         products = (factors.unsqueeze(2) * cubic.unsqueeze(1)).view(rows, self.products)
         if self.has_squares:
-            products = torch.cat([products, square], 1)
-        return ((products @ self.matrix).view(rows, self.outputs, self.pairs) * pairs.unsqueeze(1)).sum(2)
+            of_pairs = torch.addmm(square @ self.squares, products, self.cubes)
+        else:
+            of_pairs = products @ self.cubes
+        return (of_pairs.view(rows, self.outputs, self.pairs) * pairs.unsqueeze(1)).sum(2)
 
 
 class PairContraction(Replacement):
@@ -82,8 +82,7 @@ class PairContraction(Replacement):
         cubes = (1 + twice[:, None]) * cubes[:, row, column]
         parts, picked = [], []
         for pairs, factors in _parts(cubes, squares):
-            lower = squares[:, pairs]
-            parts.append(_Part(cubes[:, pairs][:, :, factors], lower if lower.any() else lower[:, :, :0]))
+            parts.append(_Part(cubes[:, pairs][:, :, factors], squares[:, pairs]))
             picked += [row[pairs], column[pairs], factors]
         self.parts = torch.nn.ModuleList(parts).train(self.training)
         self.cuts = [len(columns) for columns in picked]

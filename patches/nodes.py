@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from eqaccel.patches import dense
-from eqaccel.patches.blocks import Block, BlockProduct
+from eqaccel.patches.blocks import Block, BlockProduct, joined
 from eqaccel.patches.contraction import PairContraction
 from eqaccel.patches.core import Replacement, Row, Swap, class_names
 from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
@@ -172,7 +172,7 @@ def _type_embedding(model: torch.nn.Module) -> Any:
 
 
 def _product(dim_in: int, dim_out: int, blocks: list[Block], copies: int, like: Any) -> BlockProduct:
-    blocks = [block for block in blocks if block.values.numel()]
+    blocks = joined([block for block in blocks if block.values.numel()])
     if not blocks:
         raise PatchError("it has no paths")
     places = [(block.row, block.column) for block in blocks]
