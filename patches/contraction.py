@@ -57,6 +57,7 @@ class PairContraction(Replacement):
     """
 
     note = "replaced by matrix products over pairs of features"
+    gains_on_cpu = True
 
     def __init__(self, original: Any) -> None:
         super().__init__(original)

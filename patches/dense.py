@@ -42,6 +42,7 @@ class DenseLinear(Replacement):
     """
 
     note = "replaced by matrix products on a GPU, outside training"
+    gains_on_cpu = False
 
     def __init__(self, original: torch.nn.Module, product: BlockProduct) -> None:
         super().__init__(original)
@@ -74,6 +75,7 @@ class TypedProduct(Replacement):
     """
 
     note = "replaced by matrix products on a GPU, outside training, where the embedding of types needs no gradient"
+    gains_on_cpu = False
 
     def __init__(
         self, original: torch.nn.Module, embedding: torch.nn.Module, gather: Tensor, product: BlockProduct
@@ -129,6 +131,7 @@ class FlatGate(Replacement):
     """
 
     note = "replaced by fewer operators on a GPU"
+    gains_on_cpu = False
 
     def __init__(
         self,

@@ -39,10 +39,10 @@ def node_swaps(model: torch.nn.Module) -> Iterator[Swap]:
 
 def node_rows(model: torch.nn.Module) -> Iterator[Row]:
     """A line of a report for each node-wise module, replaced or not; some replacements change nothing on a CPU."""
-    gains = dense.prefers_dense(torch.empty(0, device=model_device(model)))
+    prefers_dense = dense.prefers_dense(torch.empty(0, device=model_device(model)))
     for path, parent, name, module in _modules(model):
         current = getattr(parent, name)
-        accelerated = isinstance(current, PairContraction) or (isinstance(current, Replacement) and gains)
+        accelerated = isinstance(current, Replacement) and (prefers_dense or current.gains_on_cpu)
         if isinstance(current, Replacement):
             note = current.note + ("" if accelerated else "; left as it was on the CPU")
         else:
