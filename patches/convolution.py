@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,15 +12,8 @@ from eqaccel.errors import PatchError, SpecError
 from eqaccel.ops import TensorProductConv
 from eqaccel.spec import TensorProductSpec
 
-_DENSE = "left: dense matrix products, which torch does well"
-_LEFT: Mapping[str, str] = MappingProxyType(
-    {
-        "FullyConnectedNet": _DENSE,
-        "RadialMLP": _DENSE,
-        "ScalarMLPFunction": _DENSE,
-    }
-)
-"""Modules worth naming in a report because they take time, by class, and why they stay."""
+_RADIAL_NETWORKS = {"FullyConnectedNet", "RadialMLP", "ScalarMLPFunction"}
+"""Classes of the modules that make the weights of edges: they take time, so a report names them, and stay."""
 
 
 def check_product(path: str, product: Any) -> None:
@@ -84,5 +76,6 @@ def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Cal
 
 def left_rows(path: str, module: Any) -> list[Row]:
     """The line about a module that takes time and is left as it is; none for other modules."""
-    names = [cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _LEFT]
-    return [Row(path, type(module).__name__, False, _LEFT[name]) for name in names[:1]]
+    if not class_names(module) & _RADIAL_NETWORKS:
+        return []
+    return [Row(path, type(module).__name__, False, "left: dense matrix products, which torch does well")]

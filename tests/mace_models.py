@@ -128,9 +128,10 @@ def structures() -> list[ase.Atoms]:
 def batch(
     model: torch.nn.Module, atoms: list[ase.Atoms] | None = None, dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """The input dictionary that MACE's own data loader makes, a fresh one at every call."""
+    """The input dictionary that MACE's own data loader makes, a fresh one at every call, where the model is."""
     atoms = structures() if atoms is None else atoms
-    dtype = dtype or next(model.parameters()).dtype
+    like = next(model.parameters())
+    dtype = dtype or like.dtype
     table = utils.AtomicNumberTable([int(z) for z in model.atomic_numbers])
     keys = mace_data.KeySpecification(info_keys={"total_charge": "charge"}, arrays_keys={"charges": "charges"})
     with default_dtype(dtype):
@@ -139,4 +140,4 @@ def batch(
             mace_data.AtomicData.from_config(config, z_table=table, cutoff=float(model.r_max)) for config in configs
         ]
         loader = torch_geometric.dataloader.DataLoader(graphs, batch_size=len(graphs), shuffle=False)
-        return next(iter(loader)).to_dict()
+        return next(iter(loader)).to(like.device).to_dict()

@@ -75,15 +75,9 @@ def on(device: torch.device, tensors: Sequence[torch.Tensor]) -> tuple[torch.Ten
     return tuple(tensor.to(device) for tensor in tensors)
 
 
-def batch_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The test structures as MACE's own data loader makes them, where the model is."""
-    device = next(model.parameters()).device
-    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in mm.batch(model).items()}
-
-
 def arguments(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
     """Vectors, edges and types of the test structures, where the model is."""
-    batch = batch_of(model)
+    batch = mm.batch(model)
     senders, receivers = batch["edge_index"]
     vectors = batch["positions"][receivers] - batch["positions"][senders] + batch["shifts"]
     return vectors.detach(), batch["edge_index"], batch["node_attrs"].argmax(dim=1)
@@ -91,7 +85,7 @@ def arguments(model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
 
 def crystal(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Which edges belong to the crystal, the first of the test structures, and its volume."""
-    batch = batch_of(model)
+    batch = mm.batch(model)
     return batch["batch"][batch["edge_index"][1]] == 0, torch.linalg.det(batch["cell"][:3]).abs()
 
 
@@ -102,7 +96,7 @@ def test_numbers(kind: str, device: torch.device, tmp_path: Path) -> None:
     loaded = eqaccel.load_exported(tmp_path / "model.pt")
     plain = _model(kind, device)
     with mm.default_dtype(torch.float64):  # MACE's pair repulsion depends on it
-        wanted = plain(batch_of(plain), compute_stress=True)
+        wanted = plain(mm.batch(plain), compute_stress=True)
     vectors, edge_index, types = arguments(plain)
     edges, volume = crystal(plain)
     for _ in range(2):  # TorchScript profiles, then specialises
@@ -160,7 +154,7 @@ def test_heads(device: torch.device, tmp_path: Path) -> None:
     vectors, edge_index, types = arguments(plain)
     for number, head in enumerate(plain.heads):
         eqaccel.export(model, tmp_path / "model.pt", head=head)
-        batch = batch_of(plain)
+        batch = mm.batch(plain)
         batch["head"] = torch.full_like(batch["head"], number)
         loaded = eqaccel.load_exported(tmp_path / "model.pt")
         assert loaded.metadata["head"] == head
@@ -176,7 +170,7 @@ def test_single_precision(device: torch.device, tmp_path: Path) -> None:
     loaded = eqaccel.load_exported(tmp_path / "model.pt")
     energies, gradient = loaded(vectors.float(), edge_index, types)
     assert energies.dtype == gradient.dtype == torch.float32
-    wanted = model(batch_of(model))
+    wanted = model(mm.batch(model))
     eps = torch.finfo(torch.float32).eps
     assert_close(energies.double(), wanted["node_energy"].detach(), 256 * eps)
     assert_close(forces(gradient, edge_index, len(types)).double(), wanted["forces"], 4096 * eps)

@@ -15,6 +15,7 @@ from e3nn import o3
 from e3nn.util import jit
 from eqaccel.patches import nodes
 from eqaccel.patches.contraction import PairContraction
+from eqaccel.patches.verify import default_dtype
 from mace.modules.symmetric_contraction import Contraction
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
 from torch.autograd import grad
@@ -27,13 +28,9 @@ NUM_ELEMENTS, CHANNELS = 3, 5
 
 
 def contraction(out: str, irreps: str = "5x0e+5x1o+5x2e+5x3o", dtype: torch.dtype = torch.float64) -> Contraction:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
+    with default_dtype(dtype):
         torch.manual_seed(3)
         return Contraction(o3.Irreps(irreps), o3.Irreps(out), 3, num_elements=NUM_ELEMENTS)
-    finally:
-        torch.set_default_dtype(before)
 
 
 def pair(out: str, **options: object) -> tuple[Contraction, PairContraction]:
@@ -41,33 +38,36 @@ def pair(out: str, **options: object) -> tuple[Contraction, PairContraction]:
     return original, nodes._build(original, original)
 
 
-def operands(original: Contraction, rows: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+def operands(original: Contraction, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(rows)
     num_ell = original.U_tensors(1).shape[-2]
-    x = torch.randn(rows, num_ell, CHANNELS, generator=generator, dtype=dtype).transpose(1, 2)  # not contiguous
-    y = torch.nn.functional.one_hot(torch.arange(rows) % NUM_ELEMENTS, NUM_ELEMENTS).to(dtype)
+    x = torch.randn(rows, num_ell, CHANNELS, generator=generator, dtype=torch.float64).transpose(1, 2)  # not contiguous
+    y = torch.nn.functional.one_hot(torch.arange(rows) % NUM_ELEMENTS, NUM_ELEMENTS).double()
     return x.requires_grad_(), y.requires_grad_()
 
 
-@pytest.mark.parametrize("rows", [0, 1, 7])
+def derivatives(module: torch.nn.Module, original: Contraction, rows: int) -> tuple[torch.Tensor, ...]:
+    """The value, and its first and second derivatives in features, elements and weights."""
+    x, y = operands(original, rows)
+    inputs = [x, y, original.weights_max, *original.weights]
+    value = module(x, y)
+    first = grad((value**2).sum(), inputs, create_graph=True)
+    return (value, *first, *grad(sum((g**2).sum() for g in first), inputs))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("out", ["0e", "1o", "2e"])
 def test_values_and_derivatives(out: str, rows: int) -> None:
     original, fast = pair(out)
-    x, y = operands(original, rows)
-    inputs = [x, y, original.weights_max, *original.weights]
-    results = []
-    for module in (original, fast):
-        if rows == 0 and module is original:
-            continue  # MACE's own does not take it
-        value = module(x, y)
-        first = grad((value**2).sum(), inputs, create_graph=True)
-        second = grad(sum((g**2).sum() for g in first), inputs)
-        results.append((value, *first, *second))
-    if rows == 0:
-        assert results[0][0].shape == (0, CHANNELS * o3.Irreps(out).dim)
-        return
+    results = [derivatives(module, original, rows) for module in (original, fast)]
     for value, expected in zip(results[1], results[0], strict=True):
         assert_close(value, expected)
+
+
+@pytest.mark.parametrize("out", ["0e", "1o", "2e"])
+def test_no_atoms(out: str) -> None:
+    original, fast = pair(out)
+    assert derivatives(fast, original, 0)[0].shape == (0, CHANNELS * o3.Irreps(out).dim)
 
 
 @pytest.mark.parametrize("irreps", ["5x0e+5x1o", "5x0o+5x0e+5x1e+5x1o"])
@@ -112,8 +112,7 @@ def models() -> tuple[torch.nn.Module, torch.nn.Module]:
 def test_model(models: tuple[torch.nn.Module, torch.nn.Module], device: torch.device) -> None:
     outputs, gradients = [], []
     for model in models:
-        batch = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in mm.batch(model).items()}
-        out = model.to(device)(batch, training=True, **FULL)
+        out = model.to(device)(mm.batch(model), training=True, **FULL)
         loss = out["energy"].sum() + (out["forces"] ** 2).sum() + (out["stress"] ** 2).sum()
         gradients.append(grad(loss, list(model.parameters()), allow_unused=True))
         outputs.append(out)

@@ -381,7 +381,7 @@ def test_a_patched_model_keeps_its_forces(
 
     model = mace_models.energy_model().to(device)
     keys = list(model.state_dict())
-    batch = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in mace_models.batch(model).items()}
+    batch = mace_models.batch(model)
 
     def results() -> tuple[torch.Tensor, torch.Tensor]:
         out = model({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()})
