@@ -18,6 +18,7 @@ _HOMES = {
     "TensorProductSpec": "eqaccel.spec",
     "TensorProduct": "eqaccel.ops",
     "TensorProductConv": "eqaccel.ops",
+    "MatrixProduct": "eqaccel.ops",
     "Graph": "eqaccel.ops",
     "morton_order": "eqaccel.ops",
     "warmup": "eqaccel.ops",

@@ -12,9 +12,6 @@ from eqaccel.errors import PatchError, SpecError
 from eqaccel.ops import TensorProductConv
 from eqaccel.spec import TensorProductSpec
 
-_RADIAL_NETWORKS = {"FullyConnectedNet", "RadialMLP", "ScalarMLPFunction"}
-"""Classes of the modules that make the weights of edges: they take time, so a report names them, and stay."""
-
 
 def check_product(path: str, product: Any) -> None:
     """Refuses what is not an e3nn tensor product with weights of its own for every edge.
@@ -72,10 +69,3 @@ def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Cal
         weight_numel=getattr(product, "weight_numel", None),
         mul=tuple(sorted(mul, reverse=True)),
     )
-
-
-def left_rows(path: str, module: Any) -> list[Row]:
-    """The line about a module that takes time and is left as it is; none for other modules."""
-    if not class_names(module) & _RADIAL_NETWORKS:
-        return []
-    return [Row(path, type(module).__name__, False, "left: dense matrix products, which torch does well")]

@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, left_rows
+from eqaccel.patches.convolution import build_convolution, check_product, convolution_row
 from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
 from eqaccel.patches.nodes import node_rows, node_swaps
+from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -126,7 +128,8 @@ class MaceFamily:
             )
             for path, interaction in interactions
         ]
-        return [*convolutions, *node_swaps(model)]
+        networks = [getattr(interaction, "conv_tp_weights", None) for _, interaction in interactions]
+        return [*convolutions, *chain.from_iterable(map(radial_swaps, networks)), *node_swaps(model)]
 
     def rows(self, model: torch.nn.Module) -> list[Row]:
         """The convolutions, the other costly modules around them, node-wise modules, what long-range models add."""
@@ -135,7 +138,7 @@ class MaceFamily:
             module = interaction.conv_tp
             product = module.original if isinstance(module, Replacement) else module
             rows.append(convolution_row(f"{path}.conv_tp", module, product, partial(_check, path, interaction)))
-            rows += left_rows(f"{path}.conv_tp_weights", getattr(interaction, "conv_tp_weights", None))
+            rows += radial_rows(f"{path}.conv_tp_weights", model, getattr(interaction, "conv_tp_weights", None))
         rows += node_rows(model)
         for kind in sorted(class_names(model) & _LONG_RANGE):
             for name, part in model.named_children():

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, left_rows
+from eqaccel.patches.convolution import build_convolution, check_product, convolution_row
 from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
 from eqaccel.patches.nodes import node_rows, node_swaps
+from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.verify import Structure, model_device, small_structures
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -114,7 +116,8 @@ class NequipFamily:
             )
             for path, parent, scatter in scatters
         ]
-        return [*convolutions, *node_swaps(model)]
+        networks = [getattr(parent, "edge_mlp", None) for _, parent, _ in scatters]
+        return [*convolutions, *chain.from_iterable(map(radial_swaps, networks)), *node_swaps(model)]
 
     def rows(self, model: torch.nn.Module) -> list[Row]:
         """The convolutions and the costly modules of edges layer by layer, then the node-wise modules."""
@@ -123,7 +126,7 @@ class NequipFamily:
             module = getattr(parent, path.rpartition(".")[2])
             product = getattr(scatter, "tp", None)
             rows.append(convolution_row(path, module, product, partial(_check, path, scatter)))
-            rows += left_rows(f"{path.rpartition('.')[0]}.edge_mlp", getattr(parent, "edge_mlp", None))
+            rows += radial_rows(f"{path.rpartition('.')[0]}.edge_mlp", model, getattr(parent, "edge_mlp", None))
         if rows:
             rows += node_rows(model)
         else:

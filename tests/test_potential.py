@@ -9,7 +9,7 @@ import torch
 from eqaccel.integrations.export.mace import MaceConvolution
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
-from eqaccel.integrations.export.sealing import sealed_entries
+from eqaccel.integrations.export.sealing import add_entries, sealed_entries
 from export_checks import assert_close, with_ghosts
 from torch import Tensor, nn
 
@@ -67,7 +67,7 @@ def test_saved_potential(sealed: bool, device: torch.device, dtype: torch.dtype,
     toy, whole = Toy(dtype), operands(device, dtype)
     if sealed:
         for module, spec in ((toy.first, FIRST), (toy.second, SECOND)):
-            module.seal(sealed_entries(spec, str(dtype).removeprefix("torch."), (target_of(device),)))
+            add_entries(module, sealed_entries(spec, str(dtype).removeprefix("torch."), (target_of(device),)))
     script(toy).save(tmp_path / "toy.pt")
     loaded = torch.jit.load(tmp_path / "toy.pt", map_location=device)
     plain = Toy(dtype).to(device)
@@ -92,7 +92,7 @@ def test_ghosts(device: torch.device) -> None:
 
 def test_sealing_changes_the_key() -> None:
     plain, sealed = (Convolution(TensorProductConv(FIRST)) for _ in range(2))
-    sealed.seal(b"binary/none 0\n\n")
+    add_entries(sealed, b"binary/none 0\n\n")
     assert plain.key == TensorProductConv(FIRST).key
     assert sealed.key != plain.key
     assert 0 <= sealed.key < 2**63

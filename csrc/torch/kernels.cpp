@@ -18,16 +18,6 @@
 namespace eqaccel::ops {
 namespace {
 
-// The program of a key. The payload is read, and copied from the GPU, only the first time a process sees the key.
-std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64_t key) {
-  if (auto program = find_program(key)) return program;
-  TORCH_CHECK(payload.scalar_type() == at::kByte && payload.numel() > 0, op, ": argument 'payload' must be the uint8 "
-              "tensor that belongs to key ", key, ", got ", payload.scalar_type(), " of shape ", payload.sizes(),
-              ". Pass the payload of the module that made the key.");
-  const Tensor bytes = payload.cpu().contiguous();
-  return register_program(key, bytes.const_data_ptr<uint8_t>(), static_cast<std::size_t>(bytes.numel()));
-}
-
 // out = the sum of `rows` of a matrix, pairwise: the order depends on the number of rows alone, not on threads.
 template <class T>
 void sum_rows(const T* matrix, const int32_t* rows, int64_t begin, int64_t end, int64_t columns, T* out) {
@@ -131,10 +121,8 @@ class Call {
       const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
       ops_.workspace = workspace.mutable_data_ptr();
       program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
-    } catch (const MissingCompilerError& error) {
-      fail("MissingCompilerError", error);
     } catch (const CompileError& error) {
-      fail("CompileError", error);
+      rethrow(error);
     }
   }
 
@@ -178,11 +166,6 @@ class Call {
     ops_.sender = ops_.edge + E;
     ops_.t_row_ptr = ops_.sender + E;
     ops_.t_slot = ops_.t_row_ptr + S + 1;
-  }
-
-  // torch passes on the text alone, so that has to hold the kind and the log; Python takes it apart again (library.py).
-  [[noreturn]] static void fail(const char* kind, const CompileError& error) {
-    C10_THROW_ERROR(Error, c10::str("eqaccel::", kind, ": ", error.what(), "\nCompiler output:\n", error.log));
   }
 
   const char* op_;

@@ -20,6 +20,8 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("tensor_product_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
               "Tensor a, Tensor b, Tensor c, " EQ_PROBLEM_ARGUMENTS
               ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)", tags);
+  // a: (rows, terms); b: (terms, columns); payload and key: of the kernel, see matrix_product.cpp.
+  library.def("matrix_product(Tensor payload, int key, Tensor a, Tensor b) -> Tensor", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

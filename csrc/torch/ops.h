@@ -4,7 +4,10 @@
 #include <c10/core/SymInt.h>
 
 #include <cstdint>
+#include <memory>
 #include <tuple>
+
+#include "program.h"
 
 namespace eqaccel::ops {
 
@@ -30,5 +33,12 @@ Gradients tensor_product_backward(const Problem&, const Tensor& gz, const Tensor
 // Gradients of <a, gx> + <b, gy> + <c, gw>, where gx, gy, gw are what tensor_product_backward gives.
 SecondGradients tensor_product_double_backward(const Problem&, const Tensor& gz, const Tensor& x, const Tensor& y,
                                                const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c);
+
+// The program of a key, for the operator `op`. The payload is read, and copied from the GPU, only the first time a process
+// sees the key.
+std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64_t key);
+
+// torch passes on the text alone, so that has to hold the kind and the log; Python takes it apart again (library.py).
+[[noreturn]] void rethrow(const CompileError&);
 
 }  // namespace eqaccel::ops

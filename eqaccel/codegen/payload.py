@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from importlib import resources
 
 from eqaccel.codegen import check
@@ -37,7 +38,8 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     if not spec.paths:
         raise SpecError("spec: expected at least one path, got none: add instructions to the tensor product")
     entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
-    meta = {"abi": _abi(), "x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim, "w_dim": spec.weight_numel}
+    meta = {"abi": abi_number(), "x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
+    meta["w_dim"] = spec.weight_numel
     meta["covers_all"] = int(_covers_all(spec))
     entries["check/blocks"] = check.blocks(spec)
     for direction in Direction:
@@ -56,6 +58,11 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
         if kernel.target.is_gpu:
             meta |= _launch_numbers(name, plan)
     entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
+    return pack(entries)
+
+
+def pack(entries: Mapping[str, str]) -> tuple[bytes, int]:
+    """The payload of named texts, and the integer key that names it."""
     packed = [b"EQACCEL-PAYLOAD 1\n"]
     for name, text in entries.items():
         data = text.encode()
@@ -72,18 +79,22 @@ def _launch_numbers(name: str, plan: Plan) -> dict[str, int]:
     return numbers
 
 
-def _abi() -> int:
+def abi_number() -> int:
     """Number of the interface between kernels and the runtime, which stands in abi.h."""
-    return int(re.search(r"#define EQ_ABI (\d+)", prelude("cpu"))[1])
+    return int(re.search(r"#define EQ_ABI (\d+)", read_prelude("abi.h"))[1])
 
 
 @functools.cache
 def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
-    folder = resources.files("eqaccel.codegen") / "preludes"
     gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_shares.h", "gpu_pipeline.h", "gpu_rows.h", "gpu.h"]
     names = ["abi.h", "cpu_lane.h", "cpu.h"] if backend == "cpu" else gpu
-    return "".join((folder / name).read_text() for name in names)
+    return "".join(map(read_prelude, names))
+
+
+def read_prelude(name: str) -> str:
+    """One file of the folder of preludes."""
+    return (resources.files("eqaccel.codegen") / "preludes" / name).read_text()
 
 
 def source(plan: Plan) -> str:

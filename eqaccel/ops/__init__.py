@@ -7,6 +7,7 @@ loads the operator library. Knows torch, specs and payloads; must not know model
 from eqaccel.ops.compilation import WarmKernel, Warmup, warmup
 from eqaccel.ops.graph import Graph
 from eqaccel.ops.library import include_path, library_path, load_library
+from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.tuning import Choice
@@ -15,10 +16,12 @@ from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3
 __all__ = [
     "Choice",
     "Graph",
+    "MatrixProduct",
     "TensorProduct",
     "TensorProductConv",
     "WarmKernel",
     "Warmup",
+    "has_matrix_kernel",
     "include_path",
     "library_path",
     "load_library",

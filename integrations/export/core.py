@@ -16,12 +16,13 @@ from eqaccel.integrations.export.aot import compile_package
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
-from eqaccel.integrations.export.sealing import check_targets, sealed_entries
+from eqaccel.integrations.export.sealing import add_entries, check_targets, sealed_entries, sealed_matrix_entries
 from eqaccel.patches.verify import ROUNDING, Structure, default_dtype, model_device
 from torch import Tensor, nn
 
 import eqaccel
 from eqaccel.errors import ExportError
+from eqaccel.ops import MatrixProduct
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -150,7 +151,9 @@ def export(
         for module in potential.modules():
             if seal and isinstance(module, Convolution):
                 scalar = str(kind).removeprefix("torch.")
-                module.seal(sealed_entries(module.spec, scalar, tuple(seal), module.tuned))
+                add_entries(module, sealed_entries(module.spec, scalar, tuple(seal), module.tuned))
+            elif "sm_90" in seal and kind == torch.float32 and isinstance(module, MatrixProduct):
+                add_entries(module, sealed_matrix_entries())
         metadata = _metadata(family.name, heads[index], facts, potential, kind, place, seal)
         scripted = script(potential)
     with _temporary(target) as file:

@@ -7,7 +7,6 @@ the operator `eqaccel::exchange` between two layers, so a layer never computes w
 
 from __future__ import annotations
 
-import hashlib
 from typing import Tuple  # noqa: UP035 (TorchScript)
 
 import torch
@@ -116,12 +115,6 @@ class Convolution(nn.Module):
         self.mul_ir = conv.mul_ir
         self.atomic = conv.atomic
         self.register_buffer("payload", conv.payload.clone(), persistent=False)
-
-    def seal(self, entries: bytes) -> None:
-        """Adds entries to the payload, under a key of its own: a process may know the bare payload already."""
-        content = self.payload.cpu().numpy().tobytes() + entries
-        self.key = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
-        self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
 
     def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""

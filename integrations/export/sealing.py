@@ -7,11 +7,15 @@ revisions of their compute capability too. Where no kernel of the file fits, the
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from eqaccel import runtime
-from eqaccel.codegen import payload, source
+from eqaccel.codegen import matrix_payload, payload, source
 from eqaccel.errors import CompileError, ExportError
 from eqaccel.plan import TARGETS, UNTUNED, Direction, TunedKernel, make_plan
 from eqaccel.spec import TensorProductSpec
@@ -59,6 +63,25 @@ def sealed_entries(
                 raise ExportError(f"seal: no kernel for {target}: {error}") from error
             entries += f"binary/{target}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
     return entries
+
+
+@functools.cache
+def sealed_matrix_entries() -> bytes:
+    """The kernel of matrix products for sm_90, as `sealed_entries` gives others."""
+    arch = "sm_90a"
+    try:
+        text = runtime.Program(matrix_payload()[0]).source("cuda", "float32", "forward", arch)
+        code = runtime.compile_cuda(text, arch)[0]
+    except CompileError as error:
+        raise ExportError(f"seal: no kernel for sm_90: {error}") from error
+    return f"binary/{arch}/forward/float32 {len(code)}\n".encode() + code + b"\n"
+
+
+def add_entries(module: Any, entries: bytes) -> None:
+    """Adds entries to the payload of a module, under a key of its own: a process may know the bare payload already."""
+    content = module.payload.cpu().numpy().tobytes() + entries
+    module.key = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+    module.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(module.payload.device)
 
 
 def _compile(

@@ -1,0 +1,46 @@
+// Plain matrix products in float32 on the tensor cores of compute capability 9.0; preludes/matrix_product.h says how.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "gpu_driver.h"
+#include "program.h"
+
+namespace eqaccel {
+
+// C = A B: A is (rows, terms) and C is (rows, columns), both contiguous; strides of B are in elements.
+struct Matrices {
+  const float *a, *b;
+  float* c;
+  int64_t rows, columns, terms;
+  int64_t b_row_stride, b_column_stride;
+};
+
+class MatrixProduct {
+ public:
+  // Loaded at the first call for a program and a device, which has to be of `device_arch`, then kept; thread-safe.
+  static const MatrixProduct& get(const Program&, int device);
+
+  // The architecture of the devices that the kernel runs on, and the one to compile it for.
+  static constexpr const char *device_arch = "sm_90", *compile_arch = "sm_90a";
+  // Whether the kernel takes operands of these sizes, at these addresses: it moves 16 bytes of A at a time, and 8 of C.
+  static bool takes(const Matrices&);
+
+  std::size_t workspace_bytes(const Matrices&) const;
+  // Queues the work on `stream`.
+  void launch(const Matrices&, void* workspace, void* stream) const;
+
+ private:
+  MatrixProduct(const Program&, int device);
+  int64_t width(int64_t columns) const;
+
+  static constexpr int64_t most_eights = 17;  // of a width, and one more
+  const GpuDriver& driver_;
+  int device_;
+  GpuDriver::Function pack_ = nullptr;
+  std::array<GpuDriver::Function, most_eights> kernels_{};  // by eights of their width
+};
+
+}  // namespace eqaccel

@@ -1,0 +1,146 @@
+"""eqaccel.MatrixProduct: the accuracy of float32 on GPUs, the numbers of torch elsewhere, all that torch asks of operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from eqaccel import MatrixProduct, runtime
+from eqaccel.codegen import matrix_payload
+from eqaccel.codegen.matrix_product import WIDTHS
+from eqaccel.ops import has_matrix_kernel
+
+UNIT = 2.0**-24
+DEPTH = 32
+"""Terms that tensor cores add up before float32 takes over."""
+
+SHAPES = [(1, 4, 2), (127, 8, 64), (128, 32, 128), (129, 36, 66), (1000, 128, 1312), (500, 1312, 128), (70, 64, 320)]
+
+
+def operands(shape: tuple[int, int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    rows, terms, columns = shape
+    a = torch.randn(rows, terms, generator=generator) * torch.logspace(-3, 3, rows)[:, None]
+    return a.to(device), torch.randn(terms, columns, generator=generator).to(device)
+
+
+def bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of the error of each element: the tails left out and cut off, the sums cut off on the way, those rounded after."""
+    size = a.double().abs() @ b.double().abs()
+    left_out, cut_off = 12, 2 * 3 * (DEPTH // 8) * 2
+    return (left_out + cut_off + a.size(1) / DEPTH) * UNIT * size
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_accuracy(shape: tuple[int, int, int], device: torch.device) -> None:
+    a, b = operands(shape, device)
+    error = (MatrixProduct().to(device)(a, b).double() - a.double() @ b.double()).abs()
+    assert (error <= bound(a, b)).all()
+
+
+def test_no_less_accurate_than_torch(device: torch.device) -> None:
+    a, b = operands((2000, 128, 512), device)
+    exact = a.double() @ b.double()
+    size = a.double().abs() @ b.double().abs()
+
+    def error(c: torch.Tensor) -> float:
+        return float(((c - exact) / size).square().mean().sqrt())
+
+    assert error(MatrixProduct().to(device)(a, b)) <= 2 * error(a @ b)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 4), (5, 0, 4), (5, 8, 0), (5, 7, 4), (5, 8, 3)], ids=str)
+def test_shapes_that_torch_multiplies(shape: tuple[int, int, int], device: torch.device) -> None:
+    a, b = operands(shape, device)
+    assert torch.equal(MatrixProduct().to(device)(a, b), a @ b)
+
+
+def test_strides_and_offsets(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = operands((65, 16, 20), device)
+    expected = product(a, b)
+    assert torch.equal(product(a.t().contiguous().t(), b.t().contiguous().t()), expected)
+    wide = torch.cat([a, a], 1)
+    assert torch.equal(product(wide[:, 16:], b), expected)
+    shifted = torch.cat([a.new_zeros(1), a.flatten()])[1:].view_as(a)  # not aligned
+    assert torch.allclose(product(shifted, b), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_repeats_bitwise_and_row_by_row(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = operands((3000, 128, 336), device)
+    expected = product(a, b)
+    for _ in range(20):
+        assert torch.equal(product(a, b), expected)
+    if has_matrix_kernel(device, a.dtype):
+        assert torch.equal(product(a[:700], b), expected[:700])
+
+
+def test_derivatives(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = (t.double().requires_grad_() for t in operands((5, 8, 6), device))
+    assert gradcheck(product, (a, b))
+    assert gradgradcheck(product, (a, b))
+
+
+def test_derivatives_in_single_precision(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = (t.requires_grad_() for t in operands((300, 64, 256), device))
+    g = torch.randn(300, 256, device=device, requires_grad=True)
+    of_a, of_b = torch.autograd.grad(product(a, b), (a, b), g, create_graph=True)
+    assert ((of_a.double() - g.double() @ b.double().t()).abs() <= bound(g, b.t())).all()
+    assert torch.allclose(of_b, a.t() @ g, rtol=1e-4, atol=1e-2)
+    (of_g,) = torch.autograd.grad(of_a, g, a.detach())
+    assert ((of_g.double() - a.double() @ b.double()).abs() <= bound(a, b)).all()
+
+
+def test_opcheck(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = (t.requires_grad_() for t in operands((6, 8, 4), device))
+    torch.library.opcheck(torch.ops.eqaccel.matrix_product.default, (product.payload, product.key, a, b))
+
+
+def test_script_and_meta(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = operands((65, 16, 20), device)
+    assert torch.equal(torch.jit.script(product)(a, b), product(a, b))
+    assert product(a.to("meta"), b.to("meta")).shape == (65, 20)
+    assert not product.state_dict()
+
+
+def test_autocast(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = operands((65, 16, 20), device)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert torch.equal(product(a, b), a @ b)
+
+
+def test_torch_multiplies_where_it_may_use_fewer_bits(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = operands((65, 16, 20), device)
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        assert torch.equal(product(a, b), a @ b)
+        assert not has_matrix_kernel(device, a.dtype)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def test_operands_that_do_not_fit(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b = operands((5, 8, 6), device)
+    for one, other in ((a, b[1:]), (a, b.double()), (a[0], b)):
+        with pytest.raises(RuntimeError):
+            product(one, other)
+
+
+@pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
+def test_kernel_compiles_without_spills() -> None:
+    program = runtime.Program(matrix_payload()[0])
+    log = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90a")["log"]
+    used = runtime.resources(log)
+    assert {f"eq_product_{width}" for width in WIDTHS} <= set(used)
+    assert all(kernel["spill_store_bytes"] == 0 for kernel in used.values())
+    assert "serialized" not in log  # ptxas says so if the tensor cores have to wait for registers
