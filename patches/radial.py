@@ -26,14 +26,15 @@ class RadialLinear(Replacement):
 
     Args:
         original: The module that the model came with.
-        scale: Factor of its weights.
+        scale: Factor of its weights, a scalar.
         transposed: Whether its weights are (out_features, in_features).
     """
 
-    def __init__(self, original: Any, scale: float, transposed: bool) -> None:
+    def __init__(self, original: Any, scale: Tensor, transposed: bool) -> None:
         super().__init__(original)
         self.product = MatrixProduct().to(original.weight.device).train(original.training)
-        self.scale, self.transposed = scale, transposed
+        self.register_buffer("scale", scale, persistent=False)
+        self.transposed = transposed
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (num_edges, in_features) to (num_edges, out_features)."""
@@ -114,7 +115,7 @@ def _replacement(layer: Any) -> Replacement | None:
             return RadialLayer(layer, float(layer.h_in * layer.var_in / layer.var_out) ** -0.5, 1.0)
         return RadialLayer(layer, float(layer.h_in * layer.var_in) ** -0.5, float(layer.var_out) ** 0.5)
     if kind == "ScalarLinearLayer" and hasattr(layer, "alpha"):
-        return RadialLinear(layer, float(layer.alpha), False)
+        return RadialLinear(layer, layer.alpha, False)
     if type(layer) is torch.nn.Linear:
-        return RadialLinear(layer, 1.0, True)
+        return RadialLinear(layer, layer.weight.detach().new_ones(()), True)
     return None

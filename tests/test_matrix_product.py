@@ -1,4 +1,4 @@
-"""eqaccel.MatrixProduct: the accuracy of float32 on GPUs, the numbers of torch elsewhere, all that torch asks of operators."""
+"""eqaccel.MatrixProduct: the accuracy of float32 on GPUs, the numbers of torch elsewhere, and the rest of an operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def operands(shape: tuple[int, int, int], device: torch.device) -> tuple[torch.T
 
 
 def bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of the error of each element: the tails left out and cut off, the sums cut off on the way, those rounded after."""
+    """Of the error of each element: tails left out and cut off, sums cut off on the way, and those rounded after."""
     size = a.double().abs() @ b.double().abs()
     left_out, cut_off = 12, 2 * 3 * (DEPTH // 8) * 2
     return (left_out + cut_off + a.size(1) / DEPTH) * UNIT * size

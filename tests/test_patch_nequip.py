@@ -276,7 +276,7 @@ def test_report(model: Model) -> None:
     first = rows["layer1_convnet.conv.tp_scatter"]
     assert first.accelerated
     assert (first.kind, first.paths, first.weight_numel, first.mul) == ("TensorProductScatter", 4, 24, (8, 4))
-    assert "dense" in rows["layer1_convnet.conv.edge_mlp"].note
+    assert "compute capability 9.0" in rows["layer1_convnet.conv.edge_mlp"].note
     for name in ("conv.sc", "conv.linear_1", "conv.linear_2", "equivariant_nonlin"):
         assert not rows[f"layer1_convnet.{name}"].accelerated
         assert "on a GPU" in rows[f"layer1_convnet.{name}"].note

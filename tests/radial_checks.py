@@ -1,0 +1,36 @@
+"""What the tests of radial networks share."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from eqaccel.patches import radial
+from patch_checks import assert_close
+from torch.autograd import grad
+
+
+def everywhere(x: torch.Tensor) -> bool:
+    """Stands in for `prefers_dense`, in TorchScript too."""
+    return x.dim() > 0
+
+
+def assert_layers_agree(network: torch.nn.Module, layers: int) -> None:
+    """So many layers are replaced, and give values, first and second derivatives of those that they replace."""
+    fast = copy.deepcopy(network)
+    swaps = list(radial.radial_swaps(fast))
+    assert len(swaps) == layers
+    for swap in swaps:
+        swap.apply()
+        swap.module.forward = swap.module.dense
+    device = next(network.parameters()).device
+    results = []
+    for model in (network, fast):
+        x = torch.linspace(-1.0, 1.0, 20, dtype=torch.float64, device=device).view(5, 4).requires_grad_()
+        y = model(x)
+        inputs = [x, *model.parameters()]
+        first = grad((y**2).sum(), inputs, create_graph=True)
+        results.append([y, *first, *grad(sum((g**2).sum() for g in first), inputs)])
+    assert len(results[0]) == len(results[1])
+    for value, expected in zip(results[1], results[0], strict=True):
+        assert_close(value, expected)

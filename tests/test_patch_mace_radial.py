@@ -1,0 +1,102 @@
+"""MACE's radial networks with eqaccel's matrix product: the same numbers, names and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mace", reason="needs mace-torch")
+
+import mace_models as mm
+from e3nn.nn import FullyConnectedNet
+from e3nn.util import jit
+from eqaccel.patches import radial
+from eqaccel.patches.core import Replacement
+from eqaccel.patches.verify import default_dtype
+from mace.modules.radial import RadialMLP
+from patch_checks import assert_close, assert_same_gradients, duplicated, patched
+from radial_checks import assert_layers_agree, everywhere
+from torch.autograd import grad
+
+from eqaccel import export, patch, report, unpatch
+from eqaccel.ops import has_matrix_kernel
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FULL = {"compute_force": True, "compute_stress": True}
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers as on a GPU."""
+    monkeypatch.setattr(radial, "prefers_dense", everywhere)
+
+
+@pytest.mark.parametrize("kind", ["act", "linear", "out_act", "variances", "RadialMLP"])
+def test_values_and_derivatives(kind: str, device: torch.device) -> None:
+    options = {"out_act": {"out_act": True}, "variances": {"variance_in": 2.0, "variance_out": 3.0, "out_act": True}}
+    with default_dtype(torch.float64):
+        torch.manual_seed(0)
+        act = None if kind == "linear" else torch.nn.functional.silu
+        if kind == "RadialMLP":
+            network = RadialMLP([4, 8, 8, 12])
+        else:
+            network = FullyConnectedNet([4, 8, 8, 12], act, **options.get(kind, {}))
+    assert_layers_agree(network.to(device), 3)
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("interaction", mm.INTERACTIONS)
+def test_model(interaction: str) -> None:
+    outputs, gradients = [], []
+    for model in (mm.energy_model(interaction), patched(mm.energy_model(interaction))):
+        out = model(mm.batch(model), training=True, **FULL)
+        loss = out["energy"].sum() + (out["forces"] ** 2).sum()
+        gradients.append(grad(loss, list(model.parameters()), allow_unused=True))
+        outputs.append(out)
+    for name in ("energy", "forces", "stress"):
+        assert_close(outputs[1][name], outputs[0][name])
+    assert_same_gradients(gradients[1], gradients[0])
+
+
+@pytest.mark.usefixtures("forced")
+def test_names_copies_and_checkpoints() -> None:
+    plain, fast = mm.energy_model(), patch(mm.energy_model())
+    layers = [m for m in fast.modules() if isinstance(m, radial.RadialLayer)]
+    assert len(layers) == 2 * 3
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in fast.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    changed = {key: 1.5 * value if "conv_tp_weights" in key else value for key, value in plain.state_dict().items()}
+    plain.load_state_dict(changed)
+    for assign in (False, True):
+        fast.load_state_dict(changed, assign=assign)
+        assert_close(fast(mm.batch(fast))["forces"], plain(mm.batch(plain))["forces"])
+    for how in ("deepcopy", "save"):
+        assert_close(duplicated(fast, how)(mm.batch(plain))["forces"], plain(mm.batch(plain))["forces"])
+    restored = unpatch(fast)
+    assert not any(isinstance(module, Replacement) for module in restored.modules())
+    assert [type(m).__name__ for m in restored.modules()] == [type(m).__name__ for m in plain.modules()]
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("interaction", [mm.INTERACTIONS[1], mm.INTERACTIONS[5]])
+def test_files(interaction: str, tmp_path: Path) -> None:
+    fast = patch(mm.energy_model(interaction))
+    if interaction == mm.INTERACTIONS[1]:
+        scripted = duplicated(jit.script(duplicated(fast, "deepcopy")), "save")
+        assert_close(scripted(mm.batch(fast))["forces"], fast(mm.batch(fast))["forces"])
+    export(fast, tmp_path / "model.pt")  # compares the file with the model
+
+
+def test_report(device: torch.device) -> None:
+    model = mm.energy_model(dtype=torch.float32).to(device)
+    rows = [row for row in report(model).rows if row.kind == "FullyConnectedNet"]
+    assert [row.note for row in rows] == [
+        "left: not patched yet, eqaccel.patch(model) replaces its matrix products"
+    ] * 2
+    rows = [row for row in report(patch(model)).rows if row.kind == "FullyConnectedNet"]
+    assert [row.path for row in rows] == ["interactions.0.conv_tp_weights", "interactions.1.conv_tp_weights"]
+    fast = has_matrix_kernel(device, torch.float32)
+    assert all(row.accelerated == fast for row in rows)
+    assert all(("replaced by" in row.note) == fast and ("compute capability 9.0" in row.note) != fast for row in rows)

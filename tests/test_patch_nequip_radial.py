@@ -1,0 +1,84 @@
+"""NequIP's radial networks with eqaccel's matrix product: the same numbers, names and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("nequip", reason="needs nequip")
+
+import nequip_models as nm
+from e3nn.util import jit
+from eqaccel.patches import radial
+from nequip.nn.mlp import ScalarMLPFunction
+from patch_checks import assert_close, assert_same_gradients, duplicated
+from radial_checks import assert_layers_agree, everywhere
+from torch.autograd import grad
+
+from eqaccel import export, patch, report, unpatch
+from eqaccel.ops import has_matrix_kernel
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers as on a GPU."""
+    monkeypatch.setattr(radial, "prefers_dense", everywhere)
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [({}, 3), ({"bias": True}, 3), ({"forward_weight_init": False}, 3), ({"parametrization": "weight_norm"}, 0)],
+    ids=["plain", "bias", "backward", "parametrized"],
+)
+def test_values_and_derivatives(options: dict[str, object], layers: int, device: torch.device) -> None:
+    torch.manual_seed(0)
+    assert_layers_agree(ScalarMLPFunction(4, 12, 2, 8, **options).to(device), layers)
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("is_packaged", [False, True], ids=["built", "packaged"])
+def test_model(is_packaged: bool, tmp_path: Path) -> None:
+    plain = nm.model("parity")
+    expected = plain(nm.data())
+    if is_packaged:
+        plain = nm.packaged(plain, tmp_path / "model.nequip.zip")
+    fast = patch(plain)
+    layers = [m for m in fast.modules() if isinstance(m, radial.RadialLinear)]
+    assert len(layers) >= 2 * nm.replaced_layers(fast)
+    outputs = fast(nm.data())
+    for name in ("total_energy", "forces", "stress"):
+        assert_close(outputs[name], expected[name])
+
+
+@pytest.mark.usefixtures("forced")
+def test_training() -> None:
+    gradients = []
+    for change in (lambda model: model, lambda model: patch(model, verify=False)):
+        model = change(nm.model()).train()
+        loss = (model(nm.data())["forces"] ** 2).sum()
+        gradients.append(grad(loss, list(model.parameters()), allow_unused=True))
+    assert_same_gradients(gradients[1], gradients[0])
+
+
+@pytest.mark.usefixtures("forced")
+def test_names_copies_and_files(tmp_path: Path) -> None:
+    plain, fast = nm.model(), patch(nm.model())
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in fast.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    expected = plain(nm.data(nm.structures()[:1]))
+    for copied in (duplicated(fast, "deepcopy"), duplicated(fast, "save"), jit.script(duplicated(fast, "deepcopy"))):
+        assert_close(copied(nm.data(nm.structures()[:1]))["forces"], expected["forces"])
+    export(fast.requires_grad_(False), tmp_path / "model.pt")  # compares the file with the model
+    restored = unpatch(fast)
+    assert [type(m).__name__ for m in restored.modules()] == [type(m).__name__ for m in plain.modules()]
+
+
+def test_report(device: torch.device) -> None:
+    model = nm.model(dtype="float32").to(device)
+    rows = [row for row in report(patch(model)).rows if row.kind == "ScalarMLPFunction"]
+    assert len(rows) == nm.replaced_layers(model)
+    assert all(row.accelerated == has_matrix_kernel(device, torch.float32) for row in rows)
