@@ -162,6 +162,7 @@ def test_batch_refuses_what_is_not_supported(tmp_path, capsys):
         ("graphs", ["--graphs", "ring-21x20,local-12x4", "--problems", "tiny"], "most neighbours"),
         ("scaling", ["--edges", "1e3,2e3", "--problems", "tiny", "--compare", "none"], "ring-61x60 61/3660"),
         ("overhead", ["--problems", "tiny", "--compare", "none", "--calls", "5"], "torch.add"),
+        ("matrices", ["--layers", "mp0-hidden,nequip-l", "--rows", "100"], "100 x 1312 x 128"),
     ],
 )
 def test_other_benchmarks_run(name, options, expected, tmp_path, capsys):
@@ -333,7 +334,9 @@ def test_summary_shows_where_eqaccel_stands(monkeypatch, tmp_path):
 def test_bench_is_a_command_of_eqaccel(tmp_path):
     command = [sys.executable, "-m", "eqaccel", "bench", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    assert all(name in shown for name in ("kernels", "batch", "graphs", "scaling", "overhead", "models", "report"))
+    assert all(
+        name in shown for name in ("kernels", "batch", "graphs", "scaling", "overhead", "matrices", "models", "report")
+    )
 
 
 def test_a_model_whose_library_is_missing_says_what_to_use(monkeypatch, tmp_path, capsys):

@@ -183,9 +183,9 @@ def _sealed_target(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def test_sealed_files_need_no_compiler(device: torch.device, tmp_path: Path) -> None:
+def test_sealed_files_need_no_compiler(device: torch.device, dtype: torch.dtype, tmp_path: Path) -> None:
     """Nor do they fill a cache. The same program stops at a file that holds no kernels."""
-    model, target = patched(device=device), _sealed_target(device)
+    model, target = patched(device=device).to(dtype), _sealed_target(device)
     eqaccel.export(model, tmp_path / "bare.pt", verify=False)
     eqaccel.export(model, tmp_path / "model.pt", seal=[target])
     whole = arguments(model)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eqaccel.benchmarks import model_tables, models, overhead, pictures, products, report
+from eqaccel.benchmarks import matrices, model_tables, models, overhead, pictures, products, report
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         overhead.format_table,
         overhead.format_table,
         overhead.draw,
+    ),
+    "matrices": Benchmark(
+        "layers of radial networks",
+        matrices.add_arguments,
+        matrices.run,
+        matrices.format_table,
+        matrices.format_table,
+        matrices.draw,
     ),
     "models": Benchmark(
         "energy and forces of whole MACE and NequIP models",

@@ -19,6 +19,7 @@ _TITLES = {
     "scaling": "More and more edges",
     "overhead": "What a call costs the host",
     "models": "Whole MACE models",
+    "matrices": "Layers of radial networks",
 }
 _NEQUIP = "Whole NequIP models"
 
