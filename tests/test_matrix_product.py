@@ -1,4 +1,4 @@
-"""eqaccel.MatrixProduct: the accuracy of float32 on GPUs, the numbers of torch elsewhere, and the rest of an operator."""
+"""eqaccel.MatrixProduct: accuracy of float32 on GPUs, torch's numbers elsewhere, and what operators owe torch."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from eqaccel.benchmarks import pictures, report, suite
-from eqaccel.benchmarks.timing import free_memory, measure
+from eqaccel.benchmarks.timing import measure
 
 from eqaccel import MatrixProduct
 
@@ -74,8 +74,6 @@ def _compare(
         error = ((product(a, b)[:_CHECKED] - exact) / size).square().mean().sqrt()
         rate = 2e-9 * rows * terms * columns / timing.median
         found.append({"implementation": name, "note": "", "error": float(error), "tflops": rate, **timing.to_json()})
-    del a, b, exact, size
-    free_memory()
     return found
 
 
