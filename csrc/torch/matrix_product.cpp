@@ -1,5 +1,5 @@
 // eqaccel::matrix_product: a b, as torch's product but for float32 on GPUs of compute capability 9.0, which have a kernel
-// that is faster and no less accurate. Where torch may use TensorFloat-32, or the kernel does not take the operands
+// that is faster, with errors of the same size. Where torch may use TensorFloat-32, or the kernel does not take the operands
 // (runtime/matrix_product.h), it is torch's product there too. The derivative with respect to `a` is another call of the
 // operator, that with respect to `b` a product of torch.
 #include "matrix_product.h"
