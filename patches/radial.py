@@ -21,7 +21,21 @@ _NETWORKS = {"FullyConnectedNet", "RadialMLP", "ScalarMLPFunction"}
 """Classes of the networks: e3nn's, MACE's and NequIP's."""
 
 
-class RadialLinear(Replacement):
+class _Layer(Replacement):
+    """A layer whose matrix product is eqaccel's where that is the faster one."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        self.product = MatrixProduct().to(original.weight.device).train(original.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (num_edges, inputs) to (num_edges, outputs)."""
+        if prefers_dense(x):
+            return self.dense(x)
+        return self.original(x)
+
+
+class RadialLinear(_Layer):
     """Stands in for a linear layer of a radial network: `torch.nn.Linear`, or NequIP's `ScalarLinearLayer`.
 
     Args:
@@ -32,15 +46,8 @@ class RadialLinear(Replacement):
 
     def __init__(self, original: Any, scale: Tensor, transposed: bool) -> None:
         super().__init__(original)
-        self.product = MatrixProduct().to(original.weight.device).train(original.training)
         self.register_buffer("scale", scale, persistent=False)
         self.transposed = transposed
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (num_edges, in_features) to (num_edges, out_features)."""
-        if prefers_dense(x):
-            return self.dense(x)
-        return self.original(x)
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
@@ -52,7 +59,7 @@ class RadialLinear(Replacement):
         return y if bias is None else y + bias
 
 
-class RadialLayer(Replacement):
+class RadialLayer(_Layer):
     """Stands in for a layer of e3nn's `FullyConnectedNet`: linear, then an activation or none.
 
     Args:
@@ -63,15 +70,8 @@ class RadialLayer(Replacement):
 
     def __init__(self, original: Any, scale: float, factor: float) -> None:
         super().__init__(original)
-        self.product = MatrixProduct().to(original.weight.device).train(original.training)
         self.act = torch.nn.Identity() if original.act is None else original.act
         self.scale, self.factor = scale, factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps (num_edges, h_in) to (num_edges, h_out)."""
-        if prefers_dense(x):
-            return self.dense(x)
-        return self.original(x)
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
@@ -99,7 +99,10 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
     if accelerated:
         note = "its matrix products replaced by eqaccel.MatrixProduct"
     elif replaced:
-        note = "left as it was: only float32 on GPUs of compute capability 9.0 has a kernel for its matrix products"
+        note = (
+            "left as it was: eqaccel.MatrixProduct has a kernel for float32 on GPUs of compute capability 9.0 alone, "
+            "where torch is not allowed TensorFloat-32"
+        )
     elif next(radial_swaps(network), None) is not None:
         note = "left: not patched yet, eqaccel.patch(model) replaces its matrix products"
     else:

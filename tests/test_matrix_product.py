@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from eqaccel.integrations.export.sealing import add_entries, sealed_matrix_entries
 from torch.autograd import gradcheck, gradgradcheck
 
 from eqaccel import MatrixProduct, runtime
@@ -134,6 +135,17 @@ def test_operands_that_do_not_fit(device: torch.device) -> None:
     for one, other in ((a, b[1:]), (a, b.double()), (a[0], b)):
         with pytest.raises(RuntimeError):
             product(one, other)
+
+
+@pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
+def test_sealing() -> None:
+    product = MatrixProduct()
+    key = product.key
+    add_entries(product, sealed_matrix_entries())
+    assert product.key != key
+    program = runtime.Program(product.payload.numpy().tobytes())
+    compiled = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90a")
+    assert compiled["key"] == "sealed-sm_90a"
 
 
 @pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
