@@ -10,11 +10,6 @@ from patch_checks import assert_close
 from torch.autograd import grad
 
 
-def everywhere(x: torch.Tensor) -> bool:
-    """Stands in for `prefers_dense`, in TorchScript too."""
-    return x.dim() > 0
-
-
 def assert_layers_agree(network: torch.nn.Module, layers: int) -> None:
     """So many layers are replaced, and give values, first and second derivatives of those that they replace."""
     fast = copy.deepcopy(network)

@@ -16,8 +16,8 @@ from eqaccel.patches import radial
 from eqaccel.patches.core import Replacement
 from eqaccel.patches.verify import default_dtype
 from mace.modules.radial import RadialMLP
-from patch_checks import assert_close, assert_same_gradients, duplicated, patched
-from radial_checks import assert_layers_agree, everywhere
+from patch_checks import assert_close, assert_same_gradients, duplicated, everywhere, patched
+from radial_checks import assert_layers_agree
 from torch.autograd import grad
 
 from eqaccel import export, patch, report, unpatch

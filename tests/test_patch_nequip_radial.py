@@ -13,8 +13,8 @@ import nequip_models as nm
 from e3nn.util import jit
 from eqaccel.patches import radial
 from nequip.nn.mlp import ScalarMLPFunction
-from patch_checks import assert_close, assert_same_gradients, duplicated
-from radial_checks import assert_layers_agree, everywhere
+from patch_checks import assert_close, assert_same_gradients, duplicated, everywhere
+from radial_checks import assert_layers_agree
 from torch.autograd import grad
 
 from eqaccel import export, patch, report, unpatch

@@ -6,6 +6,6 @@ product and travel inside a module. Knows plans; must not know torch, compilers 
 
 from eqaccel.codegen.body import print_body
 from eqaccel.codegen.matrix_product import matrix_payload
-from eqaccel.codegen.payload import payload, prelude, source
+from eqaccel.codegen.payload import payload, payload_key, prelude, source
 
-__all__ = ["matrix_payload", "payload", "prelude", "print_body", "source"]
+__all__ = ["matrix_payload", "payload", "payload_key", "prelude", "print_body", "source"]

@@ -68,7 +68,12 @@ def pack(entries: Mapping[str, str]) -> tuple[bytes, int]:
         data = text.encode()
         packed += [f"{name} {len(data)}\n".encode(), data, b"\n"]
     content = b"".join(packed)
-    return content, int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+    return content, payload_key(content)
+
+
+def payload_key(content: bytes) -> int:
+    """The integer key that names a payload, 63 bits derived from its bytes."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
 
 
 def _launch_numbers(name: str, plan: Plan) -> dict[str, int]:

@@ -7,7 +7,6 @@ revisions of their compute capability too. Where no kernel of the file fits, the
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from eqaccel import runtime
-from eqaccel.codegen import matrix_payload, payload, source
+from eqaccel.codegen import matrix_payload, payload, payload_key, source
 from eqaccel.errors import CompileError, ExportError
 from eqaccel.plan import TARGETS, UNTUNED, Direction, TunedKernel, make_plan
 from eqaccel.spec import TensorProductSpec
@@ -80,7 +79,7 @@ def sealed_matrix_entries() -> bytes:
 def add_entries(module: Any, entries: bytes) -> None:
     """Adds entries to the payload of a module, under a key of its own: a process may know the bare payload already."""
     content = module.payload.cpu().numpy().tobytes() + entries
-    module.key = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1
+    module.key = payload_key(content)
     module.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(module.payload.device)
 
 
