@@ -1,5 +1,7 @@
 """The tensor product against its float64 reference: forward and derivatives, for every kind of operand."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -66,6 +68,26 @@ def test_graph_sizes(receivers, senders, edges, deterministic, device, dtype):
     """Empty graphs, one node, self loops, one receiver, fewer receivers than senders, isolated nodes, high degree."""
     module = TensorProductConv(SMALL, deterministic=deterministic).to(device)
     assert_product(module, random_operands(SMALL, receivers, edges, num_senders=senders, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("degree", [2, 14])
+def test_many_rows(degree, deterministic, device, dtype):
+    """More nodes than a GPU has blocks: of few or many edges or of none, and two hubs, in no order."""
+    nodes, hub = 6000, 3000
+    generator = torch.Generator().manual_seed(degree)
+    ends = []
+    for hub_at in (17, 4321):
+        degrees = torch.randint(0, 2 * degree + 1, (nodes,), generator=generator)
+        degrees[1000:1100] = degrees[-300:] = 0
+        degrees[hub_at] = hub
+        end = torch.repeat_interleave(torch.arange(nodes), degrees)
+        ends.append(end[torch.randperm(len(end), generator=generator)])
+    edges = min(map(len, ends))
+    operands = random_operands(SMALL, nodes, edges, num_senders=nodes, dtype=dtype, device=device)
+    edge_index = torch.stack([end[:edges] for end in ends]).to(device)
+    module = TensorProductConv(SMALL, deterministic=deterministic).to(device)
+    assert_product(module, dataclasses.replace(operands, edge_index=edge_index))
 
 
 def test_empty_batch(device, dtype):

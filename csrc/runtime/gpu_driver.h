@@ -15,6 +15,9 @@ struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
+// The parts of some size that it takes to cover so many.
+inline int64_t over(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
 struct DeviceInfo {
   std::string name;
   std::string arch;  // "sm_90", "gfx90a:sramecc+:xnack-"

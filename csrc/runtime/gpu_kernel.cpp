@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gpu_driver.h"
+#include "gpu_shares.h"
 #include "kernel.h"
 
 namespace eqaccel {
@@ -14,9 +15,6 @@ constexpr int64_t max_grid = 2147483647;
 constexpr unsigned copy_threads = 256;
 // What the bounds of eq_collect allow.
 constexpr int64_t most_collect_threads = 128, collect_threads_per_sm = 8 * most_collect_threads;
-// Backward blocks that take turns in one place of the device: enough that the last ones do not keep it waiting.
-constexpr int64_t most_rounds = 8;
-
 // Gradients of x are collected from so many bytes at a time, or from a part of the edges where these are very many.
 constexpr int64_t collected_bytes = int64_t(1) << 30, most_collections = 8;
 
@@ -38,6 +36,7 @@ class GpuKernel : public Kernel {
       Main& main = mains_[n];
       main.threads = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/threads"));
       main.shared_bytes = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/shared_bytes"));
+      main.edges_held = program.number(body + "/" + std::to_string(n) + "/edges_held");
       if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
         throw std::runtime_error(std::string("the ") + name(direction) + " kernel needs " +
                                  std::to_string(main.shared_bytes) + " bytes of shared memory and " + info.name +
@@ -57,7 +56,8 @@ class GpuKernel : public Kernel {
       main.function = driver_.get_function(module, ("eq_main_" + std::to_string(n)).c_str());
       driver_.set_shared_bytes(main.function, static_cast<int>(main.shared_bytes));
       const int resident = driver_.resident_blocks(main.function, static_cast<int>(main.threads), main.shared_bytes);
-      blocks_ = std::max<int64_t>(blocks_, int64_t(info.multiprocessors) * resident);
+      main.blocks = std::max<int64_t>(int64_t(info.multiprocessors) * resident, 1);
+      blocks_ = std::max(blocks_, main.blocks);
     }
     // A row to as many blocks as it takes, with as few idle threads.
     const int64_t width = scalar_bytes_ == 4 && x_dim_ % 4 == 0 ? 4 : x_dim_ % 2 == 0 ? 2 : 1;
@@ -93,22 +93,27 @@ class GpuKernel : public Kernel {
         driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     }
     if (collects(given)) o.gx = given.gx;
+    const int64_t edges = given.num_edges, together = slots_together(given);
     eq_shares to_receivers = receiver_shares(given), to_senders = sender_shares(given);
     to_receivers.pieces = base + at.pieces;
     to_senders.pieces = base + at.gx_pieces;
     void *of_receivers[] = {&o, &to_receivers}, *of_senders[] = {&o, &to_senders};
-    const int64_t edges = given.num_edges, together = slots_together(given);
     for (int64_t first = 0; first < edges; first += together) {
-      to_senders.first = to_receivers.first = static_cast<int32_t>(first);
-      to_senders.last = to_receivers.last = static_cast<int32_t>(std::min(first + together, edges));
-      const unsigned count = blocks(to_receivers, given.num_receivers, to_receivers.last - first);
-      for (const Main& main : mains_)
-        driver_.launch(main.function, {count}, {main.threads}, main.shared_bytes, stream, of_receivers);
+      const int64_t last = std::min(first + together, edges);
+      for (const Main& main : mains_) {
+        if (direction_ == Direction::backward) to_receivers = backward_shares(given, main);
+        to_receivers.first = static_cast<int32_t>(first);
+        to_receivers.last = static_cast<int32_t>(last);
+        driver_.launch(main.function, {blocks(to_receivers, given.num_receivers, last - first)}, {main.threads},
+                       main.shared_bytes, stream, of_receivers);
+      }
+      to_senders.first = static_cast<int32_t>(first);
+      to_senders.last = static_cast<int32_t>(last);
       if (collects(given))
         driver_.launch(collect_, {blocks(to_senders, given.num_senders, edges), unsigned(collect_parts_)},
                        {unsigned(collect_threads_)}, 0, stream, of_senders);
     }
-    join(join_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
+    if (sums(given)) join(join_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
     if (collects(given)) join(join_collected_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
     if (!given.mul_ir) return;
     if (direction_ != Direction::backward)
@@ -118,10 +123,20 @@ class GpuKernel : public Kernel {
   }
 
  private:
+  // A kernel for some of the paths; those of a direction run one after another.
+  struct Main {
+    GpuDriver::Function function = nullptr;
+    unsigned threads = 0, shared_bytes = 0;
+    int64_t edges_held = 1, blocks = 1;  // edges in the stages of a block; blocks that the device holds at a time
+  };
+
   // Whether gradients of x are kept per edge first: in a graph, unless they are added atomically.
   bool collects(const eq_operands& o) const {
     return direction_ != Direction::forward && o.row_ptr && !o.atomic;
   }
+
+  // Whether a receiver's edges are added up.
+  bool sums(const eq_operands& o) const { return direction_ != Direction::backward && o.row_ptr; }
 
   // Slots between two collections. The backward collects gradients of x several times if they take much memory, at 30
   // microseconds each; double backward, which has outputs of its own for a receiver, once.
@@ -130,39 +145,26 @@ class GpuKernel : public Kernel {
     const int64_t bytes = o.num_edges * x_dim_ * scalar_bytes_;
     return over(o.num_edges, std::clamp<int64_t>(over(bytes, collected_bytes), 1, most_collections));
   }
-  // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than
-  // all others is cut. Fewer rows are dealt out in equal parts.
-  static eq_shares shares_of_rows(int64_t slots, int64_t rows, int64_t blocks, int64_t smallest) {
-    const int64_t even = over(slots, blocks), mean = over(slots, std::max<int64_t>(rows, 1));
-    const bool few = 4 * even < 3 * mean;
-    const auto cut = static_cast<int32_t>(std::max(few ? even : std::max(even, 3 * mean / 2), smallest));
-    return {0, 0, few ? cut : 0, cut, nullptr};
-  }
   eq_shares receiver_shares(const eq_operands& o) const {
-    const int64_t even = over(slots_together(o), blocks_);
-    if (!o.row_ptr) return {0, 0, static_cast<int32_t>(std::clamp<int64_t>(even / 4, 1, 64)), 0, nullptr};
-    if (direction_ != Direction::backward) return shares_of_rows(o.num_edges, o.num_receivers, blocks_, 16);
-    // The backward leaves nothing behind for a receiver: its blocks share the edges equally, in rounds over the device.
-    // They fetch the gradient of the output once a block and receiver, so a block gets half a row at least.
-    const int64_t half = over(o.num_edges, 2 * std::max<int64_t>(o.num_receivers, 1));
-    const int64_t rounds = std::clamp<int64_t>(even / half, 1, most_rounds);
-    return {0, 0, static_cast<int32_t>(std::max<int64_t>(over(even, rounds), 8)), 0, nullptr};
+    if (!o.row_ptr) return equal_shares(std::clamp<int64_t>(over(o.num_edges, blocks_) / 4, 1, 64));
+    return shares_with_sums({o.num_edges, o.num_receivers}, {blocks_, mains_[0].edges_held}, direction_);
+  }
+  eq_shares backward_shares(const eq_operands& o, const Main& main) const {
+    if (!o.row_ptr) return receiver_shares(o);
+    return shares_without_sums({o.num_edges, o.num_receivers}, {main.blocks, main.edges_held}, slots_together(o));
   }
   eq_shares sender_shares(const eq_operands& o) const {
-    return shares_of_rows(o.num_edges, o.num_senders, collect_blocks_, 64);
-  }
-  static int64_t cuts(const eq_shares& shares, int64_t slots) { return shares.cut == 0 ? 0 : (slots - 1) / shares.cut; }
-  // Rows of the scratch that holds pieces.
-  static int64_t pieces(const eq_shares& shares, int64_t slots) {
-    return shares.cut == 0 ? 0 : 2 * (cuts(shares, slots) + 1);
+    return shares_of_rows({o.num_edges, o.num_senders}, collect_blocks_, 64);
   }
   static unsigned blocks(const eq_shares& shares, int64_t rows, int64_t slots) {
-    return grid(shares.size > 0 ? over(slots, shares.size) : rows + cuts(shares, slots));
+    return grid(shares.size > 0 ? over(slots, shares.size) : rows + (slots - 1) / shares.cut);
   }
+  // Rows of the scratch that holds pieces.
+  static int64_t pieces(const eq_shares& shares, int64_t slots) { return 2 * (slots / shares.cut + 1); }
 
   void join(GpuDriver::Function kernel, void** parameters, const eq_shares& shares, int64_t rows, int64_t slots,
             int64_t columns, void* stream) const {
-    if (shares.cut == 0 || (shares.size == 0 && cuts(shares, slots) == 0)) return;
+    if (shares.size == 0 && slots <= shares.cut) return;  // no row can be cut
     // Of many rows few are cut, as a rule.
     const int64_t blocks = std::min(rows, 2 * blocks_);
     const int64_t parts = std::clamp<int64_t>(4 * blocks_ / blocks, 1, over(columns, copy_threads));
@@ -179,7 +181,7 @@ class GpuKernel : public Kernel {
     const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
     Scratch at{};
     at.gx_edge = take(collects(o), slots_together(o) * x_dim_);
-    at.pieces = take(true, pieces(receiver_shares(o), o.num_edges) * z_dim_);
+    at.pieces = take(sums(o), pieces(receiver_shares(o), o.num_edges) * z_dim_);
     at.gx_pieces = take(collects(o), pieces(sender_shares(o), o.num_edges) * x_dim_);
     at.x = take(relayout, o.num_senders * x_dim_);
     at.gz = take(relayout && gradient, o.num_receivers * z_dim_);
@@ -203,14 +205,7 @@ class GpuKernel : public Kernel {
     return to;
   }
 
-  static int64_t over(int64_t count, int64_t size) { return (count + size - 1) / size; }
   static unsigned grid(int64_t blocks) { return static_cast<unsigned>(std::min(blocks, max_grid)); }
-
-  // A kernel for some of the paths; those of a direction run one after another.
-  struct Main {
-    GpuDriver::Function function = nullptr;
-    unsigned threads = 0, shared_bytes = 0;
-  };
 
   const GpuDriver& driver_;
   Direction direction_;

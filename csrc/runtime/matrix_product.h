@@ -1,9 +1,8 @@
 // Plain matrix products in float32 on the tensor cores of compute capability 9.0; preludes/matrix_product.h says how.
 #pragma once
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <vector>
 
 #include "gpu_driver.h"
 #include "program.h"
@@ -33,14 +32,23 @@ class MatrixProduct {
   void launch(const Matrices&, void* workspace, void* stream) const;
 
  private:
-  MatrixProduct(const Program&, int device);
-  int64_t width(int64_t columns) const;
+  // What a block makes of C at a time, whatever its height: so many columns.
+  struct Tile {
+    int64_t width = 0;
+    unsigned shared_bytes = 0;
+    GpuDriver::Function kernel = nullptr;
+  };
 
-  static constexpr int64_t most_eights = 17;  // of a width, and one more
+  MatrixProduct(const Program&, int device);
+  const Tile& tile(int64_t columns) const;
+  int64_t packed_size(const Matrices&) const;
+
   const GpuDriver& driver_;
   int device_;
+  int64_t height_, depth_;  // rows of a tile; terms that are read together
+  unsigned threads_;
   GpuDriver::Function pack_ = nullptr;
-  std::array<GpuDriver::Function, most_eights> kernels_{};  // by eights of their width
+  std::vector<Tile> tiles_;
 };
 
 }  // namespace eqaccel

@@ -48,8 +48,8 @@ struct Compiled {
 //
 // Payload: the line "EQACCEL-PAYLOAD 1\n", then entries "<name> <size>\n<size bytes>\n". Entries:
 //   meta                                     "key=value" lines: abi, x_dim, y_dim, z_dim, w_dim, and for each GPU body
-//                                            "<entry>/kernels", and for each of these kernels "<entry>/<n>/threads"
-//                                            and "<entry>/<n>/shared_bytes"
+//                                            "<entry>/kernels", and for each of these kernels "<entry>/<n>/threads",
+//                                            "<entry>/<n>/shared_bytes" and "<entry>/<n>/edges_held"
 //   prelude/<backend>                        text in front of every body of that backend
 //   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
 //   gpu/<direction>/<scalar>                 body for CUDA and HIP

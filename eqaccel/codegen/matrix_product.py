@@ -8,20 +8,35 @@ from eqaccel.codegen.payload import abi_number, pack, read_prelude
 
 WIDTHS = (64, 112, 128)
 """Columns of the tiles of an output; the runtime takes what wastes least."""
+_HEIGHT = 128  # rows of a tile
+_DEPTH, _STAGES = 32, 4  # terms of a stage; stages that are in shared memory at a time
+_THREADS = 256
+_A_STRIDE = _DEPTH + 8  # floats of a row of A in shared memory: no two lanes meet in a bank
 
 
 @functools.cache
 def matrix_payload() -> tuple[bytes, int]:
     """The payload of the kernel, and the integer key that names it; see `payload`.
 
-    Entry `gpu/forward/float32` compiles for the architecture sm_90a, and meta `widths` has a bit for each width in
-    eights. The kernels are `eq_pack` and `eq_product_<width>`.
+    Entry `gpu/forward/float32` compiles for the architecture sm_90a; the kernels are `eq_pack` and
+    `eq_product_<width>`. Meta has the numbers of their launches: `height`, `depth` and `threads`, of `widths` tiles
+    `<n>/width` and `<n>/shared_bytes`.
     """
     prelude = read_prelude("abi.h") + read_prelude("cuda.h")
-    kernels = "".join(_multiply_add(width) for width in WIDTHS) + read_prelude("matrix_product.h")
+    kernels = _CONSTANTS + "".join(_multiply_add(width) for width in WIDTHS) + read_prelude("matrix_product.h")
     kernels += "".join(_kernel(width) for width in WIDTHS)
-    meta = f"abi={abi_number()}\nwidths={sum(1 << width // 8 for width in WIDTHS)}\n"
+    numbers = {"abi": abi_number(), "height": _HEIGHT, "depth": _DEPTH, "threads": _THREADS, "widths": len(WIDTHS)}
+    for n, width in enumerate(WIDTHS):
+        numbers[f"{n}/width"] = width
+        numbers[f"{n}/shared_bytes"] = 4 * _STAGES * (_HEIGHT * _A_STRIDE + 2 * _DEPTH * width)
+    meta = "".join(f"{name}={number}\n" for name, number in numbers.items())
     return pack({"prelude/cuda": prelude, "gpu/forward/float32": kernels, "meta": meta})
+
+
+_CONSTANTS = f"""
+constexpr int height = {_HEIGHT}, depth = {_DEPTH}, stages = {_STAGES};
+constexpr int block_threads = {_THREADS}, a_stride = {_A_STRIDE};
+"""
 
 
 def _multiply_add(width: int) -> str:

@@ -81,6 +81,7 @@ def _launch_numbers(name: str, plan: Plan) -> dict[str, int]:
     for kernel in plan.kernels:
         numbers[f"{name}/{kernel.number}/threads"] = kernel.threads
         numbers[f"{name}/{kernel.number}/shared_bytes"] = kernel.shared_bytes()
+        numbers[f"{name}/{kernel.number}/edges_held"] = kernel.stages * kernel.edges_per_stage
     return numbers
 
 

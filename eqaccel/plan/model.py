@@ -258,7 +258,7 @@ class KernelPlan(Purpose):
         attributes = round_up((self.stages + 1) * edges * y_dim * twice, 4)
         gradients = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.teams * y_dim, 4)
         barriers = 8 * round_up(self.stages, 2)
-        ids = 8 * round_up(edges * (self.stages + 3) + 1, 2)
+        ids = 8 * round_up(edges * (self.stages + 3), 2)
         table = 2 * scalar * (len(self.single_terms) + sum(len(terms) for _, terms in self.several_terms))
         return (rows + matrices + attributes + gradients + self.all_sums) * scalar + barriers + ids + table
 

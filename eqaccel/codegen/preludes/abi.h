@@ -6,7 +6,7 @@
 #ifndef EQACCEL_ABI_H
 #define EQACCEL_ABI_H
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 3
+#define EQ_ABI 4
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
@@ -44,12 +44,13 @@ struct eq_operands {
   int32_t threads;  // CPU threads
 };
 
-// How the slots of a graph, or the rows of a batch, are dealt out to the blocks of a GPU: so many slots to each, or a row
-// to each. Then rows of more than `cut` slots are cut at its multiples, and pieces but the first have blocks of their own.
+// How the slots of a graph, or the rows of a batch, are dealt out to the blocks of a GPU: a row to each, or so many slots.
+// Rows of more than `longest` slots are cut at multiples of `cut` and the others are not: a share of slots that would begin
+// inside such a row begins with it. Where a row has a block, the parts after the first have blocks of their own.
 struct eq_shares {
   int32_t first, last;  // slots of this launch; the workspace has gradients of x for these, from `first` on
-  int32_t size;         // slots of a block; 0: a row
-  int32_t cut;          // rows are cut at multiples of it only, and their pieces joined; 0: no sums to join
-  void* pieces;         // sums of the pieces, two rows for each multiple of `cut`
+  int32_t size;         // slots of a block, which divides `cut`; 0: a row
+  int32_t longest, cut;
+  void* pieces;  // sums of the parts of rows, two rows for each multiple of `cut`
 };
 #endif

@@ -155,8 +155,7 @@ struct Worker {
 
   EQ_FN void finish(int receiver) {
     if (EQ_DIRECTION == 1) return;
-    T* const row =
-        share.target(shares, pipe.first_cut(), static_cast<T*>(o.z), receiver, P::z_dim) + channels.first;
+    T* const row = share.target(shares, static_cast<T*>(o.z), receiver, P::z_dim) + channels.first;
     if constexpr (S::members == 1) {
       if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_team();
       if (channels.active) {
@@ -268,7 +267,7 @@ template <class P>
 EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
   const Share share(receivers_of(o), shares, blockIdx.x, shares.first, shares.last);
   if (!share.exists) return;
-  Pipeline<P> pipe(o, shared, share.first, share.last, share.first_cut);
+  Pipeline<P> pipe(o, shared, share.first, share.last);
   T* sums = shared + Layout<P>::sums;
   int warps = 0, teams = 0;
   P::each_segment([&](auto segment) {

@@ -16,7 +16,7 @@ struct Layout {
   static constexpr int sums = gy + (EQ_DIRECTION > 0 ? round_up(2 * gy_stage, 4) : 0);
   static constexpr int barriers = sums + P::sums;
   // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
-  static constexpr int id_stages = stages + 3, ids_bytes = 8 * round_up(edges * id_stages + 1, 2);
+  static constexpr int id_stages = stages + 3, ids_bytes = 8 * round_up(edges * id_stages, 2);
 };
 
 // The edges of a block, brought to shared memory stage by stage.
@@ -27,7 +27,7 @@ struct Pipeline {
   T* shared;
   int thread, lane, warp;
   int first, last, steps;  // slots of the block
-  int2* ids;                   // (edge, sender) of every slot of some stages; then a number of the block
+  int2* ids;                   // (edge, sender) of every slot of some stages
   Term* terms;                 // of the entries of edge matrices
   int2 next;                   // ids on their way to shared memory
 #if EQ_BULK_COPY
@@ -37,7 +37,7 @@ struct Pipeline {
   static constexpr bool bulk = false;
 #endif
 
-  EQ_FN Pipeline(const eq_operands& o_, T* shared_, int first_, int last_, int first_cut)
+  EQ_FN Pipeline(const eq_operands& o_, T* shared_, int first_, int last_)
       : o(o_), shared(shared_), thread(threadIdx.x), lane(threadIdx.x % 32), warp(threadIdx.x / 32), first(first_),
         last(last_), steps((last_ - first_ + L::edges - 1) / L::edges) {
     unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * (L::stages + L::stages % 2);
@@ -46,7 +46,6 @@ struct Pipeline {
     for (int t = thread; t < P::single + P::terms * P::several; t += L::threads) terms[t] = P::term(t);
     for (int t = thread; t < (L::stages + 1) * L::edges; t += L::threads) ids[t] = read_id(first + t);
     look_up(L::stages + 1);
-    if (thread == 0) ids[L::id_stages * L::edges].x = first_cut;
 #if EQ_BULK_COPY
     warp = __shfl_sync(0xffffffffu, warp, 0);
     barrier = shared_address(shared + L::barriers);
@@ -69,7 +68,6 @@ struct Pipeline {
 
   // Edge (x) and sender (y) of edge e of a stage.
   EQ_FN int2 id(int step, int e) const { return ids[step % L::id_stages * L::edges + e]; }
-  EQ_FN int first_cut() const { return ids[L::id_stages * L::edges].x; }
   EQ_FN T* rows(int step, int e) const { return shared + ((step % L::stages) * L::edges + e) * L::edge; }
   EQ_FN int slot(int step, int e) const { return first + step * L::edges + e; }
   EQ_FN int count(int step) const { return min(L::edges, last - slot(step, 0)); }

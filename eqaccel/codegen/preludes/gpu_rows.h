@@ -48,7 +48,7 @@ EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
     t = row_end;
     if (!writes) continue;
     T* const gx = static_cast<T*>(o.gx) + int64_t(row) * P::x_dim;
-    T* const to = share.target(shares, share.first_cut, static_cast<T*>(o.gx), row, P::x_dim);
+    T* const to = share.target(shares, static_cast<T*>(o.gx), row, P::x_dim);
     const bool moves = o.mul_ir && to == gx;
 #pragma unroll
     for (int u = 0; u < width; ++u) {

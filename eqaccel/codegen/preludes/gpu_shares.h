@@ -22,6 +22,12 @@ struct Rows {
 
   // The row that a slot belongs to.
   EQ_FN int of(int slot) const { return first ? search(first, 0, count, slot + 1) - 1 : slot; }
+  // The same where some row is known to be that one or before it; the next are looked at first.
+  EQ_FN int of(int slot, int some_row) const {
+    if (!first) return slot;
+    const int near = min(some_row + 32, count), found = search(first, some_row, near, slot + 1);
+    return (found < near ? found : search(first, near, count, slot + 1)) - 1;
+  }
 };
 
 EQ_FN Rows receivers_of(const eq_operands& o) { return {o.row_ptr, int(o.num_receivers), int(o.num_edges)}; }
@@ -31,36 +37,48 @@ EQ_FN Rows senders_of(const eq_operands& o) { return {o.t_row_ptr, int(o.num_sen
 struct Share {
   Rows rows;
   int first, last, row;
-  int first_cut;  // number of the cut at the first slot, or else before it
   bool exists;
 
-  EQ_FN Share(const Rows& rows_, const eq_shares& shares, int block, int from, int to)
-      : rows(rows_), first_cut(block), exists(true) {
-    if (shares.size > 0) {
-      first = from + int(int64_t(block) * shares.size);
-      last = int(min(int64_t(first) + shares.size, int64_t(to)));
-      row = rows.of(first);
-      while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
-      return;
+  EQ_FN Share(const Rows& rows_, const eq_shares& shares, int block, int from, int to) : rows(rows_) {
+    if (shares.size > 0) part(shares, from + int64_t(block) * shares.size, from, to);
+    else part_of_row(shares, block);
+  }
+
+  EQ_FN void part(const eq_shares& shares, int64_t begin, int from, int to) {
+    first = int(begin);
+    last = int(min(begin + shares.size, int64_t(to)));
+    row = rows.of(first);
+    if (shares.longest > 0) {
+      first = max(from, boundary(shares, row, first));
+      if (last < to) last = max(from, boundary(shares, rows.of(last, row), last));
     }
-    // A block for what follows each cut comes before those of rows: it has much to do if anything.
-    const int cuts = (rows.slots - 1) / shares.cut;
-    const bool is_row = block >= cuts;
-    row = block - cuts;
-    first_cut = is_row ? rows.begin(row) / shares.cut : block + 1;
-    first = is_row ? rows.begin(row) : first_cut * shares.cut;
-    if (!is_row) row = rows.of(first);
+    while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
+    exists = first < last;
+  }
+  // Where a share begins that would begin at a slot of some row.
+  EQ_FN int boundary(const eq_shares& shares, int of_row, int slot) const {
+    const int begin = rows.begin(of_row), length = rows.end(of_row) - begin;
+    return length > shares.longest ? max(begin, slot / shares.cut * shares.cut) : begin;
+  }
+
+  // A block for what follows each cut comes before those of rows: it has much to do if anything.
+  EQ_FN void part_of_row(const eq_shares& shares, int block) {
+    const int cuts = (rows.slots - 1) / shares.cut, begin_of_part = (block + 1) * shares.cut;
+    const bool has_begin = block >= cuts;
+    row = has_begin ? block - cuts : rows.of(begin_of_part);
     const int begin = rows.begin(row), end = rows.end(row);
-    const bool is_cut = end - begin > shares.cut;
-    exists = is_row || (is_cut && first > begin);
-    last = is_cut ? min(end, (first_cut + 1) * shares.cut) : end;
+    const bool is_cut = end - begin > shares.longest;
+    first = has_begin ? begin : begin_of_part;
+    last = is_cut ? min(end, (first / shares.cut + 1) * shares.cut) : end;
+    exists = has_begin || (is_cut && first > begin);
   }
 
   // Where the sum over this share's slots of a row belongs: to the row itself or, if it was cut, to one of its pieces.
-  EQ_FN T* target(const eq_shares& shares, int first_cut, T* out, int of_row, int64_t dim) const {
+  EQ_FN T* target(const eq_shares& shares, T* out, int of_row, int64_t dim) const {
     const bool has_begin = rows.begin(of_row) >= first;
     if (has_begin && rows.end(of_row) <= last) return out + of_row * dim;
-    return static_cast<T*>(shares.pieces) + 2 * int64_t(first_cut) * dim + (has_begin ? 3 * dim : 0);
+    const int piece = has_begin ? 2 * (last / shares.cut) + 1 : 2 * (first / shares.cut);
+    return static_cast<T*>(shares.pieces) + piece * dim;
   }
 };
 
@@ -84,8 +102,7 @@ template <class Position>
 EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Position position) {
   const auto first_cut = [&](int row) { return rows.begin(row) / shares.cut + 1; };
   const auto is_cut = [&](int row) {
-    const bool may_be = shares.size > 0 || rows.end(row) - rows.begin(row) > shares.cut;
-    return may_be && int64_t(first_cut(row)) * shares.cut < rows.end(row);
+    return rows.end(row) - rows.begin(row) > shares.longest && int64_t(first_cut(row)) * shares.cut < rows.end(row);
   };
   const auto is_left = [&](int row) { return shares.size > 0 && rows.begin(row) == rows.slots; };
   const int each = (rows.count + gridDim.x - 1) / gridDim.x;

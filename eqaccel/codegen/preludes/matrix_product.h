@@ -8,8 +8,6 @@
 // `depth` terms are copied to shared memory ahead of their use. B comes split, in the order in which it is read.
 namespace {
 
-constexpr int height = 128, depth = 32, stages = 4, block_threads = 256;
-constexpr int a_stride = depth + 8;       // floats of a row in shared memory: no two lanes meet in a bank
 constexpr int a_size = height * a_stride;  // floats of a stage of A
 constexpr int in_flight = stages - 3;      // a stage is used, one is free to be overwritten, the next must have come
 
@@ -105,13 +103,16 @@ struct Product {
     const unsigned head = shared_address(shared + stage * stage_size + a_size), tail = head + b_size * sizeof(float);
     float part[sums];
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    // The small products first: what is cut off is a part of the sum so far.
 #pragma unroll
     for (int k = 0; k < depth / 8; ++k) {
       const unsigned offset = k * 8 * width * sizeof(float);
       multiply_add(part, now.tail[k], descriptor<width>(head + offset), k > 0);
       multiply_add(part, now.head[k], descriptor<width>(tail + offset), true);
-      multiply_add(part, now.head[k], descriptor<width>(head + offset), true);
     }
+#pragma unroll
+    for (int k = 0; k < depth / 8; ++k)
+      multiply_add(part, now.head[k], descriptor<width>(head + k * 8 * width * sizeof(float)), true);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     if (++stage == stages) stage = 0;
     if (more) {
