@@ -43,13 +43,13 @@ def run_batch(arguments: argparse.Namespace) -> report.Results:
 
 def add_graphs(parser: argparse.ArgumentParser) -> None:
     """Options of the comparison of graphs."""
-    suite.add_arguments(parser, CONVOLUTIONS, problems.CONVOLUTIONS, "none")
+    suite.add_arguments(parser, CONVOLUTIONS, problems.CONVOLUTIONS, "none", device_time=True)
     _add_graphs(parser, "all")
-    parser.set_defaults(problems=["mace-medium"])
+    parser.set_defaults(problems=["mace-large", "mace-medium"])
 
 
 def run_graphs(arguments: argparse.Namespace) -> report.Results:
-    """One problem on many graphs, and what it takes to sort their edges."""
+    """A few problems on many graphs, and what it takes to sort their edges."""
     graphs = [make_graph(name) for name in arguments.graphs]
     facts = {edges.name: _graph_facts(edges.to(arguments.device), arguments) for edges in graphs}
     results = suite.run("graphs", arguments, CONVOLUTIONS, graphs)
@@ -69,14 +69,15 @@ def graphs_table(results: report.Results) -> str:
 
 
 def graphs_compact(results: report.Results) -> str:
-    """A line for each graph: nanoseconds an edge and percent of the floor."""
+    """A line for each problem and graph: nanoseconds an edge and percent of the floor."""
     known = [name for name in report.DIRECTIONS if any(name in row for row in results["rows"])]
-    header = ["graph", *(f"{name.replace('_', ' ')}: ns an edge, % of floor" for name in known)]
+    header = ["problem", "graph", *(f"{name.replace('_', ' ')}: ns an edge, % of floor" for name in known)]
     lines = []
-    for graph in dict.fromkeys(row["graph"] for row in results["rows"]):
-        cells = [graph]
+    for problem, graph in dict.fromkeys((row["problem"], row["graph"]) for row in results["rows"]):
+        cells = [problem, graph]
+        of_case = [row for row in results["rows"] if (row["problem"], row["graph"]) == (problem, graph)]
         for name in known:
-            row = report.best((row for row in results["rows"] if row["graph"] == graph), name, ["eqaccel"])
+            row = report.best(of_case, name, ["eqaccel"])
             if row is None:
                 cells.append("-")
             else:
@@ -89,7 +90,7 @@ def graphs_compact(results: report.Results) -> str:
 
 def add_scaling(parser: argparse.ArgumentParser) -> None:
     """Options of the growing graphs."""
-    suite.add_arguments(parser, CONVOLUTIONS, problems.CONVOLUTIONS, "cue,oeq-ir_mul")
+    suite.add_arguments(parser, CONVOLUTIONS, problems.CONVOLUTIONS, "cue,oeq-ir_mul", device_time=True)
     parser.add_argument("--edges", help="numbers of edges, as in 1e4,3e4; default: to 1e7 on a GPU, 1e5 on a CPU")
     parser.add_argument("--neighbours", type=int, default=60, help="of every node, even")
     parser.set_defaults(problems=["mp0-second"])

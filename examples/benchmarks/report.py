@@ -124,6 +124,8 @@ def heading(results: Results) -> str:
     parts = [facts["device"], f"{facts['threads']} threads", results["dtype"], found, f"commit {facts['commit']}"]
     if facts.get("load_average") is not None:
         parts.append(f"load {facts['load_average']:.1f}")
+    if facts.get("device_time"):
+        parts.append("times of the device alone")
     return "; ".join([*parts, facts["date"], *([limits] if limits else [])])
 
 

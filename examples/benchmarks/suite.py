@@ -50,7 +50,9 @@ def names(known: Iterable[str] | None, every: Sequence[str] = ()) -> Callable[[s
     return parse
 
 
-def add_arguments(parser: argparse.ArgumentParser, table: Table, every: Sequence[str], compare: str | None) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, table: Table, every: Sequence[str], compare: str | None, device_time: bool = False
+) -> None:
     """The options of a benchmark that times tensor products.
 
     Args:
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser, table: Table, every: Sequence
         table: The contenders.
         every: Problems that "all" stands for.
         compare: Default of --compare; None for one that depends on the device.
+        device_time: Default of --device-time.
     """
     report.add_arguments(parser)
     parser.add_argument("--problems", type=names(PROBLEMS, every), help=f"all, or some of {', '.join(PROBLEMS)}")
@@ -66,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser, table: Table, every: Sequence
     parser.add_argument("--directions", type=names(DIRECTIONS, list(DIRECTIONS)), default="all")
     parser.add_argument("--repetitions", type=int, help="default: 20 on a GPU, 7 on a CPU")
     parser.add_argument("--budget", type=float, help="seconds for one implementation and direction (0.5 or 20)")
+    parser.add_argument(
+        "--device-time",
+        action=argparse.BooleanOptionalAction,
+        default=device_time,
+        help="on a GPU, leave out what the host takes to queue a call",
+    )
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds after which no case is begun")
 
 
@@ -92,6 +101,7 @@ def run(
     arguments.compare = arguments.compare or (["cue", "oeq"] if gpu else ["e3nn", "cue", "oeq"])
     torch.set_num_threads(arguments.threads)
     results = report.new_results(benchmark, arguments)
+    results["environment"]["device_time"] = gpu and arguments.device_time
     roofline = measure_roofline(device, dtype, arguments.threads)
     results["roofline"] = roofline.to_json()
     graphs = [(make_graph(w) if isinstance(w, str) else w).to(device) for w in workloads]
@@ -266,7 +276,7 @@ def run_case(
     for name in arguments.directions:
         direction = DIRECTIONS[name]
         work = {key: setups(contender, edges, operands)[direction] for key, contender in contenders.items()}
-        timings = measure(work, device, arguments.repetitions, arguments.budget, occupied)
+        timings = measure(work, device, arguments.repetitions, arguments.budget, occupied, arguments.device_time)
         floor = limits(problem, edges, direction, dtype, roofline, device == "cuda")
         for row in results:
             timing = timings.get(row["implementation"])

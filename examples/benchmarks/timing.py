@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 Setup = Callable[[], Callable[[], object]]
+_CYCLES_PER_SECOND, _LONGEST_WAIT = 2e9, 0.01
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,12 @@ class Timing:
 
 
 def measure(
-    setups: Mapping[str, Setup], device: str, repetitions: int = 20, budget: float = 20.0, occupied: int = 0
+    setups: Mapping[str, Setup],
+    device: str,
+    repetitions: int = 20,
+    budget: float = 20.0,
+    occupied: int = 0,
+    queued: bool = False,
 ) -> dict[str, Timing | str]:
     """Times several functions that do the same work.
 
@@ -49,13 +55,14 @@ def measure(
         budget: Seconds after which a function is not called again, once it has been called three times, or once if
             that call alone takes longer.
         occupied: Bytes of GPU memory that do not belong to the work, to be left out of its peak.
+        queued: Keep a GPU busy while the host queues a call, so that the time is the device's alone.
 
     Returns:
         A timing for each name, or the first line of the error that it died with.
     """
     if device == "cpu":
         return _interleaved(setups, repetitions, budget)
-    return {name: _by_events(setup, repetitions, budget, occupied) for name, setup in setups.items()}
+    return {name: _by_events(setup, repetitions, budget, occupied, queued) for name, setup in setups.items()}
 
 
 def describe(error: BaseException) -> str:
@@ -77,7 +84,7 @@ def allowed(repetitions: int, budget: float, seconds: float) -> int:
     return max(min(repetitions, fitting), min(repetitions, 3 if fitting else 1))
 
 
-def _by_events(setup: Setup, repetitions: int, budget: float, occupied: int) -> Timing | str:
+def _by_events(setup: Setup, repetitions: int, budget: float, occupied: int, queued: bool) -> Timing | str:
     try:
         run = setup()
         for _ in range(2):  # compiles; TorchScript optimises in its second call
@@ -90,6 +97,8 @@ def _by_events(setup: Setup, repetitions: int, budget: float, occupied: int) -> 
         events = []
         for _ in range(allowed(repetitions, budget, seconds)):
             events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+            if queued:
+                torch.cuda._sleep(int(_CYCLES_PER_SECOND * min(2 * seconds, _LONGEST_WAIT)))
             events[-1][0].record()
             run()
             events[-1][1].record()
