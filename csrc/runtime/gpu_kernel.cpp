@@ -60,7 +60,7 @@ class GpuKernel : public Kernel {
       blocks_ = std::max(blocks_, main.blocks);
     }
     // A row to as many blocks as it takes, with as few idle threads.
-    const int64_t width = scalar_bytes_ == 4 && x_dim_ % 4 == 0 ? 4 : x_dim_ % 2 == 0 ? 2 : 1;
+    const int64_t width = row_width(x_dim_);
     collect_parts_ = over(x_dim_, width * most_collect_threads);
     collect_threads_ = 32 * over(x_dim_, 32 * width * collect_parts_);
     collect_blocks_ = info.multiprocessors * collect_threads_per_sm / (collect_threads_ * collect_parts_);
@@ -154,7 +154,7 @@ class GpuKernel : public Kernel {
     return shares_without_sums({o.num_edges, o.num_receivers}, {main.blocks, main.edges_held}, slots_together(o));
   }
   eq_shares sender_shares(const eq_operands& o) const {
-    return shares_of_rows({o.num_edges, o.num_senders}, collect_blocks_, 64);
+    return shares_of_rows({o.num_edges, o.num_senders}, collect_blocks_);
   }
   static unsigned blocks(const eq_shares& shares, int64_t rows, int64_t slots) {
     return grid(shares.size > 0 ? over(slots, shares.size) : rows + (slots - 1) / shares.cut);
@@ -198,13 +198,15 @@ class GpuKernel : public Kernel {
       void* target = to;
       int x_flag = is_x, mul_ir_flag = to_mul_ir;
       void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
-      const int64_t columns = over(is_x ? x_dim_ : z_dim_, copy_threads);
+      const int64_t dim = is_x ? x_dim_ : z_dim_, columns = over(dim, row_width(dim) * copy_threads);
       driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads}, 0,
                      stream, parameters);
     }
     return to;
   }
 
+  // Elements of a row that a thread moves or adds, as in preludes/gpu_rows.h.
+  int64_t row_width(int64_t dim) const { return dim % 4 == 0 && scalar_bytes_ == 4 ? 4 : dim % 2 == 0 ? 2 : 1; }
   static unsigned grid(int64_t blocks) { return static_cast<unsigned>(std::min(blocks, max_grid)); }
 
   const GpuDriver& driver_;

@@ -23,8 +23,9 @@ inline eq_shares equal_shares(int64_t size) {
 }
 
 // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all
-// others is cut, into parts of at least `smallest` slots. Fewer rows are dealt out in equal parts.
-inline eq_shares shares_of_rows(const SlotsOfRows& graph, int64_t blocks, int64_t smallest = 16) {
+// others is cut. Fewer rows are dealt out in equal parts.
+inline eq_shares shares_of_rows(const SlotsOfRows& graph, int64_t blocks) {
+  constexpr int64_t smallest = 16;
   const int64_t even = over(graph.slots, blocks), mean = graph.mean();
   if (4 * even < 3 * mean) return equal_shares(std::max(even, smallest));
   const auto cut = static_cast<int32_t>(std::max({even, 3 * mean / 2, smallest}));

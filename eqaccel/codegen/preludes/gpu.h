@@ -303,5 +303,6 @@ EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
     join_senders<P>(o, shares);                                                                                        \
   }                                                                                                                    \
   EQ_KERNEL void eq_relayout(const T* from, T* to, int64_t rows, int is_x, int to_mul_ir) {                            \
-    relayout<P>(from, to, rows, is_x, to_mul_ir);                                                                      \
+    if (is_x) relayout<P, true>(from, to, rows, to_mul_ir);                                                            \
+    else relayout<P, false>(from, to, rows, to_mul_ir);                                                                \
   }

@@ -1,6 +1,9 @@
 // GPU prelude, fourth part: kernels that move and add whole rows, around the main one.
 namespace {
 
+// Elements of a row that a thread takes: up to 16 bytes.
+EQ_FN constexpr int row_width(int dim) { return dim % 4 == 0 && sizeof(T) == 4 ? 4 : dim % 2 == 0 ? 2 : 1; }
+
 // Where element n of a row in one layout lies in the other: (2l+1, mul) and (mul, 2l+1) inside a block of irreps.
 struct OtherLayout {
   int n, &position;
@@ -18,20 +21,28 @@ EQ_FN int other_position(int n, bool is_x, bool is_mul_ir) {
   return position;
 }
 
-// Each thread moves one element of many rows: writes are contiguous, reads meet in the first-level cache.
-template <class P>
-EQ_FN void relayout(const T* from, T* to, int64_t rows, bool is_x, bool to_mul_ir) {
-  const int dim = is_x ? P::x_dim : P::z_dim, n = blockIdx.y * blockDim.x + threadIdx.x;
+// Each thread moves a few elements of many rows: writes are contiguous, reads meet in the first-level cache.
+template <class P, bool is_x>
+EQ_FN void relayout(const T* from, T* to, int64_t rows, bool to_mul_ir) {
+  constexpr int dim = is_x ? P::x_dim : P::z_dim, width = row_width(dim);
+  const int n = (blockIdx.y * blockDim.x + threadIdx.x) * width;
   if (n >= dim) return;
-  const int other = other_position<P>(n, is_x, to_mul_ir);
-#pragma unroll 4
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) to[row * dim + n] = from[row * dim + other];
+  int other[width];
+#pragma unroll
+  for (int u = 0; u < width; ++u) other[u] = other_position<P>(n + u, is_x, to_mul_ir);
+#pragma unroll 2
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    LaneOf<width> moved;
+#pragma unroll
+    for (int u = 0; u < width; ++u) moved.v[u] = from[row * dim + other[u]];
+    *reinterpret_cast<LaneOf<width>*>(to + row * dim + n) = moved;
+  }
 }
 
 // Adds the per-edge gradients of each sender in the order of its slots, to what earlier launches left if there were any.
 template <class P>
 EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
-  constexpr int width = P::x_dim % 4 == 0 && sizeof(T) == 4 ? 4 : P::x_dim % 2 == 0 ? 2 : 1;
+  constexpr int width = row_width(P::x_dim);
   const Share share(senders_of(o), shares, blockIdx.x, 0, int(o.num_edges));
   if (!share.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
