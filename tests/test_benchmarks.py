@@ -78,6 +78,7 @@ def test_results_of_the_readme_are_reported(file: Path) -> None:
     from eqaccel.benchmarks.report import load
 
     results = load([file])
+    assert results["rows"] == json.loads(file.read_text())["rows"]
     assert "|" in BENCHMARKS[results["benchmark"]].compact(results)
     assert file.with_suffix(".md").is_file()
 

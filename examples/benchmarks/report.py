@@ -95,9 +95,10 @@ def load(files: Iterable[Path]) -> Results:
         found = {part[key]["device"] if key == "environment" else part[key] for part in parts}
         if len(found) > 1:
             raise ValueError(f"results: expected files of one {name}, got {', '.join(map(str, sorted(found)))}")
+    names = ("model", "atoms", "problem", "graph", "edges", "layer", "direction", "implementation")
     rows = {}
     for row in (row for part in parts for row in part["rows"]):
-        rows[tuple(row.get(key) for key in ("model", "atoms", "problem", "graph", "edges", "implementation"))] = row
+        rows[tuple(row.get(name) for name in names)] = row
 
     def case(row: Row) -> tuple[Any, ...]:
         return tuple(row.get(key) for key in ("model", "problem", "graph"))
