@@ -1,7 +1,7 @@
 """The radial networks, which make the weights of edges: their layers with eqaccel's matrix product.
 
-On a GPU these products take as long as the convolutions they are for. Only layers of the known kinds are replaced; the
-rest of a network, activations and normalisations, stays.
+These products take as long as the convolutions they are for, or longer. Only layers of the known kinds are replaced;
+the rest of a network, activations and normalisations, stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from eqaccel.patches.core import Replacement, Row, Swap, class_names
-from eqaccel.patches.dense import prefers_dense
 from eqaccel.patches.verify import model_device, model_dtype
 from torch import Tensor
 
@@ -30,7 +29,7 @@ class _Layer(Replacement):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (num_edges, inputs) to (num_edges, outputs)."""
-        if prefers_dense(x):
+        if x.is_cuda or x.is_cpu:
             return self.dense(x)
         return self.original(x)
 
@@ -95,13 +94,16 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
     if not class_names(network) & _NETWORKS:
         return []
     replaced = any(isinstance(module, Replacement) for module in network.modules())
-    accelerated = replaced and has_matrix_kernel(model_device(model), model_dtype(model))
-    if accelerated:
+    device = model_device(model)
+    accelerated = replaced and (device.type == "cpu" or has_matrix_kernel(device, model_dtype(model)))
+    if accelerated and device.type == "cpu":
+        note = "its matrix products write into memory that is kept from call to call"
+    elif accelerated:
         note = "its matrix products replaced by eqaccel.MatrixProduct"
     elif replaced:
         note = (
-            "left as it was: eqaccel.MatrixProduct has a kernel for float32 on GPUs of compute capability 9.0 alone, "
-            "where torch is not allowed TensorFloat-32"
+            "left as it was: on a GPU, eqaccel.MatrixProduct has a kernel for float32 and compute capability 9.0 "
+            "alone, where torch is not allowed TensorFloat-32"
         )
     elif next(radial_swaps(network), None) is not None:
         note = "left: not patched yet, eqaccel.patch(model) replaces its matrix products"

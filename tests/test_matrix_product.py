@@ -78,6 +78,16 @@ def test_repeats_bitwise_and_row_by_row(device: torch.device) -> None:
         assert torch.equal(product(a[:700], b), expected[:700])
 
 
+def test_results_on_a_cpu_take_memory_that_was_given_back() -> None:
+    product = MatrixProduct()
+    a, b = torch.randn(20000, 16), torch.randn(16, 64)
+    first = product(a, b)
+    assert torch.equal(first, a @ b)
+    where = first.data_ptr()
+    del first
+    assert product(a, b).data_ptr() == where
+
+
 def test_derivatives(device: torch.device) -> None:
     product = MatrixProduct().to(device)
     a, b = (t.double().requires_grad_() for t in operands((5, 8, 6), device))

@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include "device.h"
+#include "host_memory.h"
 #include "ops.h"
 
 namespace eqaccel::ops {
@@ -55,6 +56,15 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   return c;
 }
 
+// torch's product, into memory that earlier results have given back: fresh memory would take as long to map as the
+// weights of edges take to multiply.
+Tensor on_cpu(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
+  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || a.scalar_type() != b.scalar_type()) return at::mm(a, b);
+  Tensor c = empty_kept({a.size(0), b.size(1)}, a.options());
+  at::mm_out(c, a, b);
+  return c;
+}
+
 Tensor elsewhere(const Tensor&, int64_t, const Tensor& a, const Tensor& b) { return at::mm(a, b); }
 
 struct MatrixProductFunction : Function<MatrixProductFunction> {
@@ -84,7 +94,7 @@ Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& a, const
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("matrix_product", differentiable); }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("matrix_product", on_gpu); }
-TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("matrix_product", elsewhere); }
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("matrix_product", on_cpu); }
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("matrix_product", elsewhere); }
 // torch's own product knows what autocast makes of its operands.
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("matrix_product", elsewhere); }

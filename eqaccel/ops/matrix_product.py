@@ -17,7 +17,8 @@ class MatrixProduct(nn.Module):
     Each factor is split into two numbers of TensorFloat-32, whose sum has 22 bits, and three products of these parts
     are added up. Sums are in a fixed order, each row for itself, so results are bitwise reproducible. Factors that are
     not finite give NaN. In float64, on other devices, for numbers of terms that are no multiple of four or odd numbers
-    of columns, and where torch is allowed TensorFloat-32, it is torch's product.
+    of columns, and where torch is allowed TensorFloat-32, it is torch's product; on a CPU its result takes memory that
+    earlier ones have given back.
     """
 
     def __init__(self) -> None:

@@ -66,6 +66,7 @@ _PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "prim::TupleConstruct": lambda *items: items,
         "prim::device": lambda tensor: tensor.device,
         "prim::dtype": lambda tensor: tensor.dtype,
+        "prim::is_cpu": lambda tensor: tensor.is_cpu,
         "prim::is_cuda": lambda tensor: tensor.is_cuda,
         "prim::requires_grad": lambda tensor: tensor.requires_grad,
         "prim::unchecked_cast": lambda value: value,
