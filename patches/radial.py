@@ -21,7 +21,7 @@ _NETWORKS = {"FullyConnectedNet", "RadialMLP", "ScalarMLPFunction"}
 
 
 class _Layer(Replacement):
-    """A layer whose matrix product is eqaccel's where that is the faster one."""
+    """A layer whose matrix product is eqaccel's, on the devices that this has a form for."""
 
     def __init__(self, original: Any) -> None:
         super().__init__(original)

@@ -21,11 +21,6 @@ def patched(model: torch.nn.Module) -> torch.nn.Module:
     return patch(model, verify=False)
 
 
-def everywhere(x: torch.Tensor) -> bool:
-    """Stands in for `prefers_dense`, in TorchScript too."""
-    return x.dim() > 0
-
-
 def assert_close(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> None:
     assert value.shape == expected.shape
     scale = max(float(expected.detach().abs().max()), floor)

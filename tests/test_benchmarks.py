@@ -83,6 +83,21 @@ def test_results_of_the_readme_are_reported(file: Path) -> None:
     assert file.with_suffix(".md").is_file()
 
 
+def test_picture_of_graphs_keeps_problems_apart(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from eqaccel.benchmarks import pictures
+    from eqaccel.benchmarks.report import load
+
+    drawn, bars = [], pictures._bars
+    monkeypatch.setattr(pictures, "_bars", lambda *arguments: drawn.append(arguments) or bars(*arguments))
+    results = load([RESULTS / "graphs_h200_float32.json"])
+    pictures.by_graph(results, tmp_path / "graphs.png")
+    assert len(drawn) == 3 * len({row["problem"] for row in results["rows"]})
+    for _, graphs, series, floors, _ in drawn:
+        assert len(series["eqaccel"]) == len(floors) == len(graphs)
+        assert all(floor < cost for floor, cost in zip(floors, series["eqaccel"], strict=True))
+
+
 def test_pieces_join_and_are_reported_again(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     pieces = []

@@ -135,25 +135,27 @@ def scaling(results: Results, path: Path) -> list[Path]:
 
 
 def by_graph(results: Results, path: Path) -> list[Path]:
-    """Nanoseconds an edge, of the best variant of each library on each graph."""
-    directions, graphs = _distinct(results, None), _distinct(results, "graph")
-    figure, panels = _grid(len(directions), 1, 2 + 0.7 * len(graphs), 2.2)
-    for (axes,), direction in zip(panels, directions, strict=True):
-        cases = [[row for row in results["rows"] if row["graph"] == graph] for graph in graphs]
+    """Nanoseconds an edge, of the best variant of each library on each graph; a column for each problem."""
+    directions, graphs, problems = (_distinct(results, key) for key in (None, "graph", "problem"))
+    figure, panels = _grid(len(directions), len(problems), 2 + 0.7 * len(graphs), 2.2)
+    for line, direction in zip(panels, directions, strict=True):
+        for axes, problem in zip(line, problems, strict=True):
+            of_problem = [row for row in results["rows"] if row["problem"] == problem]
+            cases = [[row for row in of_problem if row["graph"] == graph] for graph in graphs]
 
-        def cost(row: Row | None, direction: str = direction) -> float | None:
-            return None if row is None else 1e6 * row[direction]["median_ms"] / row["edges"]
+            def cost(row: Row | None, direction: str = direction) -> float | None:
+                return None if row is None else 1e6 * row[direction]["median_ms"] / row["edges"]
 
-        series = {name: [cost(best(rows, direction, [name])) for rows in cases] for name in _FAMILY_COLOURS}
-        timed = [next((row for row in rows if direction in row), None) for rows in cases]
-        floors = [None if row is None else 1e6 * _floor(row, direction) / row["edges"] for row in timed]
-        _bars(axes, graphs, series, floors, _FAMILY_COLOURS)
-        _plain_numbers(axes.yaxis)
-        axes.set_title(direction.replace("_", " "), fontsize=9)
-        axes.set_ylabel("ns an edge")
-        if direction != directions[-1]:
-            axes.set_xticklabels([])
-    return [_save(figure, panels, path, f"{results['rows'][0]['problem']}, {_where(results)}")]
+            series = {name: [cost(best(rows, direction, [name])) for rows in cases] for name in _FAMILY_COLOURS}
+            timed = [next((row for row in rows if direction in row), None) for rows in cases]
+            floors = [None if row is None else 1e6 * _floor(row, direction) / row["edges"] for row in timed]
+            _bars(axes, graphs, series, floors, _FAMILY_COLOURS)
+            _plain_numbers(axes.yaxis)
+            axes.set_title(f"{problem}, {direction.replace('_', ' ')}", fontsize=9)
+            if direction != directions[-1]:
+                axes.set_xticklabels([])
+        line[0].set_ylabel("ns an edge")
+    return [_save(figure, panels, path, _where(results))]
 
 
 def grouped(

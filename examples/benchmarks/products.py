@@ -1,4 +1,4 @@
-"""The benchmarks of tensor products: convolutions, batches, one convolution on many graphs, and on ever larger ones."""
+"""The benchmarks of tensor products: convolutions, batches, convolutions on many graphs, and on ever larger ones."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ END = "<!-- end of speed -->"
 _TITLES = {
     "kernels": "Fused convolution",
     "batch": "Tensor product without a graph",
-    "graphs": "One convolution on many graphs",
+    "graphs": "Convolutions on many graphs",
     "scaling": "More and more edges",
     "overhead": "What a call costs the host",
     "models": "Whole MACE models",

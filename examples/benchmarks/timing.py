@@ -43,7 +43,7 @@ def measure(
     repetitions: int = 20,
     budget: float = 20.0,
     occupied: int = 0,
-    queued: bool = False,
+    device_time: bool = False,
 ) -> dict[str, Timing | str]:
     """Times several functions that do the same work.
 
@@ -55,14 +55,14 @@ def measure(
         budget: Seconds after which a function is not called again, once it has been called three times, or once if
             that call alone takes longer.
         occupied: Bytes of GPU memory that do not belong to the work, to be left out of its peak.
-        queued: Keep a GPU busy while the host queues a call, so that the time is the device's alone.
+        device_time: Keep a GPU busy while the host queues a call, so that the time is the device's alone.
 
     Returns:
         A timing for each name, or the first line of the error that it died with.
     """
     if device == "cpu":
         return _interleaved(setups, repetitions, budget)
-    return {name: _by_events(setup, repetitions, budget, occupied, queued) for name, setup in setups.items()}
+    return {name: _by_events(setup, repetitions, budget, occupied, device_time) for name, setup in setups.items()}
 
 
 def describe(error: BaseException) -> str:
@@ -84,7 +84,7 @@ def allowed(repetitions: int, budget: float, seconds: float) -> int:
     return max(min(repetitions, fitting), min(repetitions, 3 if fitting else 1))
 
 
-def _by_events(setup: Setup, repetitions: int, budget: float, occupied: int, queued: bool) -> Timing | str:
+def _by_events(setup: Setup, repetitions: int, budget: float, occupied: int, device_time: bool) -> Timing | str:
     try:
         run = setup()
         for _ in range(2):  # compiles; TorchScript optimises in its second call
@@ -97,7 +97,7 @@ def _by_events(setup: Setup, repetitions: int, budget: float, occupied: int, que
         events = []
         for _ in range(allowed(repetitions, budget, seconds)):
             events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
-            if queued:
+            if device_time:
                 torch.cuda._sleep(int(_CYCLES_PER_SECOND * min(2 * seconds, _LONGEST_WAIT)))
             events[-1][0].record()
             run()
