@@ -98,6 +98,24 @@ def test_picture_of_graphs_keeps_problems_apart(tmp_path, monkeypatch):
         assert all(floor < cost for floor, cost in zip(floors, series["eqaccel"], strict=True))
 
 
+def test_picture_of_scaling_keeps_problems_apart(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from eqaccel.benchmarks import pictures
+    from eqaccel.benchmarks.report import load
+
+    figures, save = [], pictures._save
+    monkeypatch.setattr(pictures, "_save", lambda *arguments: figures.append(arguments[0]) or save(*arguments))
+    results = load([RESULTS / "scaling_h200_float32.json"])
+    results["rows"] += [{**row, "problem": "another"} for row in results["rows"]]
+    pictures.scaling(results, tmp_path / "scaling.png")
+    panels = figures[0].axes
+    assert len(panels) == 2 * 3
+    for axes in panels:
+        lines = [list(line.get_xdata()) for line in axes.get_lines()]
+        assert len(lines) > 1  # implementations and the floor
+        assert all(edges == sorted(set(edges)) for edges in lines)
+
+
 def test_pieces_join_and_are_reported_again(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     pieces = []

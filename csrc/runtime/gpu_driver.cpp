@@ -20,6 +20,21 @@ enum CudaAttribute {
   cuda_function_dynamic_shared_bytes = 8,
 };
 
+// CUlaunchConfig with its attributes, of which one is used: that a kernel may begin before the last one has ended.
+struct CudaLaunchAttribute {
+  int id;
+  alignas(8) int value;
+  char rest[60];
+};
+struct CudaLaunch {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  const CudaLaunchAttribute* attributes;
+  unsigned count;
+};
+constexpr CudaLaunchAttribute cuda_early = {6, 1, {}};
+constexpr int cuda_with_early_launches = 12030;  // the driver's version that has them in graphs, too
+
 // The start of hipDeviceProp_tR0600 (ROCm 6 and newer).
 struct HipProperties {
   char name[256];
@@ -56,6 +71,8 @@ struct GpuDriver::Table {
   int (*push_context)(void* context);
   int (*pop_context)(void** context);
   int (*set_function_attribute)(void* function, int which, int value);
+  int (*version)(int*);
+  int (*launch_with)(const CudaLaunch*, void* function, void** parameters, void** extra);  // null if the driver is too old
   // HIP only.
   int (*properties)(HipProperties*, int device);
   int (*get_device)(int*);
@@ -96,6 +113,7 @@ GpuDriver::GpuDriver(Backend backend) : backend_(backend) {
     find("cuCtxPushCurrent_v2", table->push_context);
     find("cuCtxPopCurrent_v2", table->pop_context);
     find("cuFuncSetAttribute", table->set_function_attribute);
+    find("cuDriverGetVersion", table->version);
   } else {
     find("hipGetDevicePropertiesR0600", table->properties);
     find("hipGetDevice", table->get_device);
@@ -103,7 +121,9 @@ GpuDriver::GpuDriver(Backend backend) : backend_(backend) {
   }
   table_ = table.get();
   check(init(0), "start the driver");
-  int count = 0;
+  int count = 0, version = 0;
+  if (cuda) check(table->version(&version), "read the driver's version");
+  if (version >= cuda_with_early_launches) find("cuLaunchKernelEx", table->launch_with);
   check(table->count(&count), "count devices");
   table->contexts.resize(count);
   for (int device = 0; device < count; ++device) table->devices.push_back(read_device(device));
@@ -152,7 +172,8 @@ DeviceInfo GpuDriver::read_device(int device) const {
             attribute(cuda_warp_size),
             attribute(cuda_shared_bytes_per_block),
             attribute(cuda_shared_bytes_per_multiprocessor),
-            attribute(cuda_registers_per_multiprocessor)};
+            attribute(cuda_registers_per_multiprocessor),
+            attribute(cuda_major) >= 9 && table_->launch_with != nullptr};
   }
   auto properties = std::make_unique<HipProperties>();
   check(table_->properties(properties.get(), device), "read device properties");
@@ -162,7 +183,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
     if (std::memcmp(at, "gfx", 3) != 0) continue;
     const int shared = int(properties->shared_bytes_per_block);
     return {properties->name, at, properties->multiprocessors, properties->warp_size, shared, shared,
-            properties->registers_per_block};
+            properties->registers_per_block, false};
   }
   throw std::runtime_error("hip: the runtime does not tell the architecture of device " + std::to_string(device));
 }
@@ -220,6 +241,11 @@ void GpuDriver::launch(Function function, Dim3 grid, Dim3 block, unsigned shared
   check(table_->launch(function, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared_bytes, stream, parameters,
                        nullptr),
         "launch a kernel");
+}
+
+void GpuDriver::launch_early(Function function, Dim3 grid, Dim3 block, void* stream, void** parameters) const {
+  const CudaLaunch how = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, 0, stream, &cuda_early, 1};
+  check(table_->launch_with(&how, function, parameters, nullptr), "launch a kernel");
 }
 
 void GpuDriver::fill_zero(void* pointer, std::size_t bytes, void* stream) const {

@@ -26,6 +26,7 @@ struct DeviceInfo {
   int shared_bytes_per_block;  // the most a kernel may ask for, opt-in included
   int shared_bytes_per_multiprocessor;
   int registers_per_multiprocessor;
+  bool launches_early;  // whether a kernel may begin before the one before it has ended
 };
 
 class GpuDriver {
@@ -52,6 +53,9 @@ class GpuDriver {
   int resident_blocks(Function, int threads, std::size_t shared_bytes) const;
   // The caller holds a DeviceScope for the device of the function.
   void launch(Function, Dim3 grid, Dim3 block, unsigned shared_bytes, void* stream, void** parameters) const;
+  // The same on a device that launches early: the kernel may begin while the last one on the stream still runs, and has to
+  // wait for its end itself.
+  void launch_early(Function, Dim3 grid, Dim3 block, void* stream, void** parameters) const;
   void fill_zero(void* pointer, std::size_t bytes, void* stream) const;
 
  private:

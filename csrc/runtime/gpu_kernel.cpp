@@ -60,7 +60,8 @@ class GpuKernel : public Kernel {
       blocks_ = std::max(blocks_, main.blocks);
     }
     // A row to as many blocks as it takes, with as few idle threads.
-    const int64_t width = row_width(x_dim_);
+    launches_early_ = info.launches_early;
+    const int64_t width = EQ_ROW_WIDTH(x_dim_, scalar_bytes_);
     collect_parts_ = over(x_dim_, width * most_collect_threads);
     collect_threads_ = 32 * over(x_dim_, 32 * width * collect_parts_);
     collect_blocks_ = info.multiprocessors * collect_threads_per_sm / (collect_threads_ * collect_parts_);
@@ -94,14 +95,14 @@ class GpuKernel : public Kernel {
     }
     if (collects(given)) o.gx = given.gx;
     const int64_t edges = given.num_edges, together = slots_together(given);
-    eq_shares to_receivers = receiver_shares(given), to_senders = sender_shares(given);
-    to_receivers.pieces = base + at.pieces;
+    eq_shares to_receivers{}, to_senders = sender_shares(given);
     to_senders.pieces = base + at.gx_pieces;
     void *of_receivers[] = {&o, &to_receivers}, *of_senders[] = {&o, &to_senders};
     for (int64_t first = 0; first < edges; first += together) {
       const int64_t last = std::min(first + together, edges);
       for (const Main& main : mains_) {
-        if (direction_ == Direction::backward) to_receivers = backward_shares(given, main);
+        to_receivers = receiver_shares(given, main);
+        to_receivers.pieces = base + at.pieces;
         to_receivers.first = static_cast<int32_t>(first);
         to_receivers.last = static_cast<int32_t>(last);
         driver_.launch(main.function, {blocks(to_receivers, given.num_receivers, last - first)}, {main.threads},
@@ -110,8 +111,8 @@ class GpuKernel : public Kernel {
       to_senders.first = static_cast<int32_t>(first);
       to_senders.last = static_cast<int32_t>(last);
       if (collects(given))
-        driver_.launch(collect_, {blocks(to_senders, given.num_senders, edges), unsigned(collect_parts_)},
-                       {unsigned(collect_threads_)}, 0, stream, of_senders);
+        launch_next(collect_, {blocks(to_senders, given.num_senders, edges), unsigned(collect_parts_)},
+                    {unsigned(collect_threads_)}, stream, of_senders);
     }
     if (sums(given)) join(join_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
     if (collects(given)) join(join_collected_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
@@ -145,13 +146,12 @@ class GpuKernel : public Kernel {
     const int64_t bytes = o.num_edges * x_dim_ * scalar_bytes_;
     return over(o.num_edges, std::clamp<int64_t>(over(bytes, collected_bytes), 1, most_collections));
   }
-  eq_shares receiver_shares(const eq_operands& o) const {
+  // The same for all kernels where these add up rows, whose pieces they leave to one `join`.
+  eq_shares receiver_shares(const eq_operands& o, const Main& main) const {
     if (!o.row_ptr) return equal_shares(std::clamp<int64_t>(over(o.num_edges, blocks_) / 4, 1, 64));
-    return shares_with_sums({o.num_edges, o.num_receivers}, {blocks_, mains_[0].edges_held}, direction_);
-  }
-  eq_shares backward_shares(const eq_operands& o, const Main& main) const {
-    if (!o.row_ptr) return receiver_shares(o);
-    return shares_without_sums({o.num_edges, o.num_receivers}, {main.blocks, main.edges_held}, slots_together(o));
+    const SlotsOfRows graph{o.num_edges, o.num_receivers};
+    if (!sums(o)) return shares_without_sums(graph, {main.blocks, main.edges_held}, slots_together(o));
+    return shares_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_);
   }
   eq_shares sender_shares(const eq_operands& o) const {
     return shares_of_rows({o.num_edges, o.num_senders}, collect_blocks_);
@@ -162,13 +162,19 @@ class GpuKernel : public Kernel {
   // Rows of the scratch that holds pieces.
   static int64_t pieces(const eq_shares& shares, int64_t slots) { return 2 * (slots / shares.cut + 1); }
 
+  // A kernel that waits by itself for the one before it.
+  void launch_next(GpuDriver::Function kernel, Dim3 grid, Dim3 block, void* stream, void** parameters) const {
+    if (launches_early_) driver_.launch_early(kernel, grid, block, stream, parameters);
+    else driver_.launch(kernel, grid, block, 0, stream, parameters);
+  }
+
   void join(GpuDriver::Function kernel, void** parameters, const eq_shares& shares, int64_t rows, int64_t slots,
             int64_t columns, void* stream) const {
     if (shares.size == 0 && slots <= shares.cut) return;  // no row can be cut
     // Of many rows few are cut, as a rule.
     const int64_t blocks = std::min(rows, 2 * blocks_);
     const int64_t parts = std::clamp<int64_t>(4 * blocks_ / blocks, 1, over(columns, copy_threads));
-    driver_.launch(kernel, {grid(blocks), unsigned(parts)}, {copy_threads}, 0, stream, parameters);
+    launch_next(kernel, {grid(blocks), unsigned(parts)}, {copy_threads}, stream, parameters);
   }
 
   Scratch scratch(const eq_operands& o) const {
@@ -181,7 +187,7 @@ class GpuKernel : public Kernel {
     const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
     Scratch at{};
     at.gx_edge = take(collects(o), slots_together(o) * x_dim_);
-    at.pieces = take(sums(o), pieces(receiver_shares(o), o.num_edges) * z_dim_);
+    at.pieces = take(sums(o), pieces(receiver_shares(o, mains_[0]), o.num_edges) * z_dim_);
     at.gx_pieces = take(collects(o), pieces(sender_shares(o), o.num_edges) * x_dim_);
     at.x = take(relayout, o.num_senders * x_dim_);
     at.gz = take(relayout && gradient, o.num_receivers * z_dim_);
@@ -198,15 +204,13 @@ class GpuKernel : public Kernel {
       void* target = to;
       int x_flag = is_x, mul_ir_flag = to_mul_ir;
       void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
-      const int64_t dim = is_x ? x_dim_ : z_dim_, columns = over(dim, row_width(dim) * copy_threads);
+      const int64_t dim = is_x ? x_dim_ : z_dim_, columns = over(dim, EQ_ROW_WIDTH(dim, scalar_bytes_) * copy_threads);
       driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads}, 0,
                      stream, parameters);
     }
     return to;
   }
 
-  // Elements of a row that a thread moves or adds, as in preludes/gpu_rows.h.
-  int64_t row_width(int64_t dim) const { return dim % 4 == 0 && scalar_bytes_ == 4 ? 4 : dim % 2 == 0 ? 2 : 1; }
   static unsigned grid(int64_t blocks) { return static_cast<unsigned>(std::min(blocks, max_grid)); }
 
   const GpuDriver& driver_;
@@ -215,7 +219,7 @@ class GpuKernel : public Kernel {
   int64_t scalar_bytes_, x_dim_, z_dim_;
   int64_t blocks_ = 1, collect_blocks_ = 1;          // that the device holds at a time
   int64_t collect_parts_ = 1, collect_threads_ = 0;  // blocks of a row, threads of a block
-  bool covers_all_;
+  bool covers_all_, launches_early_ = false;
   std::vector<Main> mains_;
   GpuDriver::Function relayout_ = nullptr, join_ = nullptr, collect_ = nullptr, join_collected_ = nullptr;
 };

@@ -113,25 +113,27 @@ def fused_speedups(results: Results, path: Path) -> list[Path]:
 
 
 def scaling(results: Results, path: Path) -> list[Path]:
-    """Time against the number of edges, with the floor."""
-    directions = _distinct(results, None)
-    figure, panels = _grid(1, len(directions), 3.6, 2.8)
-    implementations = _distinct(results, "implementation")
-    for axes, direction in zip(panels[0], directions, strict=True):
-        for name, colour in zip(implementations, _COLOURS * 2, strict=False):
-            found = [row for row in results["rows"] if row["implementation"] == name and direction in row]
-            points = sorted((row["edges"], row[direction]["median_ms"]) for row in found)
-            if points:
-                axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, color=colour, label=name)
-        floors = sorted({(r["edges"], _floor(r, direction)) for r in results["rows"] if direction in r})
-        if floors:
-            axes.plot(*zip(*floors, strict=True), color="black", linewidth=1, linestyle="--", label="floor")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("edges")
-        axes.set_title(direction.replace("_", " "), fontsize=9)
-    panels[0][0].set_ylabel("milliseconds")
-    return [_save(figure, panels, path, f"{results['rows'][0]['problem']}, {_where(results)}")]
+    """Time against the number of edges, with the floor; a line of panels for each problem."""
+    directions, problems, implementations = (_distinct(results, key) for key in (None, "problem", "implementation"))
+    figure, panels = _grid(len(problems), len(directions), 3.6, 2.8)
+    for line, problem in zip(panels, problems, strict=True):
+        for axes, direction in zip(line, directions, strict=True):
+            rows = [row for row in results["rows"] if row["problem"] == problem and direction in row]
+            for name, colour in zip(implementations, _COLOURS * 2, strict=False):
+                points = sorted((r["edges"], r[direction]["median_ms"]) for r in rows if r["implementation"] == name)
+                if points:
+                    axes.plot(
+                        *zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, color=colour, label=name
+                    )
+            floors = sorted({(row["edges"], _floor(row, direction)) for row in rows})
+            if floors:
+                axes.plot(*zip(*floors, strict=True), color="black", linewidth=1, linestyle="--", label="floor")
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xlabel("edges")
+            axes.set_title(f"{problem}, {direction.replace('_', ' ')}", fontsize=9)
+        line[0].set_ylabel("milliseconds")
+    return [_save(figure, panels, path, _where(results))]
 
 
 def by_graph(results: Results, path: Path) -> list[Path]:

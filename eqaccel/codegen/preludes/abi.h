@@ -1,4 +1,4 @@
-// The one structure that every generated kernel takes, on every backend.
+// The structures that generated kernels take, on every backend.
 //
 // Plain C, no includes but <stdint.h>: the code generator puts this text in front of each generated source, and the
 // runtime includes it, so that the two can not disagree. All rows are contiguous; `w` and `c` may repeat one row
@@ -6,7 +6,7 @@
 #ifndef EQACCEL_ABI_H
 #define EQACCEL_ABI_H
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 4
+#define EQ_ABI 5
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
@@ -53,4 +53,6 @@ struct eq_shares {
   int32_t longest, cut;
   void* pieces;  // sums of the parts of rows, two rows for each multiple of `cut`
 };
+// Elements of a row that a GPU thread moves or adds: up to 16 bytes.
+#define EQ_ROW_WIDTH(dim, scalar_bytes) ((dim) % 4 == 0 && (scalar_bytes) == 4 ? 4 : (dim) % 2 == 0 ? 2 : 1)
 #endif

@@ -57,6 +57,19 @@ EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, uns
 }
 #endif
 
+// The kernel after this one, if it was launched early, may begin once all blocks of this one have said so or ended; it
+// waits for the end of this one before it reads what this one writes.
+EQ_FN void let_next_begin() {
+#if EQ_BULK_COPY
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+EQ_FN void wait_for_previous() {
+#if EQ_BULK_COPY
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 EQ_FN int count_lanes(bool condition) { return __popc(__ballot_sync(0xffffffffu, condition)); }
 

@@ -265,6 +265,7 @@ struct Worker {
 
 template <class P>
 EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
+  let_next_begin();
   const Share share(receivers_of(o), shares, blockIdx.x, shares.first, shares.last);
   if (!share.exists) return;
   Pipeline<P> pipe(o, shared, share.first, share.last);

@@ -1,8 +1,7 @@
 // GPU prelude, fourth part: kernels that move and add whole rows, around the main one.
 namespace {
 
-// Elements of a row that a thread takes: up to 16 bytes.
-EQ_FN constexpr int row_width(int dim) { return dim % 4 == 0 && sizeof(T) == 4 ? 4 : dim % 2 == 0 ? 2 : 1; }
+EQ_FN constexpr int row_width(int dim) { return EQ_ROW_WIDTH(dim, sizeof(T)); }
 
 // Where element n of a row in one layout lies in the other: (2l+1, mul) and (mul, 2l+1) inside a block of irreps.
 struct OtherLayout {
@@ -43,7 +42,9 @@ EQ_FN void relayout(const T* from, T* to, int64_t rows, bool to_mul_ir) {
 template <class P>
 EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
   constexpr int width = row_width(P::x_dim);
+  let_next_begin();
   const Share share(senders_of(o), shares, blockIdx.x, 0, int(o.num_edges));
+  wait_for_previous();
   if (!share.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
   const bool active = column < P::x_dim, adds = shares.first > 0, partly = adds || shares.last < share.rows.slots;

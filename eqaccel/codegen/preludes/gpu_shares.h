@@ -109,7 +109,9 @@ EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Posi
   const int begin = blockIdx.x * each, end = min(begin + each, rows.count);
   bool any = false;
   for (int row = begin + threadIdx.x; row < end; row += blockDim.x) any = any || is_cut(row) || is_left(row);
-  if (!__syncthreads_or(any)) return;
+  any = __syncthreads_or(any);
+  wait_for_previous();
+  if (!any) return;
   for (int row = begin; row < end; ++row) {
     const bool has_pieces = is_cut(row);
     if (!has_pieces && !is_left(row)) continue;

@@ -22,6 +22,10 @@ EQ_FN void commit_copies() {}
 template <int pending>
 EQ_FN void wait_copies() {}
 
+// No kernel is launched before the one before it has ended.
+EQ_FN void let_next_begin() {}
+EQ_FN void wait_for_previous() {}
+
 // A wavefront of 64 threads runs two groups of 32 lanes.
 EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor(value, mask, 32); }
 EQ_FN int count_lanes(bool condition) {
