@@ -19,6 +19,8 @@ _HOMES = {
     "TensorProduct": "eqaccel.ops",
     "TensorProductConv": "eqaccel.ops",
     "MatrixProduct": "eqaccel.ops",
+    "PolynomialSpec": "eqaccel.spec",
+    "Polynomial": "eqaccel.ops",
     "Graph": "eqaccel.ops",
     "morton_order": "eqaccel.ops",
     "warmup": "eqaccel.ops",

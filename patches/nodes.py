@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from eqaccel.patches import dense
 from eqaccel.patches.blocks import Block, BlockProduct, joined
-from eqaccel.patches.contraction import PairContraction
+from eqaccel.patches.contraction import PolynomialContraction
 from eqaccel.patches.core import Replacement, Row, Swap, class_names
 from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
 from eqaccel.patches.verify import default_dtype, model_device
 
 from eqaccel.errors import PatchError
+from eqaccel.spec import MAX_POWER
 
 _DISAGREEMENT = 1e-2
 """Difference, relative to the largest entry, that can be no rounding, not even that of TensorFloat-32."""
@@ -202,11 +203,11 @@ def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tens
     return replacement, (_random(3, width, like),)
 
 
-def _contraction(_: torch.nn.Module, contraction: Any) -> tuple[PairContraction, tuple[torch.Tensor, ...]]:
-    if contraction.correlation != 3:
-        raise PatchError(f"a correlation of {contraction.correlation}, which its own products do as well")
+def _contraction(_: torch.nn.Module, contraction: Any) -> tuple[PolynomialContraction, tuple[torch.Tensor, ...]]:
+    if contraction.correlation > MAX_POWER:
+        raise PatchError(f"no kernel for a correlation of {contraction.correlation}, above {MAX_POWER}")
     num_elements, _, channels = contraction.weights_max.shape
-    replacement = PairContraction(contraction)
+    replacement = PolynomialContraction(contraction)
     features = _random(2 * channels, replacement.num_ell, contraction.weights_max).view(2, channels, -1)
     elements = torch.nn.functional.one_hot(torch.tensor([0, num_elements - 1]), num_elements)
     return replacement, (features, elements.to(features))

@@ -1,4 +1,4 @@
-"""The symmetric contraction over pairs of features gives the numbers and derivatives of MACE's own."""
+"""The symmetric contraction by polynomials gives the numbers and derivatives of MACE's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mace_models as mm
 from e3nn import o3
 from e3nn.util import jit
 from eqaccel.patches import nodes
-from eqaccel.patches.contraction import PairContraction
+from eqaccel.patches.contraction import PolynomialContraction
 from eqaccel.patches.verify import default_dtype
 from mace.modules.symmetric_contraction import Contraction
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
@@ -33,7 +33,7 @@ def contraction(out: str, irreps: str = "5x0e+5x1o+5x2e+5x3o", dtype: torch.dtyp
         return Contraction(o3.Irreps(irreps), o3.Irreps(out), 3, num_elements=NUM_ELEMENTS)
 
 
-def pair(out: str, **options: object) -> tuple[Contraction, PairContraction]:
+def pair(out: str, **options: object) -> tuple[Contraction, PolynomialContraction]:
     original = contraction(out, **options)
     return original, nodes._build(original, original)
 
@@ -157,7 +157,7 @@ def test_a_model_built_in_single_precision_and_widened() -> None:
     plain, fast = (mm.energy_model(correlation=3, dtype=torch.float32).double() for _ in range(2))
     expected, value = plain(mm.batch(plain))["forces"], patch(fast)(mm.batch(fast))["forces"]
     assert (value - expected).abs().max() <= 1e-6 * expected.abs().max()  # e3nn's own coefficients are rounded
-    modules = [module for module in fast.modules() if isinstance(module, PairContraction)]
+    modules = [module for module in fast.modules() if isinstance(module, PolynomialContraction)]
     assert len(modules) == 3
     for module in modules:
         num_elements, _, channels = module.original.weights_max.shape

@@ -220,8 +220,9 @@ const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction directio
   }
   std::lock_guard<std::mutex> lock(slot->mutex);
   if (!slot->kernel) {
-    slot->kernel = backend == Backend::cpu ? load_cpu_kernel(*this, scalar, direction)
-                                           : load_gpu_kernel(*this, backend, scalar, direction, device);
+    if (backend == Backend::cpu) slot->kernel = load_cpu_kernel(*this, scalar, direction);
+    else slot->kernel = (numbers_.count("row_threads") ? load_row_kernel : load_gpu_kernel)(*this, backend, scalar,
+                                                                                            direction, device);
   }
   return *slot->kernel;
 }

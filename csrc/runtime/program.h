@@ -58,10 +58,14 @@ struct Compiled {
 //   binary/<target>/<direction>/<scalar>     compiled ahead of time for a target of targets.h, taken where it runs; may
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
+// A polynomial has the same entries, one body for all GPU scalars, and besides:
+//   meta "row_threads"                       threads of a GPU block, each of which takes a row
+//   terms                                    a line for each term, see eqaccel/codegen/polynomial.py
 class Program {
  public:
   Program(const uint8_t* payload, std::size_t size);
   int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
+  const std::string& entry(const std::string& name) const;   // any entry; throws std::out_of_range if absent
   // Name of the body that `compile` takes for an architecture.
   std::string body(Backend, Scalar, Direction, const std::string& arch = "") const;
   // Prelude and body: the whole translation unit.
@@ -78,7 +82,6 @@ class Program {
   void launch(Backend, Scalar, Direction, const eq_operands&, int device, void* stream) const;
 
  private:
-  const std::string& entry(const std::string& name) const;  // throws std::out_of_range if absent
   // The target whose binary in the payload runs on an architecture; "" if there is none.
   std::string sealed_target(Backend, Scalar, Direction, const std::string& arch) const;
   // Throws CompileError if the compiled code, not in the cache yet, does not give what the payload says.

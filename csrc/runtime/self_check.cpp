@@ -11,7 +11,8 @@
 namespace eqaccel {
 namespace {
 
-// The graph of eqaccel/codegen/check.py, sorted.
+// The problem of eqaccel/codegen/check.py: a graph, sorted, or a batch if there are no edge attributes.
+constexpr int64_t batch_rows = 19;
 constexpr int64_t num_receivers = 3, num_senders = 4, num_edges = 5;
 constexpr int32_t row_ptr[] = {0, 3, 3, 5}, edge[] = {3, 0, 4, 2, 1}, sender[] = {0, 3, 3, 1, 3};
 constexpr int32_t t_row_ptr[] = {0, 1, 2, 2, 5}, t_slot[] = {0, 3, 1, 2, 4};
@@ -106,6 +107,9 @@ std::map<char, Rows> read_blocks(const std::string& text) {
     rows.blocks.push_back(block);
     rows.dim += block.channels * block.components;
   }
+  if (kinds['y'].dim == 0) {
+    for (char kind : {'x', 'y', 'z', 'w'}) kinds[kind].count = batch_rows;
+  }
   return kinds;
 }
 
@@ -149,14 +153,16 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
     const Rows& rows = kinds.at(output.kind);
     if (writes(direction, output)) o.*output.field = arrays.emplace_back(rows.count * rows.dim).data();
   }
-  o.row_ptr = row_ptr;
-  o.edge = edge;
-  o.sender = sender;
-  o.t_row_ptr = t_row_ptr;
-  o.t_slot = t_slot;
-  o.num_receivers = num_receivers;
-  o.num_senders = num_senders;
-  o.num_edges = num_edges;
+  if (kinds.at('y').dim > 0) {
+    o.row_ptr = row_ptr;
+    o.edge = edge;
+    o.sender = sender;
+    o.t_row_ptr = t_row_ptr;
+    o.t_slot = t_slot;
+  }
+  o.num_receivers = kinds.at('z').count;
+  o.num_senders = kinds.at('x').count;
+  o.num_edges = kinds.at('y').count;
   o.w_stride = o.c_stride = kinds.at('w').dim;
   o.mul_ir = mul_ir;
   o.threads = 1;

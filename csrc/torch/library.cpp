@@ -22,6 +22,12 @@ TORCH_LIBRARY(eqaccel, library) {
               ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)", tags);
   // a: (rows, terms); b: (terms, columns); payload and key: of the kernel, see matrix_product.cpp.
   library.def("matrix_product(Tensor payload, int key, Tensor a, Tensor b) -> Tensor", tags);
+  // x: (rows, num_features); w: (rows, num_weights); z: (rows, num_outputs), see polynomial.cpp.
+  library.def("polynomial(Tensor payload, int key, Tensor x, Tensor w, int num_outputs) -> Tensor", tags);
+  library.def("polynomial_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, int num_outputs) -> "
+              "(Tensor gx, Tensor gw)", tags);
+  library.def("polynomial_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, Tensor a, Tensor c, "
+              "int num_outputs) -> (Tensor ggz, Tensor gx, Tensor gw)", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -24,6 +24,8 @@ from eqaccel.spec import TensorProductSpec
 RECEIVER = np.array([0, 2, 2, 0, 0])
 SENDER = np.array([3, 3, 1, 0, 3])
 _ROWS = {"x": 4, "y": 5, "z": 3, "w": 5}
+BATCH_ROWS = 19
+"""Rows of every operand where there are no edge attributes, and so no graph: more than a SIMD vector holds."""
 
 _OPERANDS = ("x", "y", "w", "gz", "a", "b", "c")  # the position is the number of a sequence of random numbers
 _KINDS = dict(zip(_OPERANDS, "xywzxyw", strict=True)) | {"z": "z", "gx": "x", "gy": "y", "gw": "w"}
@@ -70,8 +72,17 @@ def figures(plan: Plan) -> str:
 
 def project(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
     """The projections, (blocks, 2), of an output ("z", "gx", "gy" or "gw") in the (2l+1, mul) layout."""
-    products = (_numbers(sequence, *values.shape) * values for sequence in _PROJECTIONS)
-    return np.stack([_sum_blocks(spec, name, product) for product in products], axis=1)
+    return np.stack([_sum_blocks(spec, name, product) for product in projections(values)], axis=1)
+
+
+def projections(values: NDArray) -> list[NDArray]:
+    """An output times the numbers of each projection, to be added up."""
+    return [_numbers(sequence, *values.shape) * values for sequence in _PROJECTIONS]
+
+
+def numbers(name: str, rows: int, columns: int) -> NDArray:
+    """The numbers that the runtime makes for an operand of the problem."""
+    return _numbers(_OPERANDS.index(name), rows, columns)
 
 
 def _blocks(spec: TensorProductSpec) -> list[tuple[str, int, int]]:

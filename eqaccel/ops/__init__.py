@@ -10,6 +10,7 @@ from eqaccel.ops.library import include_path, library_path, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
+from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.tuning import Choice
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
@@ -17,6 +18,7 @@ __all__ = [
     "Choice",
     "Graph",
     "MatrixProduct",
+    "Polynomial",
     "TensorProduct",
     "TensorProductConv",
     "WarmKernel",

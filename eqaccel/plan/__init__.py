@@ -19,6 +19,7 @@ from eqaccel.plan.model import (
     PlannedPath,
     Segment,
 )
+from eqaccel.plan.polynomial import execute_polynomial
 from eqaccel.plan.reference import execute
 from eqaccel.plan.target import TARGETS, Target, host_target
 from eqaccel.plan.tuning import UNTUNED, TunedKernel, Tuning
@@ -41,6 +42,7 @@ __all__ = [
     "Tuning",
     "candidates",
     "execute",
+    "execute_polynomial",
     "host_target",
     "make_plan",
 ]

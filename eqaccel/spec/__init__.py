@@ -6,6 +6,17 @@ Takes irreps, instructions and normalisations (or an e3nn module); gives a froze
 
 from eqaccel.spec.instruction import ConnectionMode, Instruction, InstructionLike
 from eqaccel.spec.path import Path
+from eqaccel.spec.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.spec.tensor_product import MAX_DEGREE, TensorProductSpec
 
-__all__ = ["MAX_DEGREE", "ConnectionMode", "Instruction", "InstructionLike", "Path", "TensorProductSpec"]
+__all__ = [
+    "MAX_DEGREE",
+    "MAX_POWER",
+    "ConnectionMode",
+    "Instruction",
+    "InstructionLike",
+    "Path",
+    "PolynomialSpec",
+    "TensorProductSpec",
+    "Term",
+]

@@ -1,0 +1,51 @@
+"""Polynomials in the features of each row, as the symmetric contraction of MACE consists of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from eqaccel.codegen import polynomial_payload
+from eqaccel.ops.library import load_library
+from eqaccel.spec import PolynomialSpec
+
+load_library()
+
+
+class Polynomial(nn.Module):
+    """Evaluates a polynomial for each row, with weights of the row's own, in one kernel a derivative.
+
+    Every row is computed for itself, its terms in a fixed order, so results are bitwise reproducible and nothing is
+    kept for the derivatives but the operands. Derivatives beyond the second are composed of torch's operators.
+
+    Args:
+        spec: The terms.
+    """
+
+    def __init__(self, spec: PolynomialSpec) -> None:
+        super().__init__()
+        content, self.key = polynomial_payload(spec)
+        self.spec = spec
+        self.num_outputs = spec.num_outputs
+        # As the payload of a tensor product; see there.
+        self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8), persistent=False)
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        """Computes z[r, m] as the sum of coefficient * w[r, k] * x[r, i] * ... over the terms with output m.
+
+        Args:
+            x: (rows, spec.num_features) float32 or float64.
+            w: (rows, spec.num_weights), same dtype and device.
+
+        Returns:
+            (rows, spec.num_outputs), differentiable any number of times in x and w.
+
+        Raises:
+            RuntimeError: If the shapes, dtypes or devices do not fit, or the kernel does not compile.
+        """
+        return torch.ops.eqaccel.polynomial(self.payload, self.key, x, w, self.num_outputs)
+
+    def extra_repr(self) -> str:
+        """Sizes, for print(module)."""
+        s = self.spec
+        return f"{s.num_features} features, {s.num_weights} weights, {s.num_outputs} outputs, {len(s.terms)} terms"
