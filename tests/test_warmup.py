@@ -135,9 +135,11 @@ def test_patched_mace() -> None:
     with pytest.raises(WarmupError, match=r"eqaccel\.patch"):
         warmup(model)
     result = warmup(eqaccel.patch(model, verify=False))
-    assert [(kernel.name, kernel.direction) for kernel in result.kernels] == [
-        (f"interactions.{number}.conv_tp.conv", direction) for number in (0, 1) for direction in ("forward", "backward")
-    ]
+    contraction = "products.{}.symmetric_contractions.contractions.{}.polynomial"
+    names = [f"interactions.{number}.conv_tp.conv" for number in (0, 1)]
+    names += [f"{contraction.format(0, 0)}, {contraction.format(1, 0)}", contraction.format(0, 1)]
+    found = [(kernel.name, kernel.direction) for kernel in result.kernels]
+    assert found == [(name, direction) for name in names for direction in ("forward", "backward")]
     assert {kernel.dtype for kernel in result.kernels} == {torch.float32}
 
 

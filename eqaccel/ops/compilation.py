@@ -140,18 +140,20 @@ def warmup(
     wanted_dtypes = None if dtypes is None else [_dtype(value) for value in _listed(dtypes)]
     targets = None if devices is None else [_target(value) for value in _listed(devices)]
 
-    wanted, matrix_products = [], []
+    wanted, untuned = [], []  # untuned: kernels of which there is one plan
     for root, prefix in _roots(model):
         own = [_dtype(_own_dtype(root))] if wanted_dtypes is None else wanted_dtypes
         for path, module in _products(root):
             name = prefix + path or type(module).__name__
             places = [_target(module.payload.device)] if targets is None else targets
-            if _is_tensor_product(module):
-                kernels = itertools.product(places, own, wanted_directions)
-                wanted += [_Wanted(name, module, *kernel) for kernel in kernels]
+            kernels = [_Wanted(name, module, *choice) for choice in itertools.product(places, own, wanted_directions)]
+            if hasattr(module, "z_dim"):
+                wanted += kernels
+            elif not _is_matrix_product(module):
+                untuned += kernels
             elif torch.float32 in own:
-                matrix_products += [_Wanted(name, module, place, torch.float32, "forward") for place in places]
-    if not wanted:
+                untuned += [_for_tensor_cores(name, module, place) for place in places if place.arch == "sm_90"]
+    if not wanted and not untuned:
         raise WarmupError(
             f"model: expected at least one eqaccel module in it, and a direction, dtype and device, got none in "
             f"{type(model).__name__}; eqaccel.patch(model) puts them into a model"
@@ -161,8 +163,7 @@ def warmup(
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         choices = _tune(wanted, pool) if (settings.current().tune if tune is None else tune) else {}
         groups: dict[tuple[Any, ...], list[_Wanted]] = {}
-        matrix_products = [_for_tensor_cores(one) for one in matrix_products if one.target.arch == "sm_90"]
-        for one in [*wanted, *matrix_products]:
+        for one in [*wanted, *untuned]:
             groups.setdefault((one.module.key, one.target, one.dtype, one.direction), []).append(one)
         kernels = tuple(pool.map(lambda group: _prepare(group, choices.get(group[0])), groups.values()))
     return Warmup(kernels, time.perf_counter() - start)
@@ -173,7 +174,7 @@ def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:
     one = group[0]
     program, target, scalar = _program(one.module), one.target, str(one.dtype).removeprefix("torch.")
     found = runtime.compile_program(program, target.backend, scalar, one.direction, target.arch)
-    if target.device is not None and _is_tensor_product(one.module):
+    if target.device is not None and not _is_matrix_product(one.module):
         program.workspace_bytes(target.backend, scalar, one.direction, {}, target.device)  # loads it
     names = ", ".join(member.name for member in group)
     return WarmKernel(names, one.direction, one.dtype, target.label, found["seconds"], found["cached"], choice)
@@ -205,14 +206,14 @@ def _task(one: _Wanted) -> Task:
     return Task(*options, target.backend, target.arch, target.device)
 
 
-def _is_tensor_product(module: Any) -> bool:
-    """Of the modules with kernels, those that have their own for every spec; by attribute, see `_products`."""
-    return hasattr(module, "z_dim")
+def _is_matrix_product(module: Any) -> bool:
+    """Of the modules with kernels, those that have one for all shapes; by attribute, see `_products`."""
+    return not hasattr(module, "z_dim") and not hasattr(module, "num_outputs")
 
 
-def _for_tensor_cores(one: _Wanted) -> _Wanted:
-    """The kernel of matrix products uses instructions that are not in the later architectures."""
-    return replace(one, target=replace(one.target, arch="sm_90a"))
+def _for_tensor_cores(name: str, module: Any, target: _Target) -> _Wanted:
+    """The kernel of matrix products, which uses instructions that are not in the later architectures."""
+    return _Wanted(name, module, replace(target, arch="sm_90a"), torch.float32, "forward")
 
 
 def _listed(values: Any) -> list[Any]:

@@ -16,13 +16,19 @@ from eqaccel.integrations.export.aot import compile_package
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
-from eqaccel.integrations.export.sealing import add_entries, check_targets, sealed_entries, sealed_matrix_entries
+from eqaccel.integrations.export.sealing import (
+    add_entries,
+    check_targets,
+    sealed_entries,
+    sealed_matrix_entries,
+    sealed_polynomial_entries,
+)
 from eqaccel.patches.verify import ROUNDING, Structure, default_dtype, model_device
 from torch import Tensor, nn
 
 import eqaccel
 from eqaccel.errors import ExportError
-from eqaccel.ops import MatrixProduct
+from eqaccel.ops import MatrixProduct, Polynomial
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -148,10 +154,12 @@ def export(
         with torch.jit.optimized_execution(False):
             expected = [family.evaluate(duplicate, structure, index) for structure in structures]
         potential = family.potential(duplicate, index)
+        scalar = str(kind).removeprefix("torch.")
         for module in potential.modules():
             if seal and isinstance(module, Convolution):
-                scalar = str(kind).removeprefix("torch.")
                 add_entries(module, sealed_entries(module.spec, scalar, tuple(seal), module.tuned))
+            elif seal and isinstance(module, Polynomial):
+                add_entries(module, sealed_polynomial_entries(module.spec, scalar, tuple(seal)))
             elif "sm_90" in seal and kind == torch.float32 and isinstance(module, MatrixProduct):
                 add_entries(module, sealed_matrix_entries())
         metadata = _metadata(family.name, heads[index], facts, potential, kind, place, seal)

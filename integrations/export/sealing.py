@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from eqaccel import runtime
-from eqaccel.codegen import matrix_payload, payload, payload_key, source
+from eqaccel.codegen import matrix_payload, payload, payload_key, polynomial_payload, source
 from eqaccel.errors import CompileError, ExportError
 from eqaccel.plan import TARGETS, UNTUNED, Direction, TunedKernel, make_plan
-from eqaccel.spec import TensorProductSpec
+from eqaccel.spec import PolynomialSpec, TensorProductSpec
 
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
 """What energies and forces need."""
@@ -53,15 +53,21 @@ def sealed_entries(
         ExportError: If a compiler is missing or fails.
     """
     program = runtime.Program(payload(spec, tuned)[0])
-    entries = b""
-    for target in targets:
-        for direction in _DIRECTIONS:
-            try:
-                code = _compile(spec, program, scalar, direction, target, tuned)
-            except (CompileError, ValueError) as error:
-                raise ExportError(f"seal: no kernel for {target}: {error}") from error
-            entries += f"binary/{target}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
-    return entries
+    scalar_bytes = 4 if scalar == "float32" else 8
+    tunings = {(k.target.name, k.direction, k.scalar_bytes): k.tuning for k in tuned}
+
+    def cpu_source(direction: Direction, target: str) -> str:  # planned for the instruction set
+        tuning = tunings.get((target, direction, scalar_bytes), UNTUNED)
+        return source(make_plan(spec, direction, TARGETS[target], scalar_bytes, tuning))
+
+    return _entries(program, scalar, targets, cpu_source)
+
+
+@functools.lru_cache(maxsize=16)
+def sealed_polynomial_entries(spec: PolynomialSpec, scalar: str, targets: tuple[str, ...]) -> bytes:
+    """The kernels of a polynomial, as `sealed_entries` gives others."""
+    program = runtime.Program(polynomial_payload(spec)[0])
+    return _entries(program, scalar, targets, lambda direction, _: program.source("cpu", scalar, direction.value))
 
 
 @functools.cache
@@ -83,19 +89,24 @@ def add_entries(module: Any, entries: bytes) -> None:
     module.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(module.payload.device)
 
 
-def _compile(
-    spec: TensorProductSpec,
-    program: runtime.Program,
-    scalar: str,
-    direction: Direction,
-    target: str,
-    tuned: tuple[TunedKernel, ...],
+def _entries(
+    program: runtime.Program, scalar: str, targets: tuple[str, ...], cpu_source: Callable[[Direction, str], str]
 ) -> bytes:
-    if target in TARGETS and not TARGETS[target].is_gpu:  # a CPU kernel is planned for its instruction set
-        scalar_bytes = 4 if scalar == "float32" else 8
-        tunings = {(k.target.name, k.direction, k.scalar_bytes): k.tuning for k in tuned}
-        tuning = tunings.get((target, direction, scalar_bytes), UNTUNED)
-        return runtime.compile_cpu(source(make_plan(spec, direction, TARGETS[target], scalar_bytes, tuning)), target)[0]
+    entries = b""
+    for target in targets:
+        for direction in _DIRECTIONS:
+            try:
+                if target in TARGETS and not TARGETS[target].is_gpu:
+                    code = runtime.compile_cpu(cpu_source(direction, target), target)[0]
+                else:
+                    code = _compile_gpu(program, scalar, direction, target)
+            except (CompileError, ValueError) as error:
+                raise ExportError(f"seal: no kernel for {target}: {error}") from error
+            entries += f"binary/{target}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
+    return entries
+
+
+def _compile_gpu(program: runtime.Program, scalar: str, direction: Direction, target: str) -> bytes:
     # GPU kernels are launched with numbers in the payload, so they are made from the sources there.
     if target.startswith("gfx"):
         return runtime.compile_hip(program.source("hip", scalar, direction.value, target), target)[0]

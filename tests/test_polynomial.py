@@ -1,0 +1,272 @@
+"""eqaccel.Polynomial: values and derivatives against the float64 reference, and what operators owe torch."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from eqaccel.integrations.export.sealing import add_entries, sealed_polynomial_entries
+from test_self_check import program, read
+from torch.autograd import grad, gradcheck, gradgradcheck
+
+from eqaccel import Polynomial, PolynomialSpec, runtime, warmup
+from eqaccel.codegen import polynomial_payload
+from eqaccel.errors import CompileError, SpecError
+from eqaccel.plan import Direction, execute_polynomial, host_target
+from eqaccel.spec import Term
+
+NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
+
+
+def random_spec(features: int = 7, weights: int = 5, outputs: int = 3, terms: int = 90, powers: int = 3) -> PolynomialSpec:
+    rng = np.random.default_rng(terms)
+
+    def term() -> Term:
+        chosen = rng.integers(0, features, rng.integers(1, powers + 1))
+        return Term(int(rng.integers(outputs)), int(rng.integers(weights)), tuple(map(int, chosen)), float(rng.normal()))
+
+    return PolynomialSpec(features, weights, outputs, tuple(term() for _ in range(terms)))
+
+
+SPECS = {
+    "cubic": random_spec(),
+    "wide": random_spec(16, 13, 4, 400),
+    "quadratic": random_spec(8, 4, 2, 20, 2),
+    "linear": random_spec(4, 2, 3, 5, 1),
+    "one": PolynomialSpec(1, 1, 1, (Term(0, 0, (0, 0, 0), -2.0),)),
+    # Features 1 and 3, weight 2 and output 0 have no terms.
+    "gaps": PolynomialSpec(4, 3, 2, (Term(1, 0, (2, 0, 2), 0.5), Term(1, 1, (0,), 3.0))),
+}
+
+
+def operands(spec: PolynomialSpec, rows: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    """x, w, gz and the tangents a and c."""
+    generator = torch.Generator().manual_seed(rows)
+    widths = (spec.num_features, spec.num_weights, spec.num_outputs, spec.num_features, spec.num_weights)
+    values = [torch.randn(rows, width, generator=generator, dtype=torch.float64) for width in widths]
+    return [value.to(device, dtype).requires_grad_() for value in values]
+
+
+def assert_matches(spec: PolynomialSpec, module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
+    """Compares z and all first and second derivatives with the reference, within what rounding may do."""
+    x, w, gz, a, c = tensors
+    z = module(x, w)
+    gx, gw = grad(z, (x, w), gz, create_graph=True)
+    second = grad((gx, gw), (gz, x, w), (a, c))
+    found = {
+        Direction.FORWARD: {"z": z},
+        Direction.BACKWARD: {"gx": gx, "gw": gw},
+        Direction.DOUBLE_BACKWARD: dict(zip(("z", "gx", "gw"), second, strict=True)),
+    }
+    arrays = [t.detach().double().cpu().numpy() for t in tensors]
+    given = {"x": arrays[0], "w": arrays[1], "gz": arrays[2], "a": arrays[3], "c": arrays[4]}
+    # A term is a product of at most five factors, coefficient included, and a sum of at most twelve such in double
+    # backward; sums over terms add a rounding each.
+    bound = (20 + len(spec.terms)) * torch.finfo(x.dtype).eps
+    for direction, outputs in found.items():
+        names = {"forward": ("x", "w"), "backward": ("x", "w", "gz")}.get(direction.value, tuple(given))
+        chosen = {name: given[name] for name in names}
+        right, absolute = (execute_polynomial(spec, direction, **chosen, absolute=flag) for flag in (False, True))
+        for name, value in outputs.items():
+            error = np.abs(value.detach().double().cpu().numpy() - getattr(right, name))
+            assert (error <= bound * getattr(absolute, name)).all(), (direction, name)
+
+
+@pytest.mark.parametrize("rows", [1, 37, 300])
+@pytest.mark.parametrize("name", SPECS)
+def test_values_and_derivatives(name: str, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    spec = SPECS[name]
+    assert_matches(spec, Polynomial(spec).to(device), operands(spec, rows, device, dtype))
+
+
+def test_no_rows(device: torch.device, dtype: torch.dtype) -> None:
+    spec = SPECS["cubic"]
+    x, w, gz, a, c = operands(spec, 0, device, dtype)
+    z = Polynomial(spec).to(device)(x, w)
+    first = grad(z, (x, w), gz, create_graph=True)
+    second = grad(first, (gz, x, w), (a, c))
+    assert [tuple(t.shape) for t in (z, *first, *second)] == [(0, 3), (0, 7), (0, 5), (0, 3), (0, 7), (0, 5)]
+
+
+def test_operands_of_any_stride_and_offset(device: torch.device, dtype: torch.dtype) -> None:
+    spec = SPECS["wide"]
+    tensors = operands(spec, 40, device, dtype)
+    strided = [t.detach().t().contiguous().t().requires_grad_() for t in tensors]
+    shifted = [torch.cat([t.new_zeros(1), t.detach().flatten()])[1:].view_as(t).requires_grad_() for t in tensors]
+    for variant in (strided, shifted):
+        assert_matches(spec, Polynomial(spec).to(device), variant)
+
+
+@pytest.mark.parametrize("name", ["cubic", "linear", "gaps"])
+def test_derivatives_of_any_order(name: str, device: torch.device) -> None:
+    spec = SPECS[name]
+    x, w, *_ = operands(spec, 2, device, torch.float64)
+    module = Polynomial(spec).to(device)
+
+    def second(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = grad(module(x, w).square().sum(), (x, w), create_graph=True)
+        return grad(sum(g.square().sum() for g in first), (x, w), create_graph=True)
+
+    assert gradgradcheck(module, (x, w))
+    assert gradcheck(second, (x, w))
+    assert gradgradcheck(second, (x, w))
+
+
+def test_repeats_bitwise_in_any_company(device: torch.device, dtype: torch.dtype) -> None:
+    spec = SPECS["wide"]
+    module = Polynomial(spec).to(device)
+
+    def run(chosen: slice) -> list[torch.Tensor]:
+        x, w, gz, a, c = (t.detach()[chosen].requires_grad_() for t in operands(spec, 200, device, dtype))
+        z = module(x, w)
+        first = grad(z, (x, w), gz, create_graph=True)
+        return [z, *first, *grad(first, (gz, x, w), (a, c))]
+
+    whole, threads = run(slice(None)), torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for begin, end in ((0, 200), (3, 150), (17, 18)):
+                for part, all_rows in zip(run(slice(begin, end)), whole, strict=True):
+                    assert torch.equal(part, all_rows[begin:end])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_opcheck(device: torch.device) -> None:
+    spec = SPECS["cubic"]
+    module = Polynomial(spec).to(device)
+    x, w, gz, a, c = operands(spec, 4, device, torch.float64)
+    rest = (spec.num_outputs,)
+    torch.library.opcheck(torch.ops.eqaccel.polynomial.default, (module.payload, module.key, x, w, *rest))
+    torch.library.opcheck(torch.ops.eqaccel.polynomial_backward.default, (module.payload, module.key, gz, x, w, *rest))
+    # Third derivatives read the terms, which a payload without data does not have.
+    detached = [t.detach() for t in (gz, x, w, a, c)]
+    torch.library.opcheck(
+        torch.ops.eqaccel.polynomial_double_backward.default, (module.payload, module.key, *detached, *rest)
+    )
+
+
+def test_copies_and_wrappers(device: torch.device) -> None:
+    spec = SPECS["cubic"]
+    module = Polynomial(spec).to(device)
+    x, w, *_ = operands(spec, 9, device, torch.float32)
+    expected = module(x, w)
+    assert not module.state_dict()
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(module), file)
+    file.seek(0)
+    for other in (copy.deepcopy(module), torch.jit.load(file), torch.compile(module, backend="aot_eager")):
+        assert torch.equal(other(x, w), expected)
+        assert torch.equal(grad(other(x, w).sum(), x)[0], grad(module(x, w).sum(), x)[0])
+    assert module.to("meta")(x.to("meta"), w.to("meta")).shape == (9, 3)
+
+
+def test_autocast_keeps_single_precision(device: torch.device) -> None:
+    spec = SPECS["cubic"]
+    module = Polynomial(spec).to(device)
+    x, w, *_ = operands(spec, 9, device, torch.float32)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert torch.equal(module(x.bfloat16(), w), module(x.bfloat16().float(), w))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, w: (x[0], w), r"'x' must have shape \(rows, 7\)"),
+        (lambda x, w: (x[:, 1:], w), r"'x' must have shape \(5, 7\), got \[5, 6\]"),
+        (lambda x, w: (x, w[1:]), r"'w' must have shape \(5, 5\), got \[4, 5\]"),
+        (lambda x, w: (x, w.double()), r"'w' must be Float"),
+        (lambda x, w: (x.half(), w.half()), "'x' must be float32 or float64"),
+    ],
+)
+def test_operands_that_do_not_fit(change, message: str, device: torch.device) -> None:
+    spec = SPECS["cubic"]
+    x, w, *_ = operands(spec, 5, device, torch.float32)
+    with pytest.raises(RuntimeError, match=message):
+        Polynomial(spec).to(device)(*change(x, w))
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (Term(3, 0, (0,), 1.0), r"terms\[0\].output: expected 0 to 2, got 3"),
+        (Term(0, -1, (0,), 1.0), r"terms\[0\].weight: expected 0 to 4, got -1"),
+        (Term(0, 0, (0, 7), 1.0), r"terms\[0\].features: expected 0 to 6, got 7"),
+        (Term(0, 0, (), 1.0), "expected one to 3 of them"),
+        (Term(0, 0, (1, 1, 1, 1), 1.0), "expected one to 3 of them"),
+        (Term(0, 0, (0,), float("nan")), "expected a finite number"),
+    ],
+)
+def test_terms_that_make_no_sense(term: Term, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        PolynomialSpec(7, 5, 3, (term,))
+
+
+def test_terms_are_sorted_and_joined() -> None:
+    with pytest.raises(SpecError, match="at least one"):
+        PolynomialSpec(1, 1, 1, ())
+    spec = PolynomialSpec(3, 1, 1, (Term(0, 0, (2, 1), 1.5), Term(0, 0, (0,), 1.0), Term(0, 0, (1, 2), 0.5)))
+    assert spec.terms == (Term(0, 0, (0,), 1.0), Term(0, 0, (1, 2), 2.0))
+    assert polynomial_payload(spec)[1] == polynomial_payload(PolynomialSpec(3, 1, 1, spec.terms[::-1]))[1]
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
+    entries, body = read(polynomial_payload(SPECS["cubic"])[0]), f"cpu/{direction.value}"
+    last = list(re.finditer(r"T\((-?\d)", entries[body]))[-1]
+    changed = entries[body][: last.start()] + "T(1+" + entries[body][last.start(1) :]
+    for scalar in ("float32", "float64"):
+        runtime.compile_program(program(entries), "cpu", scalar, direction.value)
+        with pytest.raises(CompileError, match="computes wrong results"):
+            runtime.compile_program(program(entries | {body: changed}), "cpu", scalar, direction.value)
+
+
+def test_warmup_and_sealing(device: torch.device) -> None:
+    module = Polynomial(SPECS["quadratic"]).to(device)
+    result = warmup(module, directions=("forward", "double_backward"), dtypes=torch.float64)
+    assert [(k.direction, k.dtype) for k in result.kernels] == [(d, torch.float64) for d in ("forward", "double_backward")]
+    before = runtime.cache_stats()
+    module(*operands(SPECS["quadratic"], 3, device, torch.float64)[:2])
+    assert runtime.cache_stats() == before
+
+    key, target = module.key, host_target().name
+    add_entries(module, sealed_polynomial_entries(module.spec, "float32", (target,)))
+    assert module.key != key
+    sealed = runtime.Program(module.payload.cpu().numpy().tobytes())
+    for direction in ("forward", "backward"):
+        assert runtime.compile_program(sealed, "cpu", "float32", direction)["key"] == f"sealed-{target}"
+    assert_matches(module.spec, module.cpu(), operands(module.spec, 20, torch.device("cpu"), torch.float32))
+
+
+@NVRTC
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_cuda_kernels_compile(arch: str) -> None:
+    for name in ("wide", "gaps"):
+        text = runtime.Program(polynomial_payload(SPECS[name])[0])
+        for direction in Direction:
+            for scalar in ("float32", "float64"):
+                used = runtime.compile_program(text, "cuda", scalar, direction.value, arch)["resources"]["eq_rows"]
+                if scalar == "float32" and direction is not Direction.DOUBLE_BACKWARD:
+                    assert used["spill_store_bytes"] == 0
+
+
+@pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
+@pytest.mark.parametrize("direction", Direction)
+def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
+    file = tmp_path / "kernel.hip"
+    text = runtime.Program(polynomial_payload(SPECS["cubic"])[0])
+    file.write_text(text.source("hip", "float32", direction.value, "gfx90a"))
+    options = ["--offload-arch=gfx90a", "-std=c++17", "--cuda-device-only", "-S", "-nogpulib"]
+    command = ["hipcc", *options, str(file), "-o", str(tmp_path / "kernel.s")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"HIP_PLATFORM": "amd"})
+    assert done.returncode == 0, done.stderr
