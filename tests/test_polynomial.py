@@ -26,12 +26,16 @@ from eqaccel.spec import Term
 NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
 
 
-def random_spec(features: int = 7, weights: int = 5, outputs: int = 3, terms: int = 90, powers: int = 3) -> PolynomialSpec:
+def random_spec(
+    features: int = 7, weights: int = 5, outputs: int = 3, terms: int = 90, powers: int = 3
+) -> PolynomialSpec:
     rng = np.random.default_rng(terms)
 
     def term() -> Term:
         chosen = rng.integers(0, features, rng.integers(1, powers + 1))
-        return Term(int(rng.integers(outputs)), int(rng.integers(weights)), tuple(map(int, chosen)), float(rng.normal()))
+        return Term(
+            int(rng.integers(outputs)), int(rng.integers(weights)), tuple(map(int, chosen)), float(rng.normal())
+        )
 
     return PolynomialSpec(features, weights, outputs, tuple(term() for _ in range(terms)))
 
@@ -234,7 +238,9 @@ def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeyp
 def test_warmup_and_sealing(device: torch.device) -> None:
     module = Polynomial(SPECS["quadratic"]).to(device)
     result = warmup(module, directions=("forward", "double_backward"), dtypes=torch.float64)
-    assert [(k.direction, k.dtype) for k in result.kernels] == [(d, torch.float64) for d in ("forward", "double_backward")]
+    assert [(k.direction, k.dtype) for k in result.kernels] == [
+        (d, torch.float64) for d in ("forward", "double_backward")
+    ]
     before = runtime.cache_stats()
     module(*operands(SPECS["quadratic"], 3, device, torch.float64)[:2])
     assert runtime.cache_stats() == before
@@ -268,5 +274,7 @@ def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
     file.write_text(text.source("hip", "float32", direction.value, "gfx90a"))
     options = ["--offload-arch=gfx90a", "-std=c++17", "--cuda-device-only", "-S", "-nogpulib"]
     command = ["hipcc", *options, str(file), "-o", str(tmp_path / "kernel.s")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"HIP_PLATFORM": "amd"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"HIP_PLATFORM": "amd"}
+    )
     assert done.returncode == 0, done.stderr

@@ -175,9 +175,7 @@ def _figures(spec: PolynomialSpec, direction: Direction) -> str:
     widths |= {"a": spec.num_features, "c": spec.num_weights}
     names = {Direction.FORWARD: ("x", "w"), Direction.BACKWARD: ("x", "w", "gz")}.get(direction, tuple(widths))
     operands = {name: check.numbers(name, check.BATCH_ROWS, widths[name]) for name in names}
-    result, absolute = (
-        execute_polynomial(spec, direction, **operands, absolute=flag) for flag in (False, True)
-    )
+    result, absolute = (execute_polynomial(spec, direction, **operands, absolute=flag) for flag in (False, True))
     lines = []
     for name in check.OUTPUTS[direction]:
         if name != "gy":

@@ -44,7 +44,9 @@ def execute_polynomial(
     coefficients = np.array([term.coefficient for term in spec.terms])
     if absolute:
         coefficients, x, w, gz, a, c = (None if v is None else np.abs(v) for v in (coefficients, x, w, gz, a, c))
-    columns = np.array([(*t.features, *[spec.num_features] * (MAX_POWER - len(t.features)), t.weight) for t in spec.terms])
+    columns = np.array(
+        [(*t.features, *[spec.num_features] * (MAX_POWER - len(t.features)), t.weight) for t in spec.terms]
+    )
     outputs = np.array([term.output for term in spec.terms])
 
     def factors(of_x: NDArray, of_w: NDArray, absent: float) -> list[NDArray]:
