@@ -93,7 +93,7 @@ def _by_features(tensor: NDArray, degree: int) -> tuple[list[tuple[int, ...]], N
     features = [f for f in np.ndindex(*total.shape[1:-1]) if f == tuple(sorted(f))]
     # The sum has an order once for each permutation that gives it, and the polynomial has each order once.
     repeats = np.array([sum(1 for order in permutations(f) if order == f) for f in features])
-    return features, np.stack([total[:, *f] for f in features], 1) / repeats[:, None]
+    return features, np.stack([total[(slice(None), *f)] for f in features], 1) / repeats[:, None]
 
 
 def _independent(coefficients: NDArray, eps: float) -> tuple[NDArray, NDArray]:

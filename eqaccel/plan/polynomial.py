@@ -44,9 +44,8 @@ def execute_polynomial(
     coefficients = np.array([term.coefficient for term in spec.terms])
     if absolute:
         coefficients, x, w, gz, a, c = (None if v is None else np.abs(v) for v in (coefficients, x, w, gz, a, c))
-    columns = np.array(
-        [(*t.features, *[spec.num_features] * (MAX_POWER - len(t.features)), t.weight) for t in spec.terms]
-    )
+    padding = (spec.num_features,) * MAX_POWER
+    columns = np.array([(*(term.features + padding)[:MAX_POWER], term.weight) for term in spec.terms])
     outputs = np.array([term.output for term in spec.terms])
 
     def factors(of_x: NDArray, of_w: NDArray, absent: float) -> list[NDArray]:

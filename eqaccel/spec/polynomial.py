@@ -1,4 +1,4 @@
-"""Polynomials in the features of a row, with coefficients of the row's own: what a symmetric contraction consists of."""
+"""Polynomials in the features of a row, with weights of the row's own: what a symmetric contraction consists of."""
 
 from __future__ import annotations
 
