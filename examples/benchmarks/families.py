@@ -43,11 +43,6 @@ class ModelCase(ABC):
     def sizes(model: str, device: str) -> Sequence[int]:
         """Numbers of atoms that a model is timed on unless others are asked for."""
 
-    @staticmethod
-    @abstractmethod
-    def layers(model: str) -> Sequence[str]:
-        """The problems of `problems.py` that the convolutions of a model are, for those whose compiler is timed."""
-
     @classmethod
     @abstractmethod
     def build(cls, model: str, atoms: int, options: argparse.Namespace) -> ModelCase:

@@ -33,18 +33,16 @@ class Shape:
         elements: Number of chemical elements that it knows.
         channels: Channels of every irrep.
         irreps: Irreps between the layers.
-        layers: The problems of `problems.py` that its two convolutions are, if it has 128 channels.
     """
 
     elements: int
     channels: int
     irreps: tuple[str, ...]
-    layers: tuple[str, str]
 
 
 MODELS = {
-    "mp0-medium": Shape(89, 128, ("0e", "1o"), ("mp0-first", "mp0-second")),
-    "large": Shape(8, 128, ("0e", "1o", "2e"), ("mp0-first", "mp0-large-second")),
+    "mp0-medium": Shape(89, 128, ("0e", "1o")),
+    "large": Shape(8, 128, ("0e", "1o", "2e")),
 }
 """MACE-MP-0 medium, and the model of the paper: "large", with eight elements."""
 
@@ -116,11 +114,6 @@ class Case(ModelCase):
     def sizes(model: str, device: str) -> Sequence[int]:
         """A crystal of each kind that GPUs are used for; one between them on a CPU."""
         return (64, 1000) if device == "cuda" else (216,)
-
-    @staticmethod
-    def layers(model: str) -> Sequence[str]:
-        """Both layers."""
-        return MODELS[model].layers
 
     @classmethod
     def build(cls, model: str, atoms: int, options: argparse.Namespace) -> Case:

@@ -44,7 +44,9 @@ def format_tables(results: report.Results) -> str:
         for state in (("cold", "warm") if "note" not in found else ("",))
     ]
     if compiled:
-        parts.append("Seconds to write and compile the kernels of all layers of the MACE models, in a fresh process:")
+        parts.append(
+            "Seconds to write and compile the kernels of all models, forward and backward, in a fresh process:"
+        )
         parts.append(report.table(compiled, ["cache", "write, s", "compile, s"]))
     return "\n\n".join(parts)
 

@@ -1,7 +1,7 @@
 """Times whole MACE and NequIP models, energy and forces, before and after eqaccel.patch(model) and beside peers.
 
 The models have random weights and frozen parameters. Beside the whole call this times the convolutions alone, by
-replaying them on what they were called with, and the seconds that the kernels of MACE models take to compile with an
+replaying them on what they were called with, and the seconds that the kernels of all models take to compile with an
 empty and with a filled cache. On a GPU it adds the time of the kernels of a call, and the call replayed from a CUDA
 graph.
 """
@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from eqaccel.benchmarks import report, suite
-from eqaccel.benchmarks.compile_times import cold_and_warm
+from eqaccel.benchmarks.compile_times import Spec, cold_and_warm
 from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
 from eqaccel.benchmarks.model_timing import device_milliseconds, time_variants
 from eqaccel.benchmarks.timing import Timing, describe, free_memory
 
 import eqaccel
+from eqaccel import Polynomial, TensorProductConv
 
 # e3nn 0.4 keeps some of its constants in float32, and the peers do not.
 _LIMITS = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> report.Results:
     arguments.budget = arguments.budget or (2.0 if gpu else 60.0)
     results = report.new_results("models", arguments) | {"compile": {}}
     work: list[tuple[type[ModelCase], str, int]] = []
-    layers: list[str] = []
+    specs: dict[Spec, None] = {}
     for name in arguments.models:
         try:
             family = FAMILIES[name].load()
@@ -63,27 +64,34 @@ def run(arguments: argparse.Namespace) -> report.Results:
             results["rows"].append(_untimed(name, f"not installed: {missing}; {use}"))
             continue
         work += [(family, name, int(atoms)) for atoms in arguments.atoms or family.sizes(name, arguments.device)]
-        layers += family.layers(name)
     with suite.progress(len(work)) as bar:
         for family, name, atoms in work:
             suite.describe_step(bar, f"{name}, {atoms} atoms")
             free_memory()
             try:
-                rows = _time_case(family.build(name, atoms, arguments), arguments)
+                case = family.build(name, atoms, arguments)
+                specs |= dict.fromkeys(_specs(case))
+                rows = _time_case(case, arguments)
                 results["rows"] += [{"model": name} | row for row in rows]
             except torch.OutOfMemoryError as error:  # of what the others are compared with
                 results["rows"].append(_untimed(name, f"{atoms} atoms: {describe(error)}"))
             if arguments.json:
                 report.write(arguments.json, json.dumps(results, indent=1) + "\n")
             bar.update()
-    for backend in filter(lambda name: layers and name != "none", arguments.backends.split(",")):
+    for backend in filter(lambda name: specs and name != "none", arguments.backends.split(",")):
         arch = None if backend == "cpu" else arguments.arch
         try:
-            found = cold_and_warm(list(dict.fromkeys(layers)), backend, arch, arguments.dtype)
+            found = cold_and_warm(list(specs), backend, arch, arguments.dtype)
         except RuntimeError as error:
             found = {"note": describe(error)}
         results["compile"][backend if arch is None else f"{backend} {arch}"] = found
     return results
+
+
+def _specs(case: ModelCase) -> list[Spec]:
+    """What a patched model has kernels for."""
+    patched = eqaccel.patch(copy.deepcopy(case.plain), verify=False)
+    return [module.spec for module in patched.modules() if isinstance(module, (TensorProductConv, Polynomial))]
 
 
 def _untimed(model: str, note: str) -> dict[str, Any]:

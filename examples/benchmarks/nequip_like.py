@@ -109,11 +109,6 @@ class Case(ModelCase):
         """One for each model."""
         return (MODELS[model].atoms,)
 
-    @staticmethod
-    def layers(model: str) -> Sequence[str]:
-        """None: first and last layers are no problems of their own."""
-        return ()
-
     @classmethod
     def build(cls, model: str, atoms: int, options: argparse.Namespace) -> Case:
         """The model, of other multiplicities if these are given."""
