@@ -1,8 +1,8 @@
 """Which node-wise modules of a model are replaced by their dense forms, and why others are left.
 
-The modules are e3nn's (linear maps, NequIP's product with the embedding of the atom type, which is its self-connection,
-and its gate) and MACE's symmetric contraction. A form is compared with its module on a few random rows before it is put
-to use.
+The modules are e3nn's (linear maps, spherical harmonics, NequIP's product with the embedding of the atom type, which is
+its self-connection, and its gate) and MACE's symmetric contraction. A form is compared with its module on a few random
+rows before it is put to use.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from eqaccel.patches.blocks import Block, BlockProduct, joined
 from eqaccel.patches.contraction import PolynomialContraction
 from eqaccel.patches.core import Replacement, Row, Swap, class_names
 from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
+from eqaccel.patches.harmonics import PolynomialHarmonics
 from eqaccel.patches.verify import default_dtype, model_device
 
 from eqaccel.errors import PatchError
@@ -213,6 +214,17 @@ def _contraction(_: torch.nn.Module, contraction: Any) -> tuple[PolynomialContra
     return replacement, (features, elements.to(features))
 
 
+def _harmonics(model: torch.nn.Module, harmonics: Any) -> tuple[PolynomialHarmonics, tuple[torch.Tensor, ...]]:
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    return PolynomialHarmonics(harmonics).to(like.device), (_random(4, 3, like),)
+
+
 _BUILDERS: Mapping[str, Callable[[torch.nn.Module, Any], tuple[Any, tuple[torch.Tensor, ...]]]] = MappingProxyType(
-    {"Linear": _linear, "FullyConnectedTensorProduct": _typed, "Gate": _gate, "Contraction": _contraction}
+    {
+        "Linear": _linear,
+        "FullyConnectedTensorProduct": _typed,
+        "Gate": _gate,
+        "Contraction": _contraction,
+        "SphericalHarmonics": _harmonics,
+    }
 )

@@ -167,7 +167,8 @@ def test_foundation_sized_model() -> None:
     rows = [row for row in report(fast).rows if row.accelerated]
     products = [(row.paths, row.weight_numel, row.mul) for row in rows if row.kind == "TensorProduct"]
     assert products == [(4, 512, (128,)), (10, 1280, (128,))]
-    assert [row.kind for row in rows if row.kind != "TensorProduct"] == 2 * ["FullyConnectedNet"] + 3 * ["Contraction"]
+    kinds = [row.kind for row in rows if row.kind != "TensorProduct"]
+    assert kinds == 2 * ["FullyConnectedNet"] + ["SphericalHarmonics"] + 3 * ["Contraction"]
 
 
 def test_node_wise_modules_in_their_dense_forms(pair: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +233,7 @@ def test_unpatch_restores_everything(pair: tuple[Model, Model]) -> None:
     assert_untouched(fast, plain)
     assert unpatch(fast) is fast
     patched(fast)
-    assert report(fast).accelerated == 7
+    assert report(fast).accelerated == 8
 
 
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
@@ -242,7 +243,7 @@ def test_copies(model: Model, duplicate: str) -> None:
     assert_same_bits(twin, fast)
     assert list(twin.state_dict()) == list(fast.state_dict())
     assert_untouched(unpatch(twin), build(mm.energy_model))
-    assert report(fast).accelerated == 7
+    assert report(fast).accelerated == 8
 
 
 @pytest.mark.parametrize("interaction", mm.INTERACTIONS[1:4:2])
@@ -266,8 +267,8 @@ def test_calculator() -> None:
     atoms.calc = calculator
     energy, forces, stress = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
     assert patch(calculator) is calculator
-    assert report(calculator).accelerated == 14
-    assert [row.path for row in report(calculator).rows if row.accelerated][7] == "models.1.interactions.0.conv_tp"
+    assert report(calculator).accelerated == 16
+    assert [row.path for row in report(calculator).rows if row.accelerated][8] == "models.1.interactions.0.conv_tp"
     calculator.reset()
     assert atoms.get_potential_energy() == pytest.approx(energy, rel=RELATIVE)
     assert abs(atoms.get_forces() - forces).max() <= RELATIVE * abs(forces).max()
@@ -298,7 +299,7 @@ def test_subclasses_and_old_pickles() -> None:
     model = mm.energy_model(cls=CustomModel)
     for block in model.interactions:
         del block.cueq_config, block.oeq_config
-    assert report(patch(model)).accelerated == 7
+    assert report(patch(model)).accelerated == 8
 
 
 def test_report(model: Model) -> None:
@@ -317,9 +318,9 @@ def test_report(model: Model) -> None:
     )
     assert rows["products.0.symmetric_contractions.contractions.0"].accelerated
     assert "eqaccel.Polynomial" in rows["products.0.symmetric_contractions.contractions.0"].note
-    assert after.accelerated == 7
+    assert after.accelerated == 8
     assert "interactions.1.conv_tp" in str(after)
-    assert "7 modules accelerated" in str(after)
+    assert "8 modules accelerated" in str(after)
 
 
 def test_report_names_what_long_range_models_add(model: Model) -> None:
@@ -388,7 +389,7 @@ def test_patching_twice_is_refused_and_harmless(model: Model) -> None:
     fast = patched(model)
     with pytest.raises(AlreadyPatchedError, match="unpatch"):
         patch(fast)
-    assert report(fast).accelerated == 7
+    assert report(fast).accelerated == 8
 
 
 def _named(name: str) -> Model:

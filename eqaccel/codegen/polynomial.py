@@ -10,7 +10,7 @@ import numpy as np
 from eqaccel.codegen import check
 from eqaccel.codegen.payload import abi_number, pack, read_prelude
 from eqaccel.plan import Direction, execute_polynomial
-from eqaccel.spec import PolynomialSpec, Term
+from eqaccel.spec import MAX_POWER, PolynomialSpec, Term
 
 _ROW_THREADS = 128
 
@@ -35,8 +35,8 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
         entries[f"cpu/{direction.value}"] = body
         entries[f"gpu/{direction.value}/float32"] = entries[f"gpu/{direction.value}/float64"] = body
         entries[f"check/{direction.value}"] = _figures(spec, direction)
-    padding = (x, x)
-    lines = (((t.output, t.weight, *(t.features + padding)[:3]), t.coefficient) for t in spec.terms)
+    padding = (x,) * MAX_POWER
+    lines = (((t.output, t.weight, *(t.features + padding)[:MAX_POWER]), t.coefficient) for t in spec.terms)
     entries["terms"] = "".join(" ".join(map(str, numbers)) + f" {c!r}\n" for numbers, c in lines)
     meta = {"abi": abi_number(), "x_dim": x, "y_dim": 0, "w_dim": w, "z_dim": z, "row_threads": _ROW_THREADS}
     entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
@@ -95,7 +95,10 @@ class _Row:
             self.statements.append(f"{name} = {total};")
 
     def _add_terms(self, head: tuple[int, ...], terms: list[Term]) -> None:
-        """Terms of which all begin with the features `head`: a single feature, or two with or without a third."""
+        """Terms that all begin with the features `head`: none, a single one, or two with or without a third."""
+        if not head:
+            self._add_products("(V{} + T(1))", "V{}", terms)
+            return
         if len(head) == 1:
             value, tangent, number = f"x[{head[0]}]", f"a[{head[0]}]", str(head[0])
             self._add_products(value, tangent, terms)

@@ -23,7 +23,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class PolynomialSpec:
-    """Polynomials of degree three at most without a constant term, linear in weights that every row has of its own.
+    """Polynomials of degree three at most in the features of a row, linear in weights that every row has of its own.
 
     Args:
         num_features: Columns of x.
@@ -32,8 +32,8 @@ class PolynomialSpec:
         terms: The products; several with the same factors are added up.
 
     Raises:
-        SpecError: If there is no term, or one with an index outside of these ranges, without features or with more than
-            three, or with a coefficient that is not finite.
+        SpecError: If there is no term, or one with an index outside of these ranges, with more than three features, or
+            with a coefficient that is not finite.
     """
 
     num_features: int
@@ -53,8 +53,8 @@ class PolynomialSpec:
         object.__setattr__(self, "terms", terms)
 
     def _check(self, number: int, output: int, weight: int, features: tuple[int, ...], coefficient: float) -> None:
-        if not 1 <= len(features) <= MAX_POWER:
-            raise SpecError(f"terms[{number}].features: expected one to {MAX_POWER} of them, got {features}")
+        if len(features) > MAX_POWER:
+            raise SpecError(f"terms[{number}].features: expected {MAX_POWER} of them at most, got {features}")
         indices = [("output", output, self.num_outputs), ("weight", weight, self.num_weights)]
         indices += [("features", feature, self.num_features) for feature in features]
         for name, index, count in indices:

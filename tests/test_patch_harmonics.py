@@ -1,0 +1,66 @@
+"""Spherical harmonics by polynomials give the numbers and derivatives of e3nn's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import grad, gradgradcheck
+
+pytest.importorskip("e3nn", reason="needs e3nn")
+
+from e3nn import o3
+from eqaccel.patches import nodes
+from eqaccel.patches.harmonics import PolynomialHarmonics
+from eqaccel.patches.verify import default_dtype
+from patch_checks import assert_close
+
+from eqaccel.errors import PatchError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def pair(irreps: str, normalize: bool = True, normalization: str = "component") -> tuple[torch.nn.Module, ...]:
+    original = o3.SphericalHarmonics(irreps, normalize, normalization)
+    return original, nodes._build(torch.nn.Linear(1, 1), original)
+
+
+@pytest.mark.parametrize("normalization", ["component", "integral", "norm"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("irreps", ["0e+1o+2e+3o", "0e+1o", "2x1o+3o+0e", "0e+1e+2e"])
+def test_values_and_derivatives(irreps: str, normalize: bool, normalization: str, device: torch.device) -> None:
+    with default_dtype(torch.float64):
+        results = []
+        for module in pair(irreps, normalize, normalization):
+            vectors = torch.randn(40, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            vectors = vectors.to(device).requires_grad_()
+            value = module.to(device)(vectors)
+            (first,) = grad((value**3).sum(), vectors, create_graph=True)
+            results.append((value, first, grad((first**2).sum(), vectors)[0]))
+    for value, expected in zip(results[1], results[0], strict=True):
+        assert_close(value, expected)
+
+
+def test_derivatives_of_higher_order() -> None:
+    _, fast = pair("0e+1o+2e+3o", normalize=False)
+    vectors = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    assert gradgradcheck(lambda v: grad((fast(v) ** 2).sum(), v, create_graph=True)[0], vectors)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 3), (2, 5, 3)], ids=str)
+def test_shapes(shape: tuple[int, ...]) -> None:
+    original, fast = pair("0e+1o+2e")
+    vectors = torch.randn(shape)
+    assert torch.allclose(fast(vectors), original(vectors), rtol=1e-5, atol=1e-6)
+    assert torch.equal(torch.jit.script(fast)(vectors), fast(vectors))
+
+
+def test_a_vector_of_zero() -> None:
+    original, fast = pair("0e+1o+2e+3o")
+    zero = torch.zeros(1, 3, requires_grad=True)
+    assert torch.equal(fast(zero), original(zero))
+    assert torch.isfinite(grad(fast(zero).sum(), zero)[0]).all()
+
+
+def test_high_degrees_are_left() -> None:
+    with pytest.raises(PatchError, match="degree 4, above 3"):
+        PolynomialHarmonics(o3.SphericalHarmonics("0e+4e", True))
