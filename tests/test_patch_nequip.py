@@ -280,7 +280,7 @@ def test_report(model: Model) -> None:
     for name in ("conv.sc", "conv.linear_1", "conv.linear_2", "equivariant_nonlin"):
         assert not rows[f"layer1_convnet.{name}"].accelerated
         assert "on a GPU" in rows[f"layer1_convnet.{name}"].note
-    assert "6 modules accelerated" in str(after)
+    assert "7 modules accelerated" in str(after)
 
 
 def test_compiled_models_name_the_library_of_their_operators(model: Model) -> None:

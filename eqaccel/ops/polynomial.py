@@ -47,7 +47,7 @@ class Polynomial(nn.Module):
         load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where = torch.ops.eqaccel.polynomial(
             self.payload, self.key, x, w, self.num_outputs
         )
-        return load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where
+        return load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where  # noqa: RET504
 
     def extra_repr(self) -> str:
         """Sizes, for print(module)."""
