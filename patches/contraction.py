@@ -17,6 +17,7 @@ from eqaccel.patches.core import Replacement
 from numpy.typing import NDArray
 from torch import Tensor
 
+from eqaccel.errors import PatchError
 from eqaccel.ops import Polynomial
 from eqaccel.spec import PolynomialSpec, Term
 
@@ -26,6 +27,9 @@ class PolynomialContraction(Replacement):
 
     Args:
         original: The module that the model came with.
+
+    Raises:
+        PatchError: If its polynomial is zero.
     """
 
     note = "replaced by eqaccel.Polynomial"
@@ -45,23 +49,25 @@ class PolynomialContraction(Replacement):
         largest = self.original.U_tensors(correlation)
         terms: list[Term] = []
         mixes: list[Tensor] = []
+        self.num_weights = 0
         for degree in range(correlation, 0, -1):
             tensor = self.original.U_tensors(degree).detach()
             # (num_outputs, num_ell, ..., num_weights); a scalar has no first dimension.
             tensor = tensor if tensor.dim() == degree + 2 else tensor.unsqueeze(0)
             features, coefficients = _by_features(tensor.double().cpu().numpy(), degree)
-            kept, mix = _independent(coefficients, torch.finfo(tensor.dtype).eps)
-            for output, number, weight in np.argwhere(kept):
-                place = sum(m.shape[1] for m in mixes) + int(weight)
-                terms.append(Term(int(output), place, features[number], float(kept[output, number, weight])))
+            rounding = torch.finfo(tensor.dtype).eps * float(tensor.abs().max())
+            kept, mix = _independent(coefficients, rounding)
+            for output, number, weight in np.argwhere(kept).tolist():
+                coefficient = float(kept[output, number, weight])
+                terms.append(Term(output, self.num_weights + weight, features[number], coefficient))
             mixes.append(torch.from_numpy(mix))
-        self.num_ell = largest.size(-2)
-        self.num_outputs = kept.shape[0]
-        mix = torch.block_diag(*mixes)
-        self.num_weights = mix.size(1)
+            self.num_weights += kept.shape[2]
+        if not terms:
+            raise PatchError("its outputs are zero, whatever the features are")
+        self.num_ell, self.num_outputs = largest.size(-2), kept.shape[0]
         spec = PolynomialSpec(self.num_ell, self.num_weights, self.num_outputs, tuple(terms))
         self.polynomial = Polynomial(spec).to(largest.device).train(self.training)
-        self.register_buffer("mix", mix.to(largest), persistent=False)
+        self.register_buffer("mix", torch.block_diag(*mixes).to(largest), persistent=False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The contraction.
@@ -96,26 +102,25 @@ def _by_features(tensor: NDArray, degree: int) -> tuple[list[tuple[int, ...]], N
     return features, np.stack([total[(slice(None), *f)] for f in features], 1) / repeats[:, None]
 
 
-def _independent(coefficients: NDArray, eps: float) -> tuple[NDArray, NDArray]:
+def _independent(coefficients: NDArray, rounding: float) -> tuple[NDArray, NDArray]:
     """Of linearly dependent polynomials those with the fewest terms, and how the others are made of them.
 
     Args:
         coefficients: (num_outputs, num_products, num_weights).
-        eps: Relative rounding error of the coefficients.
+        rounding: Error that a coefficient may have.
 
     Returns:
         (num_outputs, num_products, num_kept), and the (num_weights, num_kept) matrix that takes weights to those of the
         polynomials that were kept.
     """
     rows = coefficients.reshape(-1, coefficients.shape[2]).T
-    largest = np.abs(rows).max()
-    rows = np.where(np.abs(rows) > 10 * eps * largest, rows, 0.0)
+    rows = np.where(np.abs(rows) > 10 * rounding, rows, 0.0)
     basis, kept = np.zeros((0, rows.shape[1])), []
     for number in np.argsort((rows != 0).sum(1), kind="stable"):
         rest = rows[number]
         for _ in range(2):  # once more for what rounding left
             rest = rest - (basis @ rest) @ basis
-        if np.linalg.norm(rest) > 100 * eps * np.linalg.norm(rows[number]) and rows[number].any():
+        if np.linalg.norm(rest) > 100 * rounding:
             basis = np.concatenate([basis, rest[None] / np.linalg.norm(rest)])
             kept.append(number)
     kept = sorted(kept)

@@ -21,16 +21,19 @@ from patch_checks import assert_close, assert_same_gradients, duplicated, patche
 from torch.autograd import grad
 
 from eqaccel import export, patch, report, unpatch
+from eqaccel.errors import PatchError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FULL = {"compute_force": True, "compute_stress": True}
 NUM_ELEMENTS, CHANNELS = 3, 5
 
 
-def contraction(out: str, irreps: str = "5x0e+5x1o+5x2e+5x3o", dtype: torch.dtype = torch.float64) -> Contraction:
+def contraction(
+    out: str, irreps: str = "5x0e+5x1o+5x2e+5x3o", dtype: torch.dtype = torch.float64, correlation: int = 3
+) -> Contraction:
     with default_dtype(dtype):
         torch.manual_seed(3)
-        return Contraction(o3.Irreps(irreps), o3.Irreps(out), 3, num_elements=NUM_ELEMENTS)
+        return Contraction(o3.Irreps(irreps), o3.Irreps(out), correlation, num_elements=NUM_ELEMENTS)
 
 
 def pair(out: str, **options: object) -> tuple[Contraction, PolynomialContraction]:
@@ -62,6 +65,31 @@ def test_values_and_derivatives(out: str, rows: int) -> None:
     results = [derivatives(module, original, rows) for module in (original, fast)]
     for value, expected in zip(results[1], results[0], strict=True):
         assert_close(value, expected)
+
+
+@pytest.mark.parametrize("correlation", [1, 2])
+@pytest.mark.parametrize("out", ["0e", "1o", "3o"])
+def test_lower_correlations(out: str, correlation: int) -> None:
+    original, fast = pair(out, correlation=correlation)
+    results = [derivatives(module, original, 7) for module in (original, fast)]
+    for value, expected in zip(results[1], results[0], strict=True):
+        assert_close(value, expected)
+
+
+@pytest.mark.parametrize(("out", "terms"), [("0e", 94), ("1o", 392), ("2o", 408)])
+def test_dependent_paths_share_a_weight(out: str, terms: int) -> None:
+    assert len(pair(out)[1].polynomial.spec.terms) == terms
+
+
+@pytest.mark.parametrize(("out", "correlation"), [("0o", 3), ("1e", 2), ("4e", 1)])
+def test_what_is_always_zero_is_left(out: str, correlation: int) -> None:
+    with pytest.raises(PatchError, match="its outputs are zero"):
+        pair(out, correlation=correlation)
+
+
+def test_higher_correlations_are_left() -> None:
+    with pytest.raises(PatchError, match="no kernel for a correlation of 4, above 3"):
+        pair("0e", irreps="5x0e+5x1o", correlation=4)
 
 
 @pytest.mark.parametrize("out", ["0e", "1o", "2e"])
