@@ -8,6 +8,7 @@ linearly dependent polynomials: what is left are some hundred terms for a row.
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 from typing import Any
 
@@ -115,14 +116,30 @@ def _independent(coefficients: NDArray, rounding: float) -> tuple[NDArray, NDArr
     """
     rows = coefficients.reshape(-1, coefficients.shape[2]).T
     rows = np.where(np.abs(rows) > 10 * rounding, rows, 0.0)
-    basis, kept = np.zeros((0, rows.shape[1])), []
-    for number in np.argsort((rows != 0).sum(1), kind="stable"):
-        rest = rows[number]
-        for _ in range(2):  # once more for what rounding left
-            rest = rest - (basis @ rest) @ basis
-        if np.linalg.norm(rest) > 100 * rounding:
-            basis = np.concatenate([basis, rest[None] / np.linalg.norm(rest)])
+    # Gram-Schmidt, twice for what rounding left. Sums are correctly rounded, so that the same model gives the same bits
+    # on every machine; a library of linear algebra does not promise that.
+    basis: list[NDArray] = []
+    kept: list[int] = []
+    coordinates: dict[int, list[float]] = {}
+    for number in np.argsort((rows != 0).sum(1), kind="stable").tolist():
+        rest, found = rows[number], [0.0] * len(basis)
+        for n in [*range(len(basis)), *range(len(basis))]:
+            part = _dot(basis[n], rest)
+            rest, found[n] = rest - part * basis[n], found[n] + part
+        size = math.sqrt(_dot(rest, rest))
+        if size > 100 * rounding:
+            basis.append(rest / size)
             kept.append(number)
-    kept = sorted(kept)
-    mix = np.linalg.lstsq(rows[kept].T, rows.T, rcond=None)[0].T
+            found.append(size)
+        coordinates[number] = found
+    mix = np.zeros((len(rows), len(kept)))
+    for number, left in coordinates.items():
+        for n in reversed(range(len(left))):
+            polynomial = coordinates[kept[n]]  # of which the last coordinate is the n-th
+            mix[number, n] = left[n] / polynomial[n]
+            left = [a - mix[number, n] * b for a, b in zip(left, polynomial, strict=False)]
     return rows[kept].T.reshape(*coefficients.shape[:2], len(kept)), mix
+
+
+def _dot(a: NDArray, b: NDArray) -> float:
+    return math.fsum((a * b).tolist())

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from eqaccel.patches.core import Replacement
+from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.ops import Polynomial
 from eqaccel.spec import MAX_POWER, PolynomialSpec, Term
+from eqaccel.wigner import wigner_3j
 
 _ROUNDING = 1e-12
-"""Coefficients below this are zero, but for the rounding of their fit."""
+"""Coefficients below this are zero but for rounding."""
 
 
 class PolynomialHarmonics(Replacement):
@@ -36,7 +39,7 @@ class PolynomialHarmonics(Replacement):
             raise PatchError(f"no kernel for spherical harmonics of degree {original._lmax}, above {MAX_POWER}")
         self.irreps_in, self.irreps_out = original.irreps_in, original.irreps_out
         self.normalize = original.normalize
-        self.polynomial = Polynomial(_fit(original)).train(original.training)
+        self.polynomial = Polynomial(_harmonics(original)).train(original.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (num_edges, 3) to (num_edges, irreps_out.dim)."""
@@ -51,18 +54,36 @@ class PolynomialHarmonics(Replacement):
         return self.polynomial(x, x.new_ones(x.size(0), 1))
 
 
-def _fit(harmonics: Any) -> PolynomialSpec:
-    """The polynomials that a module evaluates: those of degree l are homogeneous, so values on the sphere tell them."""
-    points = torch.randn(64, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    points = torch.nn.functional.normalize(points)
-    values = harmonics(points)
-    terms, column = [], 0
+def _harmonics(harmonics: Any) -> PolynomialSpec:
+    """The polynomials of a module, in closed form: the same bits on every machine.
+
+    Those of degree l + 1 are those of degree l coupled with the vector.
+    """
+    of_degree: list[list[dict[tuple[int, ...], float]]] = [[{(): 1.0}]]
+    for degree in range(max(harmonics._ls_list)):
+        of_degree.append(_couple(of_degree[-1], wigner_3j(degree, 1, degree + 1)))
+    terms, output = [], 0
     for degree in harmonics._ls_list:
-        features = list(combinations_with_replacement(range(3), degree))
-        monomials = torch.stack([points[:, list(f)].prod(1) for f in features], 1)
         size = 2 * degree + 1
-        coefficients = torch.linalg.lstsq(monomials, values[:, column : column + size]).solution
-        for number, output in (coefficients.abs() > _ROUNDING).nonzero().tolist():
-            terms.append(Term(column + output, 0, features[number], float(coefficients[number, output])))
-        column += size
-    return PolynomialSpec(3, 1, column, tuple(terms))
+        square = {"norm": 1.0, "component": size, "integral": size / (4 * math.pi)}[harmonics.normalization]
+        for polynomial in of_degree[degree]:
+            terms += [Term(output, 0, features, math.sqrt(square) * c) for features, c in polynomial.items()]
+            output += 1
+    return PolynomialSpec(3, 1, output, tuple(terms))
+
+
+def _couple(lower: list[dict[tuple[int, ...], float]], coupling: NDArray) -> list[dict[tuple[int, ...], float]]:
+    """Polynomials of the next degree, whose squares add up to one on the sphere."""
+    higher: list[dict[tuple[int, ...], float]] = []
+    for k in range(coupling.shape[2]):
+        sums: dict[tuple[int, ...], float] = {}
+        for i, j in np.argwhere(coupling[:, :, k]).tolist():
+            for features, coefficient in lower[i].items():
+                key = tuple(sorted((*features, j)))
+                sums[key] = sums.get(key, 0.0) + coefficient * float(coupling[i, j, k])
+        higher.append(sums)
+    power = (0,) * len(key)  # the only products of features that is not zero at (1, 0, 0)
+    size = math.sqrt(sum(polynomial.get(power, 0.0) ** 2 for polynomial in higher))
+    return [
+        {features: c / size for features, c in polynomial.items() if abs(c) > _ROUNDING * size} for polynomial in higher
+    ]

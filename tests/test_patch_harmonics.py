@@ -54,6 +54,17 @@ def test_shapes(shape: tuple[int, ...]) -> None:
     assert torch.equal(torch.jit.script(fast)(vectors), fast(vectors))
 
 
+def test_coefficients_in_closed_form() -> None:
+    """The same bits for every model: another rounding would be another kernel, and other trajectories."""
+    fast = pair("0e+1o+2e+3o")[1].polynomial.spec
+    assert fast == pair("0e+1o+2e+3o")[1].polynomial.spec
+    found = {(term.output, term.features): term.coefficient for term in fast.terms}
+    assert len(found) == 28
+    assert found[0, ()] == 1.0
+    assert found[4, (0, 2)] == pytest.approx(15**0.5, rel=1e-15)  # sqrt(15) x z
+    assert found[12, (1, 1, 1)] == pytest.approx(7**0.5, rel=1e-15)
+
+
 def test_a_vector_of_zero() -> None:
     original, fast = pair("0e+1o+2e+3o")
     zero = torch.zeros(1, 3, requires_grad=True)

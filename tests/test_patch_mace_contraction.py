@@ -81,6 +81,19 @@ def test_dependent_paths_share_a_weight(out: str, terms: int) -> None:
     assert len(pair(out)[1].polynomial.spec.terms) == terms
 
 
+def test_coefficients_depend_on_the_model_alone() -> None:
+    """Another rounding would be another kernel, and other trajectories; libraries round by where memory lies."""
+    original, fast = pair("1o")
+    moved = copy.deepcopy(original)
+    for degree in (1, 2, 3):
+        tensor = original.U_tensors(degree)
+        memory = torch.empty(tensor.numel() + degree, dtype=tensor.dtype)[degree:]
+        setattr(moved, f"U_matrix_{degree}", memory.view_as(tensor).copy_(tensor))
+    again = nodes._build(moved, moved)
+    assert again.polynomial.key == fast.polynomial.key
+    assert torch.equal(again.mix, fast.mix)
+
+
 @pytest.mark.parametrize(("out", "correlation"), [("0o", 3), ("1e", 2), ("4e", 1)])
 def test_what_is_always_zero_is_left(out: str, correlation: int) -> None:
     with pytest.raises(PatchError, match="its outputs are zero"):
