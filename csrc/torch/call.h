@@ -1,0 +1,78 @@
+// What the operators that launch kernels have in common.
+#pragma once
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <list>
+#include <memory>
+
+#include "device.h"
+#include "host_memory.h"
+#include "ops.h"
+#include "program.h"
+
+namespace eqaccel::ops {
+
+template <class Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Without a gradient to record, a call goes straight to the backend.
+template <class... Tensors>
+bool records_gradient(const Tensors&... operands) {
+  return at::GradMode::is_enabled() && (operands.requires_grad() || ...);
+}
+
+inline Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
+
+// One call of an operator: checks operands against the program and keeps alive what the kernel reads.
+class KernelCall {
+ public:
+  KernelCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x)
+      : op_(op), like_(x), guard_(x.device()), program_(program_of(op, payload, key)) {
+    TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, op, ": argument 'x' must be float32 "
+                "or float64, got ", x.scalar_type(), ". Convert all operands with .float() or .double().");
+    ops_.threads = at::get_num_threads();
+  }
+
+  Tensor new_rows(int64_t count, const char* dim) const {
+    return empty_kept({count, program_->number(dim)}, like_.options());
+  }
+
+  eq_operands& operands() { return ops_; }
+
+ protected:
+  void check_kind(const char* name, const Tensor& t) const {
+    TORCH_CHECK(t.device() == like_.device() && t.scalar_type() == like_.scalar_type(), op_, ": argument '", name,
+                "' must be ", like_.scalar_type(), " on ", like_.device(), ", like 'x', got ", t.scalar_type(), " on ",
+                t.device(), ". Convert it with .to(x).");
+  }
+
+  void run(Direction direction) {
+    const auto backend = backend_of(like_.device());
+    const auto scalar = like_.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64;
+    const int device = std::max<int>(like_.device().index(), 0);
+    try {
+      const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
+      const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
+      ops_.workspace = workspace.mutable_data_ptr();
+      program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
+    } catch (const CompileError& error) {
+      rethrow(error);
+    }
+  }
+
+  const char* op_;
+  Tensor like_;
+  c10::OptionalDeviceGuard guard_;
+  std::shared_ptr<Program> program_;
+  std::list<Tensor> held_;
+  eq_operands ops_{};
+};
+
+}  // namespace eqaccel::ops
