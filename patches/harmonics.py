@@ -82,7 +82,7 @@ def _couple(lower: list[dict[tuple[int, ...], float]], coupling: NDArray) -> lis
                 key = tuple(sorted((*features, j)))
                 sums[key] = sums.get(key, 0.0) + coefficient * float(coupling[i, j, k])
         higher.append(sums)
-    power = (0,) * len(key)  # the only products of features that is not zero at (1, 0, 0)
+    power = (0,) * (coupling.shape[2] // 2)  # the only product of features that is not zero at (1, 0, 0)
     size = math.sqrt(sum(polynomial.get(power, 0.0) ** 2 for polynomial in higher))
     return [
         {features: c / size for features, c in polynomial.items() if abs(c) > _ROUNDING * size} for polynomial in higher

@@ -1,7 +1,8 @@
-"""Builds the C++ programs of cpp_host against the installed torch."""
+"""Compilers that tests run: of the C++ programs of cpp_host against the installed torch, and of HIP text."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -33,3 +34,17 @@ def run(*command: str | Path, **environment: str) -> list[list[float]]:
     ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment or None)
     assert ran.returncode == 0, ran.stderr
     return [[float(value) for value in line.split()[1:]] for line in ran.stdout.splitlines()]
+
+
+needs_hipcc = pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
+
+
+def assemble_hip(text: str, folder: Path) -> None:
+    """Compiles a kernel for gfx90a as far as the compiler alone goes: linking takes AMD's device libraries."""
+    file = folder / "kernel.hip"
+    file.write_text(text)
+    options = ["--offload-arch=gfx90a", "-std=c++17", "--cuda-device-only", "-S", "-nogpulib"]
+    command = ["hipcc", *options, str(file), "-o", str(folder / "kernel.s")]
+    environment = os.environ | {"HIP_PLATFORM": "amd"}  # hipcc would pass the file to nvcc where there is one
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr

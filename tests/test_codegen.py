@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from hosts import assemble_hip, needs_hipcc
 
 from eqaccel import runtime
 from eqaccel.codegen import payload, source
@@ -52,17 +50,10 @@ def test_every_cuda_kernel_compiles(name: str, scalar_bytes: int, arch: str) -> 
         runtime.compile_cuda(source(make_plan(SPECS[name], direction, TARGETS["sm_90"], scalar_bytes)), arch)
 
 
-@pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
+@needs_hipcc
 @pytest.mark.parametrize("direction", Direction)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
-    file = tmp_path / "kernel.hip"
-    file.write_text(source(make_plan(SPECS["mp0-second"], direction, TARGETS["gfx90a"], 4)))
-    # Assembly is as far as the compiler alone goes: linking takes AMD's device libraries.
-    options = ["--offload-arch=gfx90a", "-std=c++17", "--cuda-device-only", "-S", "-nogpulib"]
-    command = ["hipcc", *options, str(file), "-o", str(tmp_path / "kernel.s")]
-    environment = os.environ | {"HIP_PLATFORM": "amd"}  # hipcc would pass the file to nvcc where there is one
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
+    assemble_hip(source(make_plan(SPECS["mp0-second"], direction, TARGETS["gfx90a"], 4)), tmp_path)
 
 
 def test_payload_is_reproducible_and_names_its_paths() -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from eqaccel.integrations.export.sealing import add_entries, sealed_polynomial_entries
+from hosts import assemble_hip, needs_hipcc
 from test_self_check import program, read
 from torch.autograd import grad, gradcheck, gradgradcheck
 
@@ -266,15 +264,8 @@ def test_cuda_kernels_compile(arch: str) -> None:
                     assert used["spill_store_bytes"] == 0
 
 
-@pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
+@needs_hipcc
 @pytest.mark.parametrize("direction", Direction)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
-    file = tmp_path / "kernel.hip"
     text = runtime.Program(polynomial_payload(SPECS["cubic"])[0])
-    file.write_text(text.source("hip", "float32", direction.value, "gfx90a"))
-    options = ["--offload-arch=gfx90a", "-std=c++17", "--cuda-device-only", "-S", "-nogpulib"]
-    command = ["hipcc", *options, str(file), "-o", str(tmp_path / "kernel.s")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"HIP_PLATFORM": "amd"}
-    )
-    assert done.returncode == 0, done.stderr
+    assemble_hip(text.source("hip", "float32", direction.value, "gfx90a"), tmp_path)

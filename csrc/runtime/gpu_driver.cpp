@@ -72,7 +72,7 @@ struct GpuDriver::Table {
   int (*pop_context)(void** context);
   int (*set_function_attribute)(void* function, int which, int value);
   int (*version)(int*);
-  int (*launch_with)(const CudaLaunch*, void* function, void** parameters, void** extra);  // null if the driver is too old
+  int (*launch_with)(const CudaLaunch*, void* function, void** parameters, void** extra);  // null: too old a driver
   // HIP only.
   int (*properties)(HipProperties*, int device);
   int (*get_device)(int*);

@@ -53,8 +53,8 @@ class GpuDriver {
   int resident_blocks(Function, int threads, std::size_t shared_bytes) const;
   // The caller holds a DeviceScope for the device of the function.
   void launch(Function, Dim3 grid, Dim3 block, unsigned shared_bytes, void* stream, void** parameters) const;
-  // The same on a device that launches early: the kernel may begin while the last one on the stream still runs, and has to
-  // wait for its end itself.
+  // The same on a device that launches early: the kernel may begin while the last one on the stream still runs, and has
+  // to wait for its end itself.
   void launch_early(Function, Dim3 grid, Dim3 block, void* stream, void** parameters) const;
   void fill_zero(void* pointer, std::size_t bytes, void* stream) const;
 

@@ -59,8 +59,8 @@ class GpuKernel : public Kernel {
       main.blocks = std::max<int64_t>(int64_t(info.multiprocessors) * resident, 1);
       blocks_ = std::max(blocks_, main.blocks);
     }
-    // A row to as many blocks as it takes, with as few idle threads.
     launches_early_ = info.launches_early;
+    // A row to as many blocks as it takes, with as few idle threads.
     const int64_t width = EQ_ROW_WIDTH(x_dim_, scalar_bytes_);
     collect_parts_ = over(x_dim_, width * most_collect_threads);
     collect_threads_ = 32 * over(x_dim_, 32 * width * collect_parts_);

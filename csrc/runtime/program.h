@@ -58,7 +58,7 @@ struct Compiled {
 //   binary/<target>/<direction>/<scalar>     compiled ahead of time for a target of targets.h, taken where it runs; may
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
-// A polynomial has the same entries, one body for all GPU scalars, and besides:
+// A polynomial has the same entries, and besides:
 //   meta "row_threads"                       threads of a GPU block, each of which takes a row
 //   terms                                    a line for each term, see eqaccel/codegen/polynomial.py
 class Program {

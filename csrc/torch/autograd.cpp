@@ -1,14 +1,12 @@
 // Derivatives of any order. F(x, y, w) is linear in each operand, so the first derivative is the backward operator, the
 // second the double backward operator, and the third a sum of the two; all are called through the dispatcher and are
 // differentiable themselves. In C++, because a scripted model in LAMMPS has no Python to find them.
-#include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
 
-#include "ops.h"
+#include "call.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -133,12 +131,6 @@ struct DoubleBackward : Function<DoubleBackward> {
     return gradients;
   }
 };
-
-// Without a gradient to record, a call goes straight to the backend.
-template <class... Tensors>
-bool records_gradient(const Tensors&... operands) {
-  return at::GradMode::is_enabled() && (operands.requires_grad() || ...);
-}
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {

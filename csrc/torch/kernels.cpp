@@ -1,19 +1,12 @@
 // The operators on real tensors, CPU and GPU alike: check the operands, allocate, launch through the runtime.
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
-#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
-#include <list>
 #include <vector>
 
-#include "device.h"
-#include "host_memory.h"
-#include "ops.h"
-#include "program.h"
+#include "call.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -37,13 +30,11 @@ void sum_rows(const T* matrix, const int32_t* rows, int64_t begin, int64_t end, 
   for (int64_t column = 0; column < columns; ++column) out[column] += right[column];
 }
 
-// One call of an operator: checks operands against the program's dimensions and keeps alive what the kernel reads.
-class Call {
+// A call with a graph or a batch, and with weights of every edge or shared ones.
+class Call : public KernelCall {
  public:
   Call(const char* op, const Problem& problem, const Tensor& x, const Tensor& y, const Tensor& w)
-      : op_(op), like_(x), guard_(x.device()), program_(program_of(op, problem.payload, problem.key)) {
-    TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, op, ": argument 'x' must be float32 "
-                "or float64, got ", x.scalar_type(), ". Convert all operands with .float() or .double().");
+      : KernelCall(op, problem.payload, problem.key, x) {
     TORCH_CHECK(x.dim() == 2 && y.dim() == 2, op, ": arguments 'x' and 'y' must have shapes (num_senders, ",
                 program_->number("x_dim"), ") and (num_edges, ", program_->number("y_dim"), "), got ", x.sizes(),
                 " and ", y.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
@@ -52,7 +43,6 @@ class Call {
     ops_.num_edges = y.size(0);
     ops_.mul_ir = problem.mul_ir;
     ops_.atomic = problem.atomic;
-    ops_.threads = at::get_num_threads();
     const int64_t z_dim = program_->number("z_dim");
     TORCH_CHECK(problem.z_dim == z_dim, op, ": argument 'z_dim' must be ", z_dim, ", as in the payload, got ",
                 problem.z_dim, ". Pass the values of one module.");
@@ -87,9 +77,6 @@ class Call {
     return {kept.const_data_ptr(), repeated ? 0 : w_dim};
   }
 
-  Tensor new_rows(int64_t count, const char* dim) const {
-    return empty_kept({count, program_->number(dim)}, like_.options());
-  }
   // The gradient of each edge's weights; reduce_weights sums it if the edges share them.
   Tensor new_edge_weights() const { return new_rows(ops_.num_edges, "w_dim"); }
   Tensor reduce_weights(const Tensor& per_edge, const Tensor& w) {
@@ -113,28 +100,10 @@ class Call {
       for (const Tensor& output : outputs) output.zero_();
       return;
     }
-    const auto backend = backend_of(like_.device());
-    const auto scalar = like_.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64;
-    const int device = std::max<int>(like_.device().index(), 0);
-    try {
-      const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
-      const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
-      ops_.workspace = workspace.mutable_data_ptr();
-      program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
-    } catch (const CompileError& error) {
-      rethrow(error);
-    }
+    run(direction);
   }
-
-  eq_operands& operands() { return ops_; }
 
  private:
-  void check_kind(const char* name, const Tensor& t) const {
-    TORCH_CHECK(t.device() == like_.device() && t.scalar_type() == like_.scalar_type(), op_, ": argument '", name,
-                "' must be ", like_.scalar_type(), " on ", like_.device(), ", like 'x', got ", t.scalar_type(), " on ",
-                t.device(), ". Convert it with .to(x).");
-  }
-
   const void* rows(const char* name, const Tensor& t, const char* count_name, int64_t count, int64_t dim) {
     check_kind(name, t);
     TORCH_CHECK(t.dim() == 2 && t.size(0) == count && t.size(1) == dim, op_, ": argument '", name,
@@ -168,14 +137,8 @@ class Call {
     ops_.t_slot = ops_.t_row_ptr + S + 1;
   }
 
-  const char* op_;
-  Tensor like_;
-  c10::OptionalDeviceGuard guard_;
-  std::shared_ptr<Program> program_;
-  std::list<Tensor> held_;
   Tensor edge_;
   bool shared_weights_ = false;
-  eq_operands ops_{};
 };
 
 void alert_if_atomic(const Problem& problem, const char* op) {

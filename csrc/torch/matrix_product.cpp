@@ -4,17 +4,11 @@
 // operator, that with respect to `b` a product of torch.
 #include "matrix_product.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "device.h"
-#include "host_memory.h"
-#include "ops.h"
+#include "call.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -25,8 +19,7 @@ using torch::autograd::variable_list;
 
 Tensor call(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("eqaccel::matrix_product", "").typed<Signature>();
+  static const auto op = find_operator<Signature>("eqaccel::matrix_product");
   return op.call(payload, key, a, b);
 }
 
@@ -86,8 +79,7 @@ struct MatrixProductFunction : Function<MatrixProductFunction> {
 };
 
 Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
-  if (at::GradMode::is_enabled() && (a.requires_grad() || b.requires_grad()))
-    return MatrixProductFunction::apply(a, b, payload, key);
+  if (records_gradient(a, b)) return MatrixProductFunction::apply(a, b, payload, key);
   const at::AutoDispatchBelowADInplaceOrView below;
   return call(payload, key, a, b);
 }

@@ -1,14 +1,11 @@
 // Shapes without data, for fake tensors (compile, export, make_fx), and the casts of autocast.
-#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "ops.h"
+#include "call.h"
 
 namespace eqaccel::ops {
 namespace {
-
-Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
 
 Tensor forward(const Tensor&, int64_t, const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                c10::SymInt receivers, int64_t z_dim, bool, bool) {

@@ -1,24 +1,15 @@
 // eqaccel::polynomial and its first two derivatives: each row of z is a polynomial in the features x of the same row with
 // coefficients w of its own. Derivatives beyond these are composed of torch's operators, from the terms in the payload.
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
-#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <array>
 #include <limits>
-#include <list>
 #include <sstream>
 
-#include "device.h"
-#include "host_memory.h"
-#include "ops.h"
+#include "call.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -35,36 +26,29 @@ struct Problem {
   int64_t outputs;  // columns of z: shapes must be known where the payload can not be read
 };
 
-template <class Signature>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 Tensor polynomial(const Problem& p, const Tensor& x, const Tensor& w) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, int64_t);
-  static const auto op = find<Signature>("eqaccel::polynomial");
+  static const auto op = find_operator<Signature>("eqaccel::polynomial");
   return op.call(p.payload, p.key, x, w, p.outputs);
 }
 First polynomial_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
   using Signature = First(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, int64_t);
-  static const auto op = find<Signature>("eqaccel::polynomial_backward");
+  static const auto op = find_operator<Signature>("eqaccel::polynomial_backward");
   return op.call(p.payload, p.key, gz, x, w, p.outputs);
 }
 Second polynomial_double_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& w, const Tensor& a,
                                   const Tensor& c) {
   using Signature = Second(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                            const Tensor&, int64_t);
-  static const auto op = find<Signature>("eqaccel::polynomial_double_backward");
+  static const auto op = find_operator<Signature>("eqaccel::polynomial_double_backward");
   return op.call(p.payload, p.key, gz, x, w, a, c, p.outputs);
 }
 
-// One call of an operator: checks operands against the program's dimensions and keeps alive what the kernel reads.
-class Call {
+// A call whose operands have a row for each row of x.
+class Call : public KernelCall {
  public:
   Call(const char* op, const Problem& problem, const Tensor& x, const Tensor& w)
-      : op_(op), like_(x), guard_(x.device()), program_(program_of(op, problem.payload, problem.key)) {
-    TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, op, ": argument 'x' must be float32 "
-                "or float64, got ", x.scalar_type(), ". Convert all operands with .float() or .double().");
+      : KernelCall(op, problem.payload, problem.key, x) {
     TORCH_CHECK(x.dim() == 2, op, ": argument 'x' must have shape (rows, ", program_->number("x_dim"), "), got ",
                 x.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
     TORCH_CHECK(x.size(0) < std::numeric_limits<int32_t>::max(), op, ": rows must number less than 2^31, got ",
@@ -73,15 +57,12 @@ class Call {
                 program_->number("z_dim"), ", as in the payload, got ", problem.outputs,
                 ". Pass the values of one module.");
     ops_.num_receivers = ops_.num_senders = ops_.num_edges = x.size(0);
-    ops_.threads = at::get_num_threads();
     ops_.x = rows("x", x, "x_dim");
     ops_.w = rows("w", w, "w_dim");
   }
 
   const void* rows(const char* name, const Tensor& t, const char* dim) {
-    TORCH_CHECK(t.device() == like_.device() && t.scalar_type() == like_.scalar_type(), op_, ": argument '", name,
-                "' must be ", like_.scalar_type(), " on ", like_.device(), ", like 'x', got ", t.scalar_type(), " on ",
-                t.device(), ". Convert it with .to(x).");
+    check_kind(name, t);
     TORCH_CHECK(t.dim() == 2 && t.size(0) == ops_.num_edges && t.size(1) == program_->number(dim), op_, ": argument '",
                 name, "' must have shape (", ops_.num_edges, ", ", program_->number(dim), "), got ", t.sizes(),
                 ". Check the number of rows and the module that the operand is for.");
@@ -90,30 +71,11 @@ class Call {
     if (reinterpret_cast<uintptr_t>(kept.const_data_ptr()) % widest != 0) held_.emplace_back(kept.clone());
     return held_.back().const_data_ptr();
   }
-  Tensor new_rows(const char* dim) const {
-    return empty_kept({ops_.num_edges, program_->number(dim)}, like_.options());
+  Tensor new_rows(const char* dim) const { return KernelCall::new_rows(ops_.num_edges, dim); }
+
+  void launch(Direction direction) {
+    if (ops_.num_edges > 0) run(direction);
   }
-
-  void launch(Direction direction) const {
-    if (ops_.num_edges == 0) return;
-    const auto scalar = like_.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64;
-    try {
-      program_->launch(backend_of(like_.device()), scalar, direction, ops_, std::max<int>(like_.device().index(), 0),
-                       current_stream(like_.device()));
-    } catch (const CompileError& error) {
-      rethrow(error);
-    }
-  }
-
-  eq_operands& operands() { return ops_; }
-
- private:
-  const char* op_;
-  Tensor like_;
-  c10::OptionalDeviceGuard guard_;
-  std::shared_ptr<Program> program_;
-  std::list<Tensor> held_;
-  eq_operands ops_{};
 };
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, int64_t outputs) {
@@ -249,11 +211,6 @@ struct DoubleBackward : Function<DoubleBackward> {
   }
 };
 
-template <class... Tensors>
-bool records_gradient(const Tensors&... operands) {
-  return at::GradMode::is_enabled() && (operands.requires_grad() || ...);
-}
-
 Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, int64_t outputs) {
   const Problem p{payload, key, outputs};
   if (records_gradient(x, w)) return Forward::apply(x, w, p);
@@ -282,16 +239,15 @@ Second differentiable_double_backward(const Tensor& payload, int64_t key, const 
 }
 
 // Shapes without data, for fake tensors.
-Tensor shape_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor&, int64_t outputs) {
   return at::empty_symint({x.sym_size(0), outputs}, x.options());
 }
 First backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor& w, int64_t) {
-  return {shape_like(x), shape_like(w)};
+  return {contiguous_like(x), contiguous_like(w)};
 }
 Second double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x, const Tensor& w, const Tensor&,
                              const Tensor&, int64_t) {
-  return {shape_like(gz), shape_like(x), shape_like(w)};
+  return {contiguous_like(gz), contiguous_like(x), contiguous_like(w)};
 }
 
 // Under autocast in float32, as tensor products.

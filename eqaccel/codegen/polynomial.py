@@ -100,10 +100,9 @@ class _Row:
             self._add_products("(V{} + T(1))", "V{}", terms)
             return
         if len(head) == 1:
-            value, tangent, number = f"x[{head[0]}]", f"a[{head[0]}]", str(head[0])
-            self._add_products(value, tangent, terms)
+            self._add_products(f"x[{head[0]}]", f"a[{head[0]}]", terms)
             if self.has_gradient:
-                self._add_coefficients(f"gx{number}", "gp", terms)
+                self._add_coefficients(f"gx{head[0]}", "gp", terms)
             return
         i, j = head
         v = f"v{i}_{j}"
