@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from eqaccel import _runtime
 from eqaccel.errors import SettingsError
 
 VARIABLES: Mapping[str, str] = MappingProxyType(
@@ -34,17 +35,11 @@ class Settings:
     Attributes:
         cache_dir: Folder of compiled kernels; it need not exist yet.
         dump_dir: Folder for plans, sources and logs of every kernel built, or None to write nothing.
-        check_indices: Whether edge indices are range-checked on a GPU too (this synchronises with the device).
-        cxx: Host C++ compiler (a name or a path), or None to look for one.
-        nvrtc: Path of libnvrtc, or None to look for one.
         tune: Whether `warmup` and `patch` choose between plans by timing them.
     """
 
     cache_dir: Path
     dump_dir: Path | None = None
-    check_indices: bool = False
-    cxx: str | None = None
-    nvrtc: Path | None = None
     tune: bool = False
 
 
@@ -55,16 +50,13 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
         environ: Variables to read instead of `os.environ`.
 
     Raises:
-        SettingsError: If EQACCEL_CHECK_INDICES or EQACCEL_TUNE is neither a yes nor a no.
+        SettingsError: If EQACCEL_TUNE is neither a yes nor a no.
     """
     env = os.environ if environ is None else environ
     cache_dir = _path(env.get("EQACCEL_CACHE_DIR"))
     return Settings(
         cache_dir=_default_cache_dir(env) if cache_dir is None else cache_dir,
         dump_dir=_path(env.get("EQACCEL_DUMP")),
-        check_indices=_flag(env, "EQACCEL_CHECK_INDICES"),
-        cxx=env.get("EQACCEL_CXX") or env.get("CXX") or None,
-        nvrtc=_path(env.get("EQACCEL_NVRTC")),
         tune=_flag(env, "EQACCEL_TUNE"),
     )
 
@@ -74,12 +66,10 @@ def _path(value: str | None) -> Path | None:
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
-    value = env.get(name, "").strip().lower()
-    if value in ("", "0", "false", "no", "off"):
-        return False
-    if value in ("1", "true", "yes", "on"):
-        return True
-    raise SettingsError(f"environment variable {name}: expected 1 or 0, got {env[name]!r}")
+    value = _runtime.parse_flag(env.get(name, ""))  # one rule for the settings of both languages
+    if value is None:
+        raise SettingsError(f"environment variable {name}: expected 1 or 0, got {env[name]!r}")
+    return value
 
 
 def _default_cache_dir(env: Mapping[str, str]) -> Path:

@@ -1,11 +1,18 @@
 """Graphs: the packed order, and its errors."""
 
+import copy
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from eqaccel import Graph, TensorProductConv, TensorProductSpec
-from eqaccel.errors import GraphError
+from eqaccel.errors import GraphError, OperandError, SettingsError
+from eqaccel.ops.graph import packed_index, sorting_scope
+from eqaccel.testing import random_operands
 
 SPEC = TensorProductSpec.channelwise("2x0e", "0e", "0e")
 
@@ -36,7 +43,7 @@ def test_order(receivers, senders, edges, index_dtype, device):
         "t_slot": t_slot,
     }
     assert graph.index.dtype == torch.int32
-    assert graph.index.numel() == 3 * edges + receivers + senders + 2
+    assert graph.index.numel() == 3 * edges + receivers + senders + 4
     for name, values in expected.items():
         np.testing.assert_array_equal(getattr(graph, name).cpu().numpy(), values, err_msg=name)
 
@@ -104,7 +111,136 @@ def test_edge_index_shape():
 
 
 @pytest.mark.gpu
-def test_gpu_indices_are_checked_on_request(monkeypatch):
-    monkeypatch.setenv("EQACCEL_CHECK_INDICES", "1")
+@pytest.mark.parametrize("yes", ["1", "True", "YES", " on "])
+def test_gpu_indices_are_checked_on_request(yes, monkeypatch):
+    monkeypatch.setenv("EQACCEL_CHECK_INDICES", yes)
     with pytest.raises(GraphError, match="got 5 at position 1"):
         Graph(torch.tensor([0, 5], device="cuda"), torch.tensor([0, 1], device="cuda"), 5)
+    monkeypatch.setenv("EQACCEL_CHECK_INDICES", "maybe")
+    with pytest.raises(SettingsError, match="EQACCEL_CHECK_INDICES: expected 1 or 0, got 'maybe'"):
+        Graph(torch.tensor([0], device="cuda"), torch.tensor([0], device="cuda"), 5)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda g: g.to(g.index.device), copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))]
+)
+def test_graphs_under_inference_mode_serve_gradients_later(make, device):
+    edges = torch.stack(random_edges(6, 6, 30, device))
+    conv, operands = TensorProductConv(SPEC).to(device), random_operands(SPEC, 6, 30, device=device)
+    x = operands.x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(conv(x, operands.y, operands.w, edges).sum(), x)
+    with torch.inference_mode():
+        graphs = [Graph.from_edge_index(edges, 6), Graph.from_edge_index(edges.clone(), 6)]
+        graphs.append(Graph.from_edge_index(edges.cpu(), 6).to(device))
+        with sorting_scope():
+            index = packed_index(edges, 6, 6)
+    for graph in (*graphs, make(graphs[0])):
+        (found,) = torch.autograd.grad(conv.convolve(x, operands.y, operands.w, graph).sum(), x)
+        assert torch.equal(found, expected)
+    assert not index.is_inference()
+
+
+@pytest.mark.parametrize(
+    ("receivers", "senders", "edges"), [(7, 5, 30), (5, 7, 30), (9, 9, 28), (3, 3, 32), (0, 6, 32)]
+)
+@pytest.mark.parametrize("forget", [lambda i: i, torch.clone, copy.deepcopy, lambda i: torch.stack([i, i])[1]])
+def test_packed_index_of_another_graph_is_refused(forget, receivers, senders, edges, device):
+    """Of the right length, so that sizes alone do not tell."""
+    index = forget(Graph(*random_edges(6, 6, 30, device), 6).index)
+    assert index.numel() == 3 * edges + receivers + senders + 4
+    conv, o = (
+        TensorProductConv(SPEC).to(device),
+        random_operands(SPEC, receivers, edges, num_senders=senders, device=device),
+    )
+    message = f"'graph' must be built for {receivers} receivers and {senders} senders, .* got one for 6 .* 6 senders"
+    for _ in range(2):
+        with pytest.raises(OperandError, match=message):
+            conv(o.x, o.y, o.w, index, receivers)
+    with pytest.raises(RuntimeError, match=message):
+        torch.jit.script(conv)(o.x, o.y, o.w, index, receivers)
+    gz, tail = o.x.new_zeros(receivers, SPEC.z_dim), (index, receivers, SPEC.z_dim, True, False)
+    ops, operands = torch.ops.eqaccel, (gz, o.x, o.y, o.w)
+    with pytest.raises(RuntimeError, match=message):
+        ops.tensor_product_backward(conv.payload, conv.key, *operands, *tail)
+    with pytest.raises(RuntimeError, match=message):
+        ops.tensor_product_double_backward(conv.payload, conv.key, *operands, o.x, o.y, o.w, *tail)
+
+
+def test_packed_index_that_is_filled_with_another_is_looked_at_again(device):
+    conv = TensorProductConv(SPEC).to(device)
+    graph, other = Graph(*random_edges(6, 6, 30, device), 6), Graph(*random_edges(7, 5, 30, device), 7, 5)
+    o, p = random_operands(SPEC, 6, 30, device=device), random_operands(SPEC, 7, 30, num_senders=5, device=device)
+    index = graph.index.clone()
+    assert torch.equal(conv(o.x, o.y, o.w, index), conv.convolve(o.x, o.y, o.w, graph))
+    index.copy_(other.index)
+    with pytest.raises(OperandError, match="built for 6 receivers"):
+        conv(o.x, o.y, o.w, index)
+    assert torch.equal(conv(p.x, p.y, p.w, index, 7), conv.convolve(p.x, p.y, p.w, other))
+    with torch.inference_mode():
+        inside = graph.index.clone()
+        conv(o.x, o.y, o.w, inside)
+        inside.copy_(other.index)
+        with pytest.raises(OperandError, match="built for 6 receivers"):
+            conv(o.x, o.y, o.w, inside)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_over_graphs(device):
+    edges = torch.stack([torch.stack(random_edges(6, 6, 30, device, seed=seed)) for seed in range(3)])
+    expected = torch.stack([Graph.from_edge_index(e, 6).index for e in edges])
+    with sorting_scope():
+        assert torch.equal(torch.vmap(lambda e: packed_index(e, 6, 6))(edges), expected)
+    assert torch.equal(torch.vmap(lambda e: Graph.from_edge_index(e, 6).index)(edges), expected)
+    with pytest.raises(GraphError, match="'receiver' must hold values from 0 to 2"):
+        torch.vmap(lambda e: packed_index(e, 3, 6))(edges.cpu())
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu():
+    device = torch.device("cuda")
+    edges = torch.stack(random_edges(6, 6, 30, device))
+    conv, o = TensorProductConv(SPEC).to(device), random_operands(SPEC, 6, 30, device=device)
+    scripted, x = torch.jit.script(conv), o.x.clone().requires_grad_()
+    copied = Graph.from_edge_index(edges, 6).index.clone()
+
+    def step(index):
+        for program in (conv, scripted):
+            (gx,) = torch.autograd.grad(program(x, o.y, o.w, index).square().sum(), x, create_graph=True)
+            torch.autograd.grad(gx.square().sum(), x)
+
+    step(copied)  # the first call reads what the copy was built for
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(copied)
+        step(Graph.from_edge_index(edges, 6).index)
+        step(edges)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("receivers", [6, 7])
+def test_a_captured_call_checks_an_index_that_it_cannot_read(receivers, tmp_path):
+    """The device stops for good then, so that is tried in another process."""
+    script = f"""
+import torch
+from eqaccel import Graph, TensorProductConv, TensorProductSpec
+conv = TensorProductConv(TensorProductSpec.channelwise("2x0e", "0e", "0e")).cuda()
+edges = torch.randint(5, (2, 30), device="cuda")
+x, y, w = torch.randn(6, 2).cuda(), torch.randn(30, 1).cuda(), torch.randn(30, 2).cuda()
+expected = conv(x, y, w, edges, 6)
+index = Graph(edges[1], edges[0], {receivers}, 12 - {receivers}).index.clone()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    z = conv(x, y, w, index, 6)
+graph.replay()
+torch.cuda.synchronize()
+print("equal" if torch.equal(z, expected) else "different")
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    if receivers == 6:
+        assert found.stdout == "equal\n", found.stderr
+    else:
+        assert found.returncode != 0
+        assert not found.stdout
+        assert "assert" in found.stderr

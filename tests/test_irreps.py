@@ -111,26 +111,30 @@ def test_errors_are_of_usual_kinds() -> None:
 
 
 def test_settings_are_read_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*settings.VARIABLES, "CXX", "XDG_CACHE_HOME"):
+    for name in (*settings.VARIABLES, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert settings.current() == settings.Settings(cache_dir=tmp_path / ".cache" / "eqaccel")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("CXX", "clang++")
-    monkeypatch.setenv("EQACCEL_CHECK_INDICES", "1")
     monkeypatch.setenv("EQACCEL_DUMP", "~/dump")
-    monkeypatch.setenv("EQACCEL_NVRTC", "")
-    found = settings.current()
-    assert found == settings.Settings(tmp_path / "xdg" / "eqaccel", tmp_path / "dump", True, "clang++", None)
+    assert settings.current() == settings.Settings(tmp_path / "xdg" / "eqaccel", tmp_path / "dump")
     monkeypatch.setenv("EQACCEL_CACHE_DIR", "/elsewhere")
-    monkeypatch.setenv("EQACCEL_CXX", "g++-14")
-    assert (settings.current().cache_dir, settings.current().cxx) == (Path("/elsewhere"), "g++-14")
-    monkeypatch.setenv("EQACCEL_CHECK_INDICES", "maybe")
-    with pytest.raises(errors.SettingsError, match=r"EQACCEL_CHECK_INDICES.*'maybe'"):
+    assert settings.current().cache_dir == Path("/elsewhere")
+
+
+def test_a_yes_and_a_no_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("1", "true", "True", "YES", " on\n"):
+        monkeypatch.setenv("EQACCEL_TUNE", text)
+        assert settings.current().tune is True, text
+    for text in ("0", "False", "no", "OFF", " ", ""):
+        monkeypatch.setenv("EQACCEL_TUNE", text)
+        assert settings.current().tune is False, text
+    monkeypatch.setenv("EQACCEL_TUNE", "maybe")
+    with pytest.raises(errors.SettingsError, match=r"EQACCEL_TUNE.*'maybe'"):
         settings.current()
 
 
-def test_these_rooms_import_numpy_only() -> None:
+def test_these_rooms_import_numpy_only(tmp_path: Path) -> None:
     code = "import eqaccel.spec, eqaccel.settings, sys; print({'torch', 'e3nn', 'mace'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert found.stdout.strip() == "set()"

@@ -12,6 +12,7 @@
 #include "gpu_driver.h"
 #include "host_compiler.h"
 #include "kernel.h"
+#include "settings.h"
 
 namespace py = pybind11;
 using namespace eqaccel;
@@ -235,6 +236,7 @@ PYBIND11_MODULE(_runtime, m) {
         },
         py::arg("key"), py::arg("payload"));
   m.def("find_program", &find_program, py::arg("key"));
+  m.def("parse_flag", &parse_flag, py::arg("text"));
   for (const auto& [backend, suffix] : {std::pair(Backend::cuda, "cuda"), std::pair(Backend::hip, "hip")}) {
     m.def((std::string("compile_") + suffix).c_str(),
           [backend = backend](const std::string& source, const std::string& arch) {

@@ -61,6 +61,7 @@ struct GpuDriver::Table {
                 void* stream, void** parameters, void** extra);
   int (*resident_blocks)(int* blocks, void* function, int threads, std::size_t shared_bytes);
   int (*fill)(void* pointer, unsigned char value, std::size_t count, void* stream);
+  int (*is_capturing)(void* stream, int* status);
   int (*error_name)(int, const char**);
   // CUDA only.
   int (*device_name)(char*, int size, int device);
@@ -103,6 +104,7 @@ GpuDriver::GpuDriver(Backend backend) : backend_(backend) {
   find(cuda ? "cuOccupancyMaxActiveBlocksPerMultiprocessor" : "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
        table->resident_blocks);
   find(cuda ? "cuMemsetD8Async" : "hipMemsetD8Async", table->fill);
+  find(cuda ? "cuStreamIsCapturing" : "hipStreamIsCapturing", table->is_capturing);
   find(cuda ? "cuGetErrorName" : "hipDrvGetErrorName", table->error_name);
   if (cuda) {
     find("cuDeviceGetName", table->device_name);
@@ -250,6 +252,13 @@ void GpuDriver::launch_early(Function function, Dim3 grid, Dim3 block, void* str
 
 void GpuDriver::fill_zero(void* pointer, std::size_t bytes, void* stream) const {
   if (bytes) check(table_->fill(pointer, 0, bytes, stream), "clear memory");
+}
+
+bool GpuDriver::is_capturing(void* stream, int device) const {
+  DeviceScope scope(*this, device);
+  int status = 0;
+  check(table_->is_capturing(stream, &status), "ask whether a graph is recorded");
+  return status != 0;
 }
 
 DeviceScope::DeviceScope(const GpuDriver& driver, int device) : driver_(driver) {

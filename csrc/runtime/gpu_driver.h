@@ -57,6 +57,8 @@ class GpuDriver {
   // to wait for its end itself.
   void launch_early(Function, Dim3 grid, Dim3 block, void* stream, void** parameters) const;
   void fill_zero(void* pointer, std::size_t bytes, void* stream) const;
+  // Whether what is put on a stream of a device is recorded into a graph.
+  bool is_capturing(void* stream, int device) const;
 
  private:
   friend class DeviceScope;

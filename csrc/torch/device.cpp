@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
+#include "gpu_driver.h"
+
 namespace eqaccel {
 namespace {
 
@@ -48,6 +50,10 @@ void* current_stream(c10::Device device) {
               ": expected libtorch_cuda or libtorch_hip to be loaded and to export "
               "aoti_torch_get_current_cuda_stream. Use torch 2.10 or newer with GPU support.");
   return stream;
+}
+
+bool is_capturing(c10::Device device) {
+  return !device.is_cpu() && GpuDriver::get(backend_of(device)).is_capturing(current_stream(device), device.index());
 }
 
 }  // namespace eqaccel

@@ -10,5 +10,7 @@ namespace eqaccel {
 Backend backend_of(c10::Device);
 // torch's current stream on a device; null on the CPU.
 void* current_stream(c10::Device);
+// Whether that stream records a graph, so that nothing may wait for it; no on the CPU.
+bool is_capturing(c10::Device);
 
 }  // namespace eqaccel

@@ -1,21 +1,17 @@
-// eqaccel::graph: an edge list, sorted once for both directions of a convolution.
-//
-// A slot is a position in the order (receiver, sender, edge id), which is fixed by the edges alone: sums over slots do
-// not depend on threads or devices. The int32 result packs, one after the other,
-//   row_ptr (R + 1)     first slot of each receiver
-//   edge (E)            edge held by a slot
-//   sender (E)          sender of that edge
-//   t_row_ptr (S + 1)   first entry of t_slot of each sender
-//   t_slot (E)          slots ordered by (sender, slot)
+// eqaccel::graph: the packed index (packed_index.h) of an edge list, on real tensors and as a shape.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
-#include <string_view>
+#include <optional>
 #include <vector>
+
+#include "diagnostics.h"
+#include "packed_index.h"
+#include "settings.h"
 
 namespace eqaccel {
 namespace {
@@ -72,11 +68,10 @@ void sort_edges(const Tensor& receiver, const Tensor& sender, int64_t num_receiv
   const Index* r = receiver.const_data_ptr<Index>();
   const Index* s = sender.const_data_ptr<Index>();
   const int64_t num_edges = receiver.numel();
-  int32_t* row_ptr = packed;
-  int32_t* edge = row_ptr + num_receivers + 1;
-  int32_t* slot_sender = edge + num_edges;
-  int32_t* t_row_ptr = slot_sender + num_edges;
-  int32_t* t_slot = t_row_ptr + num_senders + 1;
+  const auto [row_ptr, edge, slot_sender, t_row_ptr, t_slot] =
+      PackedParts(packed, {num_receivers, num_senders, num_edges});
+  packed[0] = static_cast<int32_t>(num_receivers);
+  packed[1] = static_cast<int32_t>(num_senders);
   const auto same = [](int64_t i) { return static_cast<int32_t>(i); };
 
   std::vector<int32_t> by_sender(num_edges);
@@ -87,21 +82,35 @@ void sort_edges(const Tensor& receiver, const Tensor& sender, int64_t num_receiv
   counting_sort(num_edges, num_senders, same, [&](int32_t slot) { return slot_sender[slot]; }, t_row_ptr, t_slot);
 }
 
+// An inference tensor could not be saved for a backward pass later, and an index serves more than one call.
+class NormalTensors {
+ public:
+  NormalTensors() {
+    if (c10::InferenceMode::is_enabled()) normal_.emplace(false);
+  }
+
+ private:
+  std::optional<c10::InferenceMode> normal_;
+};
+
 Tensor graph_cpu(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
   check_edges(receiver, sender, num_receivers, num_senders);
+  const NormalTensors normal;
   // One index type from here on; int64 only if asked for, so that the usual int64 edge lists are not copied.
   const auto type = receiver.scalar_type() == sender.scalar_type() ? receiver.scalar_type() : at::kLong;
   const Tensor r = receiver.to(type).contiguous(), s = sender.to(type).contiguous();
-  Tensor packed = at::empty({3 * r.numel() + num_receivers + num_senders + 2}, r.options().dtype(at::kInt));
+  Tensor packed = at::empty({packed_length(num_receivers, num_senders, r.numel())}, r.options().dtype(at::kInt));
   const auto sort = type == at::kInt ? sort_edges<int32_t> : sort_edges<int64_t>;
   sort(r, s, num_receivers, num_senders, packed.mutable_data_ptr<int32_t>());
   return packed;
 }
 
 bool check_indices_on_gpu() {
-  const char* value = std::getenv("EQACCEL_CHECK_INDICES");
-  const std::string_view text = value == nullptr ? "" : value;
-  return text == "1" || text == "true" || text == "yes" || text == "on";
+  const char* name = "EQACCEL_CHECK_INDICES";
+  const std::string text = environment(name);
+  const std::optional<bool> wanted = parse_flag(text);
+  TORCH_CHECK(wanted, "eqaccel::SettingsError: environment variable ", name, ": expected 1 or 0, got '", text, "'");
+  return *wanted;
 }
 
 // Only operations that neither wait for the device nor forbid graph capture.
@@ -111,9 +120,17 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
     check_range<int64_t>("receiver", "num_receivers", receiver.to(at::kCPU, at::kLong).contiguous(), num_receivers);
     check_range<int64_t>("sender", "num_senders", sender.to(at::kCPU, at::kLong).contiguous(), num_senders);
   }
+  const NormalTensors normal;
   const c10::OptionalDeviceGuard guard(receiver.device());
   const auto options = receiver.options().dtype(at::kInt);
-  if (receiver.numel() == 0) return at::zeros({num_receivers + num_senders + 2}, options);
+  const auto packed = [&](std::vector<Tensor> parts) {
+    // Filled by the device: copies from the host would wait.
+    for (const int64_t count : {num_senders, num_receivers}) parts.insert(parts.begin(), at::full({1}, count, options));
+    const Tensor index = at::cat(parts);
+    note_nodes(index, num_receivers, num_senders);
+    return index;
+  };
+  if (receiver.numel() == 0) return packed({at::zeros({num_receivers + num_senders + 2}, options)});
 
   const auto order_of = [](const Tensor& keys) {
     return std::get<1>(at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false));
@@ -125,13 +142,13 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
   const Tensor edge = order_of(r.to(at::kLong) * num_senders + s);
   const Tensor slot_sender = s.index_select(0, edge);
   const Tensor t_slot = order_of(slot_sender);
-  return at::cat({row_ptr_of(r.index_select(0, edge), num_receivers), edge.to(at::kInt), slot_sender,
-                  row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
+  return packed({row_ptr_of(r.index_select(0, edge), num_receivers), edge.to(at::kInt), slot_sender,
+                 row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
 }
 
 Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers,
                   c10::SymInt num_senders) {
-  return at::empty_symint({receiver.sym_numel() * 3 + num_receivers + num_senders + 2},
+  return at::empty_symint({packed_length(num_receivers, num_senders, receiver.sym_numel())},
                           receiver.options().dtype(at::kInt));
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call.h"
+#include "packed_index.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -122,19 +123,19 @@ class Call : public KernelCall {
                   "num_receivers = ", R, ", got ", S, " and ", E, ". Pass a graph for a convolution.");
       return;
     }
-    TORCH_CHECK(graph.scalar_type() == at::kInt && graph.dim() == 1 && graph.numel() == 3 * E + R + S + 2, op_,
-                ": argument 'graph' must be the int32 result of eqaccel::graph for ", R, " receivers, ", S,
-                " senders and ", E, " edges (", 3 * E + R + S + 2, " values), got ", graph.scalar_type(),
-                " of shape ", graph.sizes(), ". Build it from the edges that 'y' describes.");
     TORCH_CHECK(graph.device() == like_.device(), op_, ": argument 'graph' must be on ", like_.device(),
                 ", like 'x', got ", graph.device(), ". Move it with .to(x.device).");
     const Tensor& kept = held_.emplace_back(graph.contiguous());
-    edge_ = kept.narrow(0, R + 1, E);
-    ops_.row_ptr = kept.const_data_ptr<int32_t>();
-    ops_.edge = ops_.row_ptr + R + 1;
-    ops_.sender = ops_.edge + E;
-    ops_.t_row_ptr = ops_.sender + E;
-    ops_.t_slot = ops_.t_row_ptr + S + 1;
+    const GraphSize size{R, S, E};
+    check_packed(op_, kept, size);
+    const int32_t* packed = kept.const_data_ptr<int32_t>();
+    const PackedParts parts(packed, size);
+    edge_ = kept.narrow(0, parts.edge - packed, E);
+    ops_.row_ptr = parts.row_ptr;
+    ops_.edge = parts.edge;
+    ops_.sender = parts.sender;
+    ops_.t_row_ptr = parts.t_row_ptr;
+    ops_.t_slot = parts.t_slot;
   }
 
   Tensor edge_;

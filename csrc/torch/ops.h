@@ -19,7 +19,7 @@ using SecondGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // with res
 struct Problem {
   Tensor payload;         // sources of the kernels, uint8
   int64_t key;            // names the payload in the process-wide table of programs
-  Tensor graph;           // packed edge index (see graph.cpp); empty for a batch
+  Tensor graph;           // packed edge index (see packed_index.h); empty for a batch
   c10::SymInt receivers;  // rows of the output
   int64_t z_dim;          // columns of the output: shapes must be known where the payload can not be read
   bool mul_ir;            // layout of x and z inside a block: (mul, 2l+1), or (2l+1, mul)

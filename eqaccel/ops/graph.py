@@ -31,7 +31,8 @@ class Graph:
         num_senders: Number of nodes that send: rows of the node features; default num_receivers.
 
     Attributes:
-        index: (3 num_edges + num_receivers + num_senders + 2,) int32: row_ptr, edge, sender, t_row_ptr, t_slot.
+        index: (3 num_edges + num_receivers + num_senders + 4,) int32: num_receivers, num_senders, row_ptr, edge,
+            sender, t_row_ptr, t_slot. Convolutions check that its numbers of nodes and edges are those of the call.
         num_receivers: As given.
         num_senders: As given.
         num_edges: Number of edges.
@@ -64,7 +65,8 @@ class Graph:
 
     def to(self, device: torch.device | str) -> Graph:
         """The same graph on another device; self if it is there already."""
-        index = self.index.to(device)
+        with torch.inference_mode(False):  # what is made under it could not be saved for a backward pass later
+            index = self.index.to(device)
         if index is self.index:
             return self
         moved = Graph.__new__(Graph)
@@ -103,8 +105,8 @@ class Graph:
         return bool(torch.equal(self.edge, torch.arange(self.num_edges, dtype=torch.int32, device=self.edge.device)))
 
     def _part(self, number: int) -> Tensor:
-        sizes = [self.num_receivers + 1, self.num_edges, self.num_edges, self.num_senders + 1, self.num_edges]
-        return self.index.split(sizes)[number]
+        sizes = [2, self.num_receivers + 1, self.num_edges, self.num_edges, self.num_senders + 1, self.num_edges]
+        return self.index.split(sizes)[number + 1]
 
     def __repr__(self) -> str:
         return (

@@ -9,7 +9,7 @@ import torch
 
 import eqaccel
 import eqaccel.runtime  # turns warnings of the C++ runtime into Python's
-from eqaccel.errors import CompileError, GraphError, MissingCompilerError, OperandError
+from eqaccel.errors import CompileError, GraphError, MissingCompilerError, OperandError, SettingsError
 
 
 @functools.lru_cache(maxsize=1)
@@ -60,9 +60,12 @@ def translate(error: Exception) -> Exception:
         error: What the call of an operator raised.
 
     Returns:
-        A GraphError, OperandError, CompileError or MissingCompilerError; or `error` itself if it is none of ours.
+        A GraphError, OperandError, SettingsError, CompileError or MissingCompilerError; or `error` itself if it is none
+        of ours.
     """
     prefix, colon, text = str(error).partition(": ")
+    if prefix == "eqaccel::SettingsError":
+        return SettingsError(text)
     if prefix == "eqaccel::graph":
         return GraphError(str(error))
     if colon and prefix.startswith("eqaccel::tensor_product"):
