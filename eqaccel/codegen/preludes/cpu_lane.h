@@ -47,8 +47,10 @@ constexpr int64_t much = 16 << 20;  // bytes that fill the caches
 
 // Past the caches, for rows that fill them and are not read again here; `component` is aligned.
 EQ_FN void stream_store(T* component, Lane value) {
-#if defined(__x86_64__)
+#if defined(__AVX__)
   asm volatile("vmovntps %1, %0" : "=m"(*(Lane*)component) : "v"(value));
+#elif defined(__SSE__)
+  asm volatile("movntps %1, %0" : "=m"(*(Lane*)component) : "x"(value));
 #else
   *(Lane*)component = value;
 #endif
@@ -56,7 +58,7 @@ EQ_FN void stream_store(T* component, Lane value) {
 
 // What was streamed is visible to other threads afterwards.
 EQ_FN void finish_streams() {
-#if defined(__x86_64__)
+#if defined(__SSE__)
   asm volatile("sfence" ::: "memory");
 #endif
 }
