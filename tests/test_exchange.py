@@ -76,7 +76,8 @@ def test_derivatives(images, device):
         return torch.ops.eqaccel.exchange(x, images.handle, 7).pow(3)
 
     assert torch.autograd.gradcheck(cubes, x, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(cubes, x, check_fwd_over_rev=True, check_rev_over_fwd=True)
+    assert torch.autograd.gradgradcheck(cubes, x, check_fwd_over_rev=True)
+    assert torch.autograd.gradcheck(lambda x, t: torch.func.jvp(cubes, (x,), (t,))[1], (x, x.detach() + 1))
     images.calls.clear()
     (gradient,) = torch.autograd.grad(cubes(x).sum(), x)
     assert images.calls == [("forward", 2), ("reverse", 2)]
