@@ -75,13 +75,27 @@ def test_derivatives(images, device):
     def cubes(x):
         return torch.ops.eqaccel.exchange(x, images.handle, 7).pow(3)
 
-    assert torch.autograd.gradcheck(cubes, x)
-    assert torch.autograd.gradgradcheck(cubes, x)
+    assert torch.autograd.gradcheck(cubes, x, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(cubes, x, check_fwd_over_rev=True)
+    assert torch.autograd.gradcheck(lambda x, t: torch.func.jvp(cubes, (x,), (t,))[1], (x, x.detach() + 1))
     images.calls.clear()
     (gradient,) = torch.autograd.grad(cubes(x).sum(), x)
     assert images.calls == [("forward", 2), ("reverse", 2)]
     counts = 1 + torch.bincount(images.owner, minlength=3)
     torch.testing.assert_close(gradient, 3 * x**2 * counts[:, None].to(x))
+
+
+def test_transforms(images, device):
+    """Linear, so that the tangent of a result is the exchange of the tangent."""
+    x, along = (torch.randn(3, 2, dtype=torch.float64, device=device) for _ in range(2))
+
+    def exchange(x):
+        return torch.ops.eqaccel.exchange(x, images.handle, 7)
+
+    assert torch.equal(torch.func.jvp(exchange, (x,), (along,))[1], exchange(along))
+    counts = 1 + torch.bincount(images.owner, minlength=3).to(x)
+    hessian = torch.func.hessian(lambda x: exchange(x).pow(3).sum())(x).flatten(2).flatten(0, 1)
+    torch.testing.assert_close(hessian, torch.diag((6 * x * counts[:, None]).flatten()))
 
 
 def test_opcheck(images, device):

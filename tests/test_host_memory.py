@@ -41,3 +41,21 @@ def test_results_are_ordinary_tensors() -> None:
     assert result.data_ptr() % 64 == 0
     assert result.is_contiguous()
     assert result.share_memory_().is_shared()
+
+
+def test_results_are_resized_as_those_of_torch_are() -> None:
+    first = _output(26_000)  # of a size that no other test has given back
+    address, wanted, size = first.data_ptr(), first.clone(), first.shape
+    first.resize_(40_000, size[1])
+    assert torch.equal(first[:26_000], wanted)
+    first.zero_()
+    second = _output(26_000)
+    assert second.data_ptr() == address  # what was resized has given its memory back
+    assert torch.equal(second, wanted)
+    torch.add(wanted, wanted, out=second.resize_(0))
+    assert torch.equal(second, 2 * wanted)
+    third, other = _output(26_000), torch.ones(3)
+    third.set_(other)
+    assert third.data_ptr() == other.data_ptr()
+    third.untyped_storage().resize_(0)
+    assert third.untyped_storage().size() == 0

@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from eqaccel import MatrixProduct, runtime
 from eqaccel.codegen import matrix_payload
 from eqaccel.codegen.matrix_product import WIDTHS
+from eqaccel.errors import OperandError
 from eqaccel.ops import has_matrix_kernel
 
 UNIT = 2.0**-24
@@ -142,8 +143,13 @@ def test_torch_multiplies_where_it_may_use_fewer_bits(device: torch.device) -> N
 def test_operands_that_do_not_fit(device: torch.device) -> None:
     product = MatrixProduct().to(device)
     a, b = operands((5, 8, 6), device)
-    for one, other in ((a, b[1:]), (a, b.double()), (a[0], b)):
-        with pytest.raises(RuntimeError):
+    for one, other, message in (
+        (a, b[1:], r"'b' must have shape \(terms, columns\) = \(8, columns\), got \[7, 6\]"),
+        (a, b.double(), r"'b' must be Float on .*, like 'a', got Double"),
+        (a[0], b, r"'a' must have shape \(rows, terms\), got \[8\]"),
+        (a[None], b, r"'a' must have shape \(rows, terms\), got \[1, 5, 8\]"),
+    ):
+        with pytest.raises(OperandError, match=message):
             product(one, other)
 
 

@@ -181,8 +181,9 @@ def operands_with(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"x": torch.zeros(2, 5, 16).double()}, r"x: expected shape \(num_senders, 16\), got \[2, 5, 16\]"),
         ({"x": torch.zeros(5, 15).double()}, r"'x' must have shape \(num_senders, 16\) = \(5, 16\), got \[5, 15\]"),
-        ({"x": torch.zeros(16).double()}, r"shapes \(num_senders, 16\) and \(num_edges, 4\), got \[16\]"),
+        ({"x": torch.zeros(16).double()}, r"x: expected shape \(num_senders, 16\), got \[16\]"),
         ({"x": torch.zeros(5, 16).half()}, r"'x' must be float32 or float64, got Half"),
         ({"y": torch.zeros(12, 3).double()}, r"'y' must have shape \(num_edges, 4\) = \(12, 4\), got \[12, 3\]"),
         ({"y": torch.zeros(12, 4)}, r"'y' must be Double on cpu, like 'x', got Float on cpu"),

@@ -14,10 +14,11 @@ from eqaccel.integrations.export.sealing import add_entries, sealed_polynomial_e
 from hosts import assemble_hip, needs_hipcc
 from test_self_check import program, read
 from torch.autograd import grad, gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from eqaccel import Polynomial, PolynomialSpec, runtime, warmup
 from eqaccel.codegen import polynomial_payload
-from eqaccel.errors import CompileError, SpecError
+from eqaccel.errors import CompileError, OperandError, SpecError
 from eqaccel.plan import Direction, execute_polynomial, host_target
 from eqaccel.spec import Term
 
@@ -151,11 +152,51 @@ def test_opcheck(device: torch.device) -> None:
     rest = (spec.num_outputs,)
     torch.library.opcheck(torch.ops.eqaccel.polynomial.default, (module.payload, module.key, x, w, *rest))
     torch.library.opcheck(torch.ops.eqaccel.polynomial_backward.default, (module.payload, module.key, gz, x, w, *rest))
-    # Third derivatives read the terms, which a payload without data does not have.
-    detached = [t.detach() for t in (gz, x, w, a, c)]
     torch.library.opcheck(
-        torch.ops.eqaccel.polynomial_double_backward.default, (module.payload, module.key, *detached, *rest)
+        torch.ops.eqaccel.polynomial_double_backward.default, (module.payload, module.key, gz, x, w, a, c, *rest)
     )
+    features = [torch.randn(4, 8, dtype=torch.float64, device=device, requires_grad=True) for _ in range(3)]
+    form = torch.ops.eqaccel.polynomial_polar_form.default
+    torch.library.opcheck(form, (module.payload, module.key, w, *features, 0, 3))
+    torch.library.opcheck(form, (module.payload, module.key, gz, w, *features[:2], 4, 8))
+
+
+def test_derivatives_of_any_order_are_traced(device: torch.device) -> None:
+    spec = SPECS["cubic"]
+    module = Polynomial(spec).to(device)
+    x, w, *_ = operands(spec, 3, device, torch.float64)
+
+    def fourth(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        inner = module(x, w).square().sum()
+        for _ in range(4):
+            inner = sum(g.square().sum() for g in grad(inner, (x, w), create_graph=True))
+        return inner.detach()
+
+    for mode in ("real", "fake", "symbolic"):
+        traced = make_fx(fourth, tracing_mode=mode, _allow_non_fake_inputs=True)(x, w)
+        assert "eqaccel.polynomial_polar_form.default" in {str(node.target) for node in traced.graph.nodes}
+        rows = 5 if mode == "symbolic" else 3
+        others = operands(spec, rows, device, torch.float64)[:2]
+        torch.testing.assert_close(traced(*others), fourth(*others))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"missing": 5}, "'missing' must be 0 to 4, got 5"),
+        ({"columns": 2}, "'columns' must be 3, got 2"),
+        ({"rows": 3}, "operand 2 must have 8 columns, and all the same rows"),
+    ],
+)
+def test_polar_forms_that_do_not_fit(change: dict[str, int], message: str) -> None:
+    module = Polynomial(SPECS["cubic"])
+    given = {"missing": 0, "columns": 3, "rows": 4} | change
+    factors = (torch.ones(4, 5), torch.ones(given["rows"], 8), torch.ones(4, 8), torch.ones(4, 8))
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.eqaccel.polynomial_polar_form(
+            module.payload, module.key, *factors, given["missing"], given["columns"]
+        )
 
 
 def test_copies_and_wrappers(device: torch.device) -> None:
@@ -194,8 +235,10 @@ def test_autocast_keeps_single_precision(device: torch.device) -> None:
 def test_operands_that_do_not_fit(change, message: str, device: torch.device) -> None:
     spec = SPECS["cubic"]
     x, w, *_ = operands(spec, 5, device, torch.float32)
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(OperandError, match=message):
         Polynomial(spec).to(device)(*change(x, w))
+    with pytest.raises(RuntimeError, match=message):
+        torch.jit.script(Polynomial(spec).to(device))(*change(x, w))
 
 
 @pytest.mark.parametrize(

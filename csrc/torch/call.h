@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -20,12 +19,6 @@ namespace eqaccel::ops {
 template <class Signature>
 auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-// Without a gradient to record, a call goes straight to the backend.
-template <class... Tensors>
-bool records_gradient(const Tensors&... operands) {
-  return at::GradMode::is_enabled() && (operands.requires_grad() || ...);
 }
 
 inline Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }

@@ -3,18 +3,17 @@
 #include "exchange.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
+
+#include "call.h"
+#include "differentiate.h"
 
 namespace eqaccel {
 namespace {
 
 using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
+using ops::AutogradContext;
+using ops::variable_list;
 
 GhostExchange* engine(int64_t handle) { return reinterpret_cast<GhostExchange*>(static_cast<intptr_t>(handle)); }
 
@@ -61,33 +60,45 @@ Tensor forward_meta(const Tensor& x, int64_t, c10::SymInt num_nodes) {
   return at::empty_symint({std::move(num_nodes), x.sym_size(1)}, x.options());
 }
 
-using Signature = Tensor(const Tensor&, int64_t, c10::SymInt);
+struct Call {
+  int64_t handle;
+  c10::SymInt rows;  // of the result
+  bool transposed;   // eqaccel::exchange_backward instead of eqaccel::exchange
+};
 
-Tensor call(const char* name, const Tensor& x, int64_t handle, c10::SymInt rows) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>().call(x, handle, std::move(rows));
+Tensor call(const Call& c, const Tensor& x) {
+  using Signature = Tensor(const Tensor&, int64_t, c10::SymInt);
+  static const auto straight = ops::find_operator<Signature>("eqaccel::exchange");
+  static const auto transposed = ops::find_operator<Signature>("eqaccel::exchange_backward");
+  return (c.transposed ? transposed : straight).call(x, c.handle, c.rows);
 }
 
-// Either operator as a function of its matrix: `transposed` says which.
-struct Exchange : Function<Exchange> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, int64_t handle, c10::SymInt rows, bool transposed) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    context->saved_data["handle"] = handle;
-    context->saved_data["rows"] = x.sym_size(0);
-    context->saved_data["transposed"] = transposed;
-    return call(transposed ? "eqaccel::exchange_backward" : "eqaccel::exchange", x, handle, std::move(rows));
+// Either operator as a function of its matrix, in which it is linear.
+struct Exchange {
+  static constexpr bool is_traceable = false;
+
+  static variable_list compute(const Call& c, const Tensor& x) { return {call(c, x)}; }
+
+  static void save(AutogradContext& context, const Call& c, const variable_list& operands) {
+    context.saved_data["handle"] = c.handle;
+    context.saved_data["rows"] = operands[0].sym_size(0);
+    context.saved_data["transposed"] = c.transposed;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     auto& saved = context->saved_data;
-    const char* name = saved["transposed"].toBool() ? "eqaccel::exchange" : "eqaccel::exchange_backward";
     // Called for undefined gradients too (as zeros): every rank must take part in every exchange.
-    return {call(name, gradients[0], saved["handle"].toInt(), saved["rows"].toSymInt()), Tensor(), Tensor(), Tensor()};
+    return {call({saved["handle"].toInt(), saved["rows"].toSymInt(), !saved["transposed"].toBool()}, gradients[0])};
+  }
+
+  static variable_list tangents(const Call& c, const variable_list&, const variable_list& along) {
+    return {call(c, along[0])};
   }
 };
 
 template <bool transposed>
 Tensor differentiable(const Tensor& x, int64_t handle, c10::SymInt rows) {
-  return Exchange::apply(x, handle, std::move(rows), transposed);
+  return ops::differentiate<Exchange>(Call{handle, std::move(rows), transposed}, x)[0];
 }
 
 void register_kernels(torch::Library& library) {

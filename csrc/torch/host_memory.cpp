@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/accumulate.h>
 #ifdef __linux__
 #include <sys/mman.h>
@@ -78,7 +79,13 @@ at::Tensor empty_kept(at::IntArrayRef sizes, const at::TensorOptions& options) {
   if (!options.device().is_cpu() || bytes < page) return at::empty(sizes, options);
   const std::size_t size = block_size(bytes);
   void* block = pool().take(size);
-  return at::from_blob(block, sizes, [size](void* data) { pool().give(data, size); }, options);
+  // Resized, it takes torch's own memory.
+  return at::for_blob(block, sizes)
+      .deleter([size](void* data) { pool().give(data, size); })
+      .options(options)
+      .resizeable_storage()
+      .allocator(c10::GetCPUAllocator())
+      .make_tensor();
 }
 
 }  // namespace eqaccel::ops

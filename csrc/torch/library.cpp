@@ -27,6 +27,9 @@ TORCH_LIBRARY(eqaccel, library) {
               "(Tensor gx, Tensor gw)", tags);
   library.def("polynomial_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, Tensor a, Tensor c, "
               "int num_outputs) -> (Tensor ggz, Tensor gx, Tensor gw)", tags);
+  // polynomial.h; four of gz, w and three features, without the one that is missing.
+  library.def("polynomial_polar_form(Tensor payload, int key, Tensor f, Tensor g, Tensor h, Tensor i, int missing, "
+              "SymInt columns) -> Tensor", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

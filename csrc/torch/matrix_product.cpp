@@ -5,34 +5,45 @@
 #include "matrix_product.h"
 
 #include <ATen/Context.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "call.h"
+#include "differentiate.h"
 
 namespace eqaccel::ops {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
+struct Source {
+  Tensor payload;
+  int64_t key;
+};
 
-Tensor call(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
+Tensor call(const Source& s, const Tensor& a, const Tensor& b) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
   static const auto op = find_operator<Signature>("eqaccel::matrix_product");
-  return op.call(payload, key, a, b);
+  return op.call(s.payload, s.key, a, b);
 }
 
-bool has_kernel(const Tensor& a, const Tensor& b) {
-  if (a.scalar_type() != at::kFloat || b.scalar_type() != at::kFloat || a.dim() != 2 || b.dim() != 2 ||
-      a.device() != b.device() || a.size(1) != b.size(0) || at::globalContext().allowTF32CuBLAS())
-    return false;
+void check(const Tensor& a, const Tensor& b) {
+  constexpr const char* op = "eqaccel::matrix_product";
+  TORCH_CHECK(a.dim() == 2, op, ": argument 'a' must have shape (rows, terms), got ", a.sym_sizes(),
+              ". Flatten leading dimensions with .flatten(0, -2).");
+  TORCH_CHECK(b.dim() == 2 && b.sym_size(0) == a.sym_size(1), op, ": argument 'b' must have shape (terms, columns) = (",
+              a.sym_size(1), ", columns), got ", b.sym_sizes(), ". Check the columns of 'a' and the rows of 'b'.");
+  TORCH_CHECK(b.device() == a.device() && b.scalar_type() == a.scalar_type(), op, ": argument 'b' must be ",
+              a.scalar_type(), " on ", a.device(), ", like 'a', got ", b.scalar_type(), " on ", b.device(),
+              ". Convert it with .to(a).");
+}
+
+bool has_kernel(const Tensor& a) {
+  if (a.scalar_type() != at::kFloat || at::globalContext().allowTF32CuBLAS()) return false;
   const Backend backend = backend_of(a.device());
   return backend == Backend::cuda && GpuDriver::get(backend).arch(a.device().index()) == MatrixProduct::device_arch;
 }
 
 Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
-  if (!has_kernel(a, b)) return at::mm(a, b);
+  check(a, b);
+  if (!has_kernel(a)) return at::mm(a, b);
   const c10::DeviceGuard guard(a.device());
   const Tensor rows = a.contiguous(), c = at::empty({a.size(0), b.size(1)}, a.options());
   const Matrices matrices{rows.const_data_ptr<float>(), b.const_data_ptr<float>(), c.mutable_data_ptr<float>(),
@@ -52,45 +63,60 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
 // torch's product, into memory that earlier results have given back: fresh memory would take as long to map as the
 // weights of edges take to multiply.
 Tensor on_cpu(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
-  if (a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0) || a.scalar_type() != b.scalar_type()) return at::mm(a, b);
+  check(a, b);
   Tensor c = empty_kept({a.size(0), b.size(1)}, a.options());
   at::mm_out(c, a, b);
   return c;
 }
 
-Tensor elsewhere(const Tensor&, int64_t, const Tensor& a, const Tensor& b) { return at::mm(a, b); }
+Tensor on_meta(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
+  check(a, b);
+  return at::mm(a, b);
+}
 
-struct MatrixProductFunction : Function<MatrixProductFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& a, const Tensor& b, const Tensor& payload, int64_t key) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    context->save_for_backward({a, b, payload});
-    context->saved_data["key"] = key;
-    return call(payload, key, a, b);
+// torch's own product knows what autocast makes of its operands.
+Tensor under_autocast(const Tensor&, int64_t, const Tensor& a, const Tensor& b) { return at::mm(a, b); }
+
+// Bilinear.
+struct Product {
+  static constexpr bool is_traceable = false;
+
+  static variable_list compute(const Source& s, const Tensor& a, const Tensor& b) { return {call(s, a, b)}; }
+
+  static void save(AutogradContext& context, const Source& s, variable_list operands) {
+    operands.push_back(s.payload);
+    context.save_for_backward(std::move(operands));
+    context.saved_data["key"] = s.key;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const Tensor &a = saved[0], &b = saved[1], &payload = saved[2], &g = gradients[0];
-    Tensor of_a, of_b;
-    if (context->needs_input_grad(0)) of_a = call(payload, context->saved_data["key"].toInt(), g, b.t());
-    if (context->needs_input_grad(1)) of_b = at::mm(a.t(), g);
-    return {of_a, of_b, Tensor(), Tensor()};
+    const Tensor &a = saved[0], &b = saved[1], &g = gradients[0];
+    const Source s{saved[2], context->saved_data["key"].toInt()};
+    variable_list results(2);
+    if (context->needs_input_grad(0)) results[0] = call(s, g, b.t());
+    if (context->needs_input_grad(1)) results[1] = at::mm(a.t(), g);
+    return results;
+  }
+
+  static variable_list tangents(const Source& s, const variable_list& v, const variable_list& along) {
+    variable_list sum(1);
+    if (along[0].defined()) add(sum[0], call(s, along[0], v[1]));
+    if (along[1].defined()) add(sum[0], call(s, v[0], along[1]));
+    return sum;
   }
 };
 
 Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
-  if (records_gradient(a, b)) return MatrixProductFunction::apply(a, b, payload, key);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call(payload, key, a, b);
+  return differentiate<Product>(Source{payload, key}, a, b)[0];
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("matrix_product", differentiable); }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("matrix_product", on_gpu); }
 TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("matrix_product", on_cpu); }
-TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("matrix_product", elsewhere); }
-// torch's own product knows what autocast makes of its operands.
-TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("matrix_product", elsewhere); }
-TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("matrix_product", elsewhere); }
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("matrix_product", on_meta); }
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("matrix_product", under_autocast); }
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("matrix_product", under_autocast); }
 
 }  // namespace
 }  // namespace eqaccel::ops

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,6 +55,24 @@ def load_library() -> None:
         ) from error
 
 
+def call_operator(operator: Callable[..., Any], *arguments: object) -> Any:
+    """Calls an operator in eager mode; its complaints, which are written once, in C++, become errors of eqaccel.
+
+    Args:
+        operator: One of `torch.ops.eqaccel`.
+        *arguments: What it takes.
+
+    Raises:
+        EqaccelError: As `translate` says.
+    """
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        raise translate(error) from None
+
+
 def translate(error: Exception) -> Exception:
     """The eqaccel error that an operator meant; torch makes every C++ error a RuntimeError or IndexError.
 
@@ -68,10 +88,10 @@ def translate(error: Exception) -> Exception:
         return SettingsError(text)
     if prefix == "eqaccel::graph":
         return GraphError(str(error))
-    if colon and prefix.startswith("eqaccel::tensor_product"):
-        return OperandError(str(error))
     for kind in (CompileError, MissingCompilerError):
         if prefix == f"eqaccel::{kind.__name__}":
             message, _, log = text.partition("\nCompiler output:\n")
             return kind(message, log)
+    if colon and prefix.startswith("eqaccel::"):
+        return OperandError(str(error))
     return error

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from eqaccel.codegen import matrix_payload
-from eqaccel.ops.library import load_library
+from eqaccel.ops.library import call_operator, load_library
 
 load_library()
 
@@ -38,9 +38,14 @@ class MatrixProduct(nn.Module):
             (rows, columns)
 
         Raises:
-            RuntimeError: If the shapes, dtypes or devices do not fit, or the kernel does not compile.
+            OperandError: If an operand does not fit (in scripted or compiled programs: RuntimeError).
+            CompileError: If the kernel does not compile (in scripted or compiled programs, and from derivatives:
+                RuntimeError with the same text).
         """
-        return torch.ops.eqaccel.matrix_product(self.payload, self.key, a, b)
+        if torch.jit.is_scripting():
+            return torch.ops.eqaccel.matrix_product(self.payload, self.key, a, b)
+        else:
+            return call_operator(torch.ops.eqaccel.matrix_product, self.payload, self.key, a, b)
 
 
 def has_matrix_kernel(device: torch.device, dtype: torch.dtype) -> bool:

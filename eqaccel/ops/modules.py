@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal, Optional
+from collections.abc import Iterable
+from typing import Any, Literal, Optional
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eqaccel.codegen import payload
 from eqaccel.errors import OperandError
 from eqaccel.ops.graph import Graph, packed_index
-from eqaccel.ops.library import load_library, translate
+from eqaccel.ops.library import call_operator, load_library
 from eqaccel.plan import TunedKernel
 from eqaccel.spec import TensorProductSpec
 
@@ -31,6 +31,7 @@ class _Product(nn.Module):
         self.spec = spec
         self.tuned = ()  # kernels of other plans; without a type, which TorchScript would not understand
         self.key = key
+        self.x_dim = spec.x_dim
         self.z_dim = spec.z_dim
         self.mul_ir = layout == "mul_ir"
         self.atomic = atomic
@@ -54,6 +55,9 @@ class _Product(nn.Module):
         content, self.key = payload(self.spec, tuned)
         self.tuned = tuned
         self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
+
+    def _arguments(self, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> tuple[Any, ...]:
+        return self.payload, self.key, x, y, w, graph, num_receivers, self.z_dim, self.mul_ir, self.atomic
 
     def extra_repr(self) -> str:
         """The irreps, the options and what was tuned, for print(module)."""
@@ -97,7 +101,7 @@ class TensorProduct(_Product):
                 self.payload, self.key, x, y, weights, graph, x.size(0), self.z_dim, self.mul_ir, False
             )
         else:
-            return _call_eager(self, x, y, weights, graph, x.size(0))
+            return call_operator(torch.ops.eqaccel.tensor_product, *self._arguments(x, y, weights, graph, x.size(0)))
 
 
 class TensorProductConv(_Product):
@@ -141,6 +145,11 @@ class TensorProductConv(_Product):
                 compiled programs, and from derivatives: RuntimeError with the same text).
             GraphError: If the edges do not fit.
         """
+        if x.dim() != 2:  # before edges are held against the wrong number of senders
+            raise OperandError(
+                f"x: expected shape (num_senders, {self.x_dim}), got {list(x.shape)}. Flatten leading dimensions with "
+                ".flatten(0, -2)."
+            )
         weights = x.new_empty([0]) if w is None else w
         num_senders = x.size(0)
         receivers = num_senders if num_receivers < 0 else num_receivers
@@ -153,21 +162,9 @@ class TensorProductConv(_Product):
             )
         else:
             index = packed_index(edge_index, receivers, num_senders)
-            return _call_eager(self, x, y, weights, index, receivers)
+            return call_operator(torch.ops.eqaccel.tensor_product, *self._arguments(x, y, weights, index, receivers))
 
     @torch.jit.unused
     def convolve(self, x: Tensor, y: Tensor, w: Tensor | None, graph: Graph) -> Tensor:
         """`forward` on a `Graph`; see there."""
         return self(x, y, w, graph.index, graph.num_receivers)
-
-
-def _call_eager(module: _Product, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> Tensor:
-    """Calls the operator; its complaints, which are written once, in C++, become errors of eqaccel."""
-    operator: Callable[..., Tensor] = torch.ops.eqaccel.tensor_product
-    arguments = (module.payload, module.key, x, y, w, graph, num_receivers, module.z_dim, module.mul_ir, module.atomic)
-    if torch.compiler.is_compiling():
-        return operator(*arguments)
-    try:
-        return operator(*arguments)
-    except RuntimeError as error:
-        raise translate(error) from None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from eqaccel.codegen import polynomial_payload
-from eqaccel.ops.library import load_library
+from eqaccel.ops.library import call_operator, load_library
 from eqaccel.spec import PolynomialSpec
 
 load_library()
@@ -41,13 +41,18 @@ class Polynomial(nn.Module):
             (rows, spec.num_outputs), differentiable any number of times in x and w.
 
         Raises:
-            RuntimeError: If the shapes, dtypes or devices do not fit, or the kernel does not compile.
+            OperandError: If an operand does not fit (in scripted or compiled programs: RuntimeError).
+            CompileError: If the kernel, which is compiled when it is first needed, does not compile (in scripted or
+                compiled programs, and from derivatives: RuntimeError with the same text).
         """
-        # A program that opens an exported model without the operators prints this line: the name is for its user.
-        load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where = torch.ops.eqaccel.polynomial(
-            self.payload, self.key, x, w, self.num_outputs
-        )
-        return load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where  # noqa: RET504
+        if torch.jit.is_scripting():
+            # A program that opens an exported model without the operators prints this line: the name is for its user.
+            load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where = torch.ops.eqaccel.polynomial(
+                self.payload, self.key, x, w, self.num_outputs
+            )
+            return load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where  # noqa: RET504
+        else:
+            return call_operator(torch.ops.eqaccel.polynomial, self.payload, self.key, x, w, self.num_outputs)
 
     def extra_repr(self) -> str:
         """Sizes, for print(module)."""

@@ -1,0 +1,186 @@
+// Derivatives of polynomials of any order: the first two are operators, and all others are sums of these and of polar
+// forms, so that they too are differentiable, and traced as calls of operators. Tangents are found as those of tensor
+// products are.
+#include <torch/library.h>
+
+#include "differentiate.h"
+#include "polynomial.h"
+
+namespace eqaccel::ops {
+namespace {
+
+// What the three operators keep for their derivatives.
+struct Kept {
+  static constexpr bool is_traceable = false;
+
+  static void save(AutogradContext& context, const PolynomialProblem& p, variable_list operands) {
+    operands.push_back(p.payload);
+    context.save_for_backward(std::move(operands));
+    context.saved_data["key"] = p.key;
+    context.saved_data["outputs"] = p.outputs;
+    context.set_materialize_grads(false);
+  }
+
+  // The problem, with the saved operands left in `operands`.
+  static PolynomialProblem restore(AutogradContext* context, variable_list& operands) {
+    operands = context->get_saved_variables();
+    const Tensor payload = operands.back();
+    operands.pop_back();
+    return {payload, context->saved_data["key"].toInt(), context->saved_data["outputs"].toInt()};
+  }
+};
+
+variable_list call_forward(const PolynomialProblem& p, const Tensor& x, const Tensor& w) {
+  return {polynomial(p, x, w)};
+}
+variable_list call_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
+  auto [gx, gw] = polynomial_backward(p, gz, x, w);
+  return {gx, gw};
+}
+variable_list call_double_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w,
+                                   const Tensor& a, const Tensor& c) {
+  auto [ggz, gx, gw] = polynomial_double_backward(p, gz, x, w, or_zeros(a, x), or_zeros(c, w));
+  return {ggz, gx, gw};
+}
+
+struct Forward : Kept {
+  static constexpr auto compute = call_forward;
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (!gradients[0].defined()) return variable_list(2);
+    variable_list v;
+    const PolynomialProblem p = restore(context, v);
+    return call_backward(p, gradients[0], v[0], v[1]);
+  }
+
+  // <gz, tangent of z> is <x', gx> + <w', gw>, whose gradient with respect to gz the double backward operator gives.
+  static variable_list tangents(const PolynomialProblem& p, const variable_list& v, const variable_list& along) {
+    const Tensor any_gz = at::zeros_symint({v[0].sym_size(0), p.outputs}, v[0].options());
+    return {call_double_backward(p, any_gz, v[0], v[1], along[0], along[1])[0]};
+  }
+};
+
+struct Backward : Kept {
+  static constexpr auto compute = call_backward;
+
+  static variable_list backward(AutogradContext* context, const variable_list& t) {
+    if (!any_defined(t)) return variable_list(3);
+    variable_list v;
+    const PolynomialProblem p = restore(context, v);
+    return call_double_backward(p, v[0], v[1], v[2], t[0], t[1]);
+  }
+
+  static variable_list tangents(const PolynomialProblem& p, const variable_list& v, const variable_list& along) {
+    variable_list sum(2);
+    if (along[0].defined()) add(sum, call_backward(p, along[0], v[1], v[2]));
+    if (any_defined({along[1], along[2]})) {
+      const variable_list second = call_double_backward(p, v[0], v[1], v[2], along[1], along[2]);
+      add(sum, {second[1], second[2]});
+    }
+    return sum;
+  }
+};
+
+// The third derivatives of <gz, P(x, w)> along (a, c) and (q, r), with respect to gz, x and w: the gradients of
+//   3 Q(gz, c, q, x, x) + 3 Q(gz, r, a, x, x) + 6 Q(gz, w, a, q, x)
+// where Q is the polar form. q or r may be undefined, and so are results that are not needed.
+template <class Needed>
+variable_list along_both(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w,
+                         const Tensor& a, const Tensor& c, const Tensor& q, const Tensor& r, const Needed& needed) {
+  const auto padded = [](const Tensor& t, int last) {
+    return t.defined() ? at::constant_pad_nd(t, {0, 1}, last) : t;
+  };
+  const Tensor X = padded(x, 1), A = padded(a, 0), Q = padded(q, 0);
+  Tensor of_gz, of_x, of_w;
+  const auto add_form = [&](Tensor& sum, double factor, const std::array<Tensor, 4>& factors, int missing,
+                            c10::SymInt columns) {
+    if (std::all_of(factors.begin(), factors.end(), [](const Tensor& t) { return t.defined(); }))
+      add(sum, factor * polynomial_polar_form(p, factors, missing, std::move(columns)));
+  };
+  if (needed(0)) {
+    add_form(of_gz, 3, {c, Q, X, X}, 0, p.outputs);
+    add_form(of_gz, 3, {r, A, X, X}, 0, p.outputs);
+    add_form(of_gz, 6, {w, A, Q, X}, 0, p.outputs);
+  }
+  if (needed(1)) {
+    add_form(of_x, 6, {gz, c, Q, X}, 4, X.sym_size(1));
+    add_form(of_x, 6, {gz, r, A, X}, 4, X.sym_size(1));
+    add_form(of_x, 6, {gz, w, A, Q}, 4, X.sym_size(1));
+    of_x = of_x.narrow_symint(1, 0, x.sym_size(1));
+  }
+  if (needed(2)) add_form(of_w, 6, {gz, A, Q, X}, 1, w.sym_size(1));
+  return {of_gz, of_x, of_w};
+}
+
+// The gradients of <g, ggz> + <q, gx> + <r, gw> with respect to the operands (gz, x, w, a, c) of the double backward
+// operator for which needed(number) holds; `incoming` is g, q and r. Parts that depend on gz, x and w through second
+// derivatives alone are calls of the first two derivatives.
+template <class Needed>
+variable_list third(const PolynomialProblem& p, const variable_list& v, const variable_list& incoming,
+                    const Needed& needed) {
+  const Tensor &gz = v[0], &x = v[1], &w = v[2], &a = v[3], &c = v[4];
+  const Tensor &g = incoming[0], &q = incoming[1], &r = incoming[2];
+  variable_list sum(5);
+  const bool along = needed(3) || needed(4);
+  if (g.defined()) {
+    if (needed(1) || needed(2)) {
+      const variable_list second = call_double_backward(p, g, x, w, a, c);
+      add(sum, {Tensor(), second[1], second[2], Tensor(), Tensor()});
+    }
+    if (along) {
+      const variable_list first = call_backward(p, g, x, w);
+      add(sum, {Tensor(), Tensor(), Tensor(), first[0], first[1]});
+    }
+  }
+  if (any_defined({q, r})) {
+    if (along) {
+      const variable_list second = call_double_backward(p, gz, x, w, q, r);
+      add(sum, {Tensor(), Tensor(), Tensor(), second[1], second[2]});
+    }
+    variable_list both = along_both(p, gz, x, w, a, c, q, r, needed);
+    both.resize(sum.size());
+    add(sum, both);
+  }
+  return sum;
+}
+
+struct DoubleBackward : Kept {
+  static constexpr auto compute = call_double_backward;
+
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    variable_list v;
+    const PolynomialProblem p = restore(context, v);
+    return third(p, v, incoming, [&](int operand) { return context->needs_input_grad(operand); });
+  }
+
+  static variable_list tangents(const PolynomialProblem& p, const variable_list& v, const variable_list& along) {
+    variable_list sum(3);
+    if (any_defined({along[3], along[4]})) add(sum, call_double_backward(p, v[0], v[1], v[2], along[3], along[4]));
+    const variable_list direction(along.begin(), along.begin() + 3);
+    if (any_defined(direction)) add(sum, third(p, v, direction, [](int operand) { return operand < 3; }));
+    return sum;
+  }
+};
+
+Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, int64_t outputs) {
+  return differentiate<Forward>(PolynomialProblem{payload, key, outputs}, x, w)[0];
+}
+PolynomialGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w,
+                             int64_t outputs) {
+  const variable_list v = differentiate<Backward>(PolynomialProblem{payload, key, outputs}, gz, x, w);
+  return {v[0], v[1]};
+}
+PolynomialSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                          const Tensor& w, const Tensor& a, const Tensor& c, int64_t outputs) {
+  const variable_list v = differentiate<DoubleBackward>(PolynomialProblem{payload, key, outputs}, gz, x, w, a, c);
+  return {v[0], v[1], v[2]};
+}
+
+TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
+  library.impl("polynomial", forward);
+  library.impl("polynomial_backward", backward);
+  library.impl("polynomial_double_backward", double_backward);
+}
+
+}  // namespace
+}  // namespace eqaccel::ops
