@@ -16,8 +16,8 @@ class Kernel {
   virtual std::size_t workspace_bytes(const eq_operands&) const = 0;
 };
 
-// A kernel from the bytes of its shared library; `path` is a file that holds them, "" if there is none.
-std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code, const std::string& path);
+// A kernel from the bytes of its shared library.
+std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code);
 std::unique_ptr<Kernel> load_cpu_kernel(const Program&, Scalar, Direction);
 // Backend::cuda or Backend::hip: compiles for the architecture of `device`, loads the module there.
 std::unique_ptr<Kernel> load_gpu_kernel(const Program&, Backend, Scalar, Direction, int device);
