@@ -5,6 +5,7 @@ Changes are made in processes of their own, whose crash fails the test.
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,57 @@ print("done")
 """
     )
     assert output == "done\n"
+
+
+NO_MEMORY = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+void* aligned_alloc(size_t alignment, size_t size) {
+  static void* (*next)(size_t, size_t);
+  if (!next) next = dlsym(RTLD_NEXT, "aligned_alloc");
+  const char* left = getenv("ALLOCATIONS_LEFT");
+  if (!left) return next(alignment, size);
+  const int count = atoi(left);
+  char less[16] = {(char)('0' + count - 1), 0};
+  if (count == 0) return NULL;
+  setenv("ALLOCATIONS_LEFT", less, 1);
+  return next(alignment, size);
+}
+"""
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "double_backward"])
+def test_memory_that_a_kernel_does_not_get(direction: str, tmp_path: Path) -> None:
+    """An error, whichever of its requests fails, and the next launch works."""
+    library = tmp_path / "no_memory.so"
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
+    subprocess.run(command, input=NO_MEMORY, text=True, check=True)
+    output = run_python(
+        f"""
+import ctypes
+import numpy as np
+from eqaccel import codegen
+from eqaccel.spec import TensorProductSpec
+program = runtime.Program(codegen.payload(TensorProductSpec.channelwise("2x0e", "0e", "0e"))[0])
+operands = {{name: np.ones((3, 2)) for name in ("x", "w", "gz", "a", "c", "z", "gx", "gw")}}
+operands |= {{name: np.ones((3, 1)) for name in ("y", "b", "gy")}}
+operands |= {{"num_receivers": 3, "num_senders": 3, "num_edges": 3, "w_stride": 2, "c_stride": 2, "threads": 2}}
+setenv, unsetenv = ctypes.CDLL(None).setenv, ctypes.CDLL(None).unsetenv
+runtime.launch_cpu(program, "float64", "{direction}", operands)
+failed = 0
+for count in range(9):
+    setenv(b"ALLOCATIONS_LEFT", str(count).encode(), 1)
+    try:
+        runtime.launch_cpu(program, "float64", "{direction}", operands)
+        break
+    except MemoryError as error:
+        assert "a kernel for the CPU got none" in str(error), error
+        failed += 1
+    finally:
+        unsetenv(b"ALLOCATIONS_LEFT")
+print(failed)
+""",
+        LD_PRELOAD=str(library),
+    )
+    assert int(output) == (2 if direction == "forward" else 5)

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <new>
 
 #include "kernel.h"
 #include "scratch.h"
@@ -11,11 +12,21 @@
 namespace eqaccel {
 namespace {
 
+struct OutOfMemory : std::bad_alloc {
+  const char* what() const noexcept override { return "out of memory: a kernel for the CPU got none for its scratch"; }
+};
+
 class CpuKernel : public Kernel {
  public:
   CpuKernel(void (*launch)(const eq_operands*), int64_t (*workspace)(const eq_operands*))
       : launch_(launch), workspace_(workspace) {}
-  void launch(const eq_operands& operands, void*) const override { launch_(&operands); }
+  void launch(const eq_operands& operands, void*) const override {
+    try {
+      launch_(&operands);
+    } catch (const std::bad_alloc&) {
+      throw OutOfMemory();
+    }
+  }
   std::size_t workspace_bytes(const eq_operands& operands) const override { return workspace_(&operands); }
 
  private:

@@ -10,7 +10,8 @@ namespace eqaccel {
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Queues the work on `stream` (null on the CPU, where it is done on return). Does not synchronise or allocate.
+  // Queues the work on `stream` (null on the CPU, where it is done on return). Does not synchronise. On a GPU it does not
+  // allocate; on the CPU it takes some scratch for each thread, and throws std::bad_alloc if there is none.
   virtual void launch(const eq_operands&, void* stream) const = 0;
   // Scratch that `launch` needs; reads the sizes and flags of the operands, never what they point to.
   virtual std::size_t workspace_bytes(const eq_operands&) const = 0;
