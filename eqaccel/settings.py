@@ -1,15 +1,14 @@
 """The settings of eqaccel: the environment variables listed in `VARIABLES`, and no others.
 
-They are read when they are needed, never at import, so a test or a notebook can change them at any time.
+They are read when they are needed, never at import, so a test or a notebook can change them at any time. Python reads
+the ones in `Settings`; the runtime in C++ reads the others, and says what came of them (`runtime.cache_dir`).
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from eqaccel import _runtime
@@ -18,6 +17,7 @@ from eqaccel.errors import SettingsError
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         "EQACCEL_CACHE_DIR": "folder of compiled kernels (default: $XDG_CACHE_HOME/eqaccel or ~/.cache/eqaccel)",
+        "EQACCEL_CACHE_LIMIT": "MiB of compiled kernels to keep, 0: all; those not used for longest go (default: 2048)",
         "EQACCEL_DUMP": "folder to write plan, source, compile log and resource use of every kernel to (default: none)",
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
         "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
@@ -33,13 +33,9 @@ class Settings:
     """What the environment asked for when `current` was called.
 
     Attributes:
-        cache_dir: Folder of compiled kernels; it need not exist yet.
-        dump_dir: Folder for plans, sources and logs of every kernel built, or None to write nothing.
         tune: Whether `warmup` and `patch` choose between plans by timing them.
     """
 
-    cache_dir: Path
-    dump_dir: Path | None = None
     tune: bool = False
 
 
@@ -53,16 +49,9 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
         SettingsError: If EQACCEL_TUNE is neither a yes nor a no.
     """
     env = os.environ if environ is None else environ
-    cache_dir = _path(env.get("EQACCEL_CACHE_DIR"))
     return Settings(
-        cache_dir=_default_cache_dir(env) if cache_dir is None else cache_dir,
-        dump_dir=_path(env.get("EQACCEL_DUMP")),
         tune=_flag(env, "EQACCEL_TUNE"),
     )
-
-
-def _path(value: str | None) -> Path | None:
-    return Path(os.path.expanduser(value)) if value else None
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
@@ -70,14 +59,3 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if value is None:
         raise SettingsError(f"environment variable {name}: expected 1 or 0, got {env[name]!r}")
     return value
-
-
-def _default_cache_dir(env: Mapping[str, str]) -> Path:
-    base = _path(env.get("XDG_CACHE_HOME"))
-    if base is not None:
-        return base / "eqaccel"
-    try:
-        return Path.home() / ".cache" / "eqaccel"
-    except RuntimeError:  # a container may run under a user id that has no home
-        user = os.getuid() if hasattr(os, "getuid") else "user"
-        return Path(tempfile.gettempdir()) / f"eqaccel-{user}"

@@ -5,55 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from runtime_checks import ABI, COMPILE, CUDA_BODY, SCALE_BODY, kept, make_payload, run_python, start_python
 
 from eqaccel import codegen, runtime
 from eqaccel.errors import CompileError, MissingCompilerError
 from eqaccel.plan import host_target
-
-ABI = (Path(codegen.__file__).parent / "preludes/abi.h").read_text()
-
-SCALE_BODY = """
-extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) {
-  const EQ_SCALAR* x = (const EQ_SCALAR*)o->x;
-  EQ_SCALAR* z = (EQ_SCALAR*)o->z;
-#pragma omp parallel for num_threads(o->threads)
-  for (int64_t i = 0; i < o->num_receivers; ++i) z[i] = 2 * x[i];
-}
-extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {
-  return o->num_receivers * sizeof(EQ_SCALAR);
-}
-"""
-
-CUDA_BODY = """
-extern "C" __global__ void first(double* x, int n) {
-  extern __shared__ double s[];
-  s[threadIdx.x] = x[n];
-  __syncthreads();
-  x[threadIdx.x] = s[n];
-}
-extern "C" __global__ void second(float* x) { x[threadIdx.x] = 1; }
-"""
-
-
-def make_payload(cpu: str = SCALE_BODY, meta: str = "x_dim=1\nz_dim=1\n") -> bytes:
-    entries = {
-        "meta": meta,
-        "prelude/cpu": ABI,
-        "prelude/cuda": "",
-        "cpu/forward": cpu,
-        "gpu/forward/float32": CUDA_BODY,
-    }
-    return b"EQACCEL-PAYLOAD 1\n" + b"".join(
-        f"{name} {len(text.encode())}\n{text}\n".encode() for name, text in entries.items()
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -62,33 +23,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
     monkeypatch.delenv("EQACCEL_DUMP", raising=False)
     return folder
-
-
-def start_python(script: str, **env: str) -> subprocess.Popen:
-    """Starts a fresh interpreter that sees this module as `common`."""
-    head = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_runtime as common\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + "from eqaccel import runtime\n" + textwrap.dedent(script)],
-        cwd="/",  # not the checkout: its eqaccel folder has no compiled part
-        env=os.environ | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def run_python(script: str, **env: str) -> str:
-    process = start_python(script, **env)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    return output
-
-
-COMPILE = """
-r = runtime.Program(common.make_payload()).compile("cpu", "float32", "forward")
-print(r["cached"], r["seconds"])
-"""
 
 
 @pytest.mark.parametrize("scalar", ["float32", "float64"])
@@ -100,7 +34,7 @@ def test_compile_and_launch(scalar, cache):
     runtime.launch_cpu(program, scalar, "forward", operands)
     np.testing.assert_array_equal(z, 2 * x)
     assert program.workspace_bytes("cpu", scalar, "forward", operands) == x.nbytes
-    assert [path.suffix for path in cache.iterdir()] == [".so"], "an entry and no temporary files"
+    assert [path.suffix for path in kept(cache)] == [".so"], "an entry and no temporary files"
 
 
 def entry(name: str, content: bytes) -> bytes:
@@ -110,7 +44,7 @@ def entry(name: str, content: bytes) -> bytes:
 def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache, monkeypatch):
     program = runtime.Program(make_payload())
     source = program.source("cpu", "float32", "forward").replace("2 * x", "3 * x")
-    code, log = runtime.compile_cpu(source, host_target().name)
+    code, log = program.compile_for(host_target().name, "float32", "forward", source)
     assert "-march=native" not in log
     sealed = make_payload() + entry(f"binary/{host_target().name}/forward/float32", code)
     monkeypatch.setenv("EQACCEL_CXX", "/nonexistent")
@@ -118,7 +52,7 @@ def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache, monkeypatch)
     operands = {"x": x, "z": z, "num_receivers": 8}
     runtime.launch_cpu(runtime.Program(sealed), "float32", "forward", operands)
     np.testing.assert_array_equal(z, 3 * x)
-    assert not list(cache.iterdir()), "nothing was compiled"
+    assert not kept(cache), "nothing was compiled"
     for other in (entry("binary/cpu-none/forward/float32", code), entry("binary/sm_90/forward/float32", code)):
         with pytest.raises(MissingCompilerError):
             runtime.launch_cpu(runtime.Program(make_payload() + other), "float32", "forward", operands)
@@ -139,7 +73,7 @@ def test_cuda_binaries_run_on_later_revisions(sealed, arch, runs, monkeypatch):
 
 def test_a_target_of_another_processor():
     with pytest.raises(ValueError, match=r"makes kernels for .*, not for 'cpu-none'"):
-        runtime.compile_cpu("", "cpu-none")
+        runtime.Program(make_payload()).compile_for("cpu-none", "float32", "forward", "")
 
 
 def test_a_payload_of_another_version():
@@ -182,11 +116,18 @@ def test_payload_errors_name_what_came(payload, message):
 
 
 def test_register_program_keeps_the_first():
-    key = 20240317
+    content = make_payload(meta="x_dim=20240317\n")
+    key = codegen.payload_key(content)
     assert runtime.find_program(key) is None
-    program = runtime.register_program(key, make_payload())
+    program = runtime.register_program(key, content)
     assert runtime.find_program(key) is program
     assert runtime.register_program(key, make_payload(meta="x_dim=2\n")) is program
+
+
+def test_a_key_belongs_to_its_payload():
+    content = make_payload(meta="x_dim=20240318\n")
+    with pytest.raises(ValueError, match="damaged, or changed without a new key"):
+        runtime.register_program(codegen.payload_key(content) ^ 1, content)
 
 
 def test_second_process_hits_the_cache():
@@ -199,7 +140,7 @@ def test_second_process_hits_the_cache():
 def test_damaged_entry_is_rebuilt(cache, damage):
     program = runtime.Program(make_payload())
     program.compile("cpu", "float32", "forward")
-    (entry,) = cache.iterdir()
+    (entry,) = kept(cache)
     good = entry.read_bytes()
     bad = bytearray(good)
     bad[len(bad) // 2] ^= 1
@@ -268,7 +209,7 @@ def test_two_processes_compile_the_same_kernel(cache):
     for process in processes:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
-    assert len(list(cache.iterdir())) == 1
+    assert len(kept(cache)) == 1
     assert run_python(COMPILE).startswith("True")
 
 

@@ -1,14 +1,18 @@
-"""The self-check of freshly compiled CPU kernels: right ones pass, wrong ones are refused and leave nothing behind."""
+"""The self-check of CPU kernels, compiled or embedded: right ones pass, wrong ones are refused and leave nothing."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from runtime_checks import kept
 
 from eqaccel import TensorProduct, runtime
 from eqaccel.codegen import check, payload
@@ -153,8 +157,10 @@ def test_wrong_kernels_are_refused(
     found = error.value.log.partition("self-check:\n")[2]
     assert re.search(r"block \d+, mul_ir layout: projection .* expected, \+-.*, got", found)
     assert ("ir_mul layout" in found) == (fault != "layout")
-    assert list(cache.iterdir()) == []
-    assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".cpp", ".log", ".resources"}
+    assert kept(cache) == []
+    assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".cpp", ".log", ".plan", ".resources"}
+    (plan,) = (tmp_path / "dump").glob("*.plan")
+    assert plan.read_text() == make_plan(SPECS["small"], direction, host_target(), 4).explain() + "\n"
 
 
 @pytest.mark.parametrize("scalar", SCALARS)
@@ -184,7 +190,7 @@ def test_faulty_compiler(faulty: Path, cache: Path) -> None:
     with pytest.raises(CompileError, match="wrong results") as error:
         module(*operands)
     assert "self-check:\nz, block 1" in error.value.log
-    assert list(cache.iterdir()) == []
+    assert kept(cache) == []
     faulty.unlink()
     assert module(*operands).shape == (2, 24)
 
@@ -193,7 +199,7 @@ def test_rebuilt_entries_are_checked(faulty: Path, cache: Path) -> None:
     faulty.unlink()
     right = runtime.Program(payload(SPECS["small"])[0])
     right.compile("cpu", "float32", "forward")
-    (entry,) = cache.iterdir()
+    (entry,) = kept(cache)
     entry.write_bytes(entry.read_bytes()[:-100])
     faulty.touch()
     with pytest.raises(CompileError, match="wrong results"):
@@ -219,6 +225,78 @@ def test_figures_that_do_not_fit(figures: str, cache: Path) -> None:
     del entries["check/blocks"]
     with pytest.raises(IndexError, match="no entry 'check/blocks'"):
         program(entries).compile("cpu", "float32", "forward")
+
+
+@pytest.mark.parametrize("blocks", ["x 16 1\n", "x 16 1\nx 999999999 999999999\n", "q 1 1\n", "x -16 1\n", "x one 1\n"])
+def test_blocks_that_do_not_fit(blocks: str, cache: Path) -> None:
+    """A kernel that was made for other rows would reach outside of those of the check."""
+    entries = read(payload(SPECS["small"])[0]) | {"check/blocks": blocks}
+    with pytest.raises(ValueError, match="self-check figures"):
+        program(entries).compile("cpu", "float32", "forward")
+
+
+def embed(entries: dict[str, str], source: dict[str, str], target: str = host_target().name) -> bytes:
+    """A payload that holds a compiled forward kernel, made of the source of another payload, as exported files do."""
+    text = program(source).source("cpu", "float32", "forward")
+    bare = {name: text for name, text in source.items() if not name.startswith("check/")}
+    code, _ = program(bare).compile_for(target, "float32", "forward", text)
+    parts = [f"{name} {len(text.encode())}\n{text}\n".encode() for name, text in entries.items()]
+    parts.append(f"binary/{target}/forward/float32 {len(code)}\n".encode() + code + b"\n")
+    return b"EQACCEL-PAYLOAD 1\n" + b"".join(parts)
+
+
+RUN_EMBEDDED = """
+import sys
+from pathlib import Path
+from eqaccel import codegen, runtime
+content = Path(sys.argv[1]).read_bytes()
+program = runtime.register_program(codegen.payload_key(content), content)
+for _ in range(2):
+    program.compile("cpu", "float32", "forward")
+print(program.workspace_bytes("cpu", "float32", "forward", {"num_edges": 1}) >= 0)
+"""
+
+
+def run_embedded(file: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-P", "-c", RUN_EMBEDDED, str(file)]
+    environment = os.environ | {"EQACCEL_CXX": "/nonexistent"}
+    return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_embedded_kernels_are_checked_and_the_cache_remembers_it(cache: Path, tmp_path: Path) -> None:
+    right = read(payload(SPECS["small"])[0])
+    (tmp_path / "right").write_bytes(embed(right, right))
+    (tmp_path / "wrong").write_bytes(embed(right, spoil(Direction.FORWARD, "sign")))
+    for _ in range(2):
+        done = run_embedded(tmp_path / "wrong")
+        assert done.returncode != 0
+        assert "CompileError: the float32 forward kernel for the CPU computes wrong results as the model's file" in (
+            done.stderr
+        )
+        assert not [path for path in kept(cache) if path.suffix == ".ok"]
+    for _ in range(2):
+        done = run_embedded(tmp_path / "right")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+        assert [path.suffix for path in kept(cache)] == [".ok"]
+
+
+def test_embedded_kernels_are_checked_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = read(payload(SPECS["small"])[0])
+    (tmp_path / "right").write_bytes(embed(right, right))
+    (tmp_path / "wrong").write_bytes(embed(right, spoil(Direction.FORWARD, "index")))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert "computes wrong results" in run_embedded(tmp_path / "wrong").stderr
+    assert run_embedded(tmp_path / "right").returncode == 0
+
+
+def test_kernels_are_checked_before_they_are_embedded(faulty: Path, cache: Path) -> None:
+    right = program(read(payload(SPECS["small"])[0]))
+    text = right.source("cpu", "float32", "forward")
+    with pytest.raises(CompileError, match=r"computes wrong results as .* compiled it for"):
+        right.compile_for(host_target().name, "float32", "forward", text)
+    faulty.unlink()
+    assert right.compile_for(host_target().name, "float32", "forward", text)[0].startswith(b"\x7fELF")
 
 
 def test_graph_of_the_problem() -> None:

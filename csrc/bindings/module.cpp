@@ -13,6 +13,7 @@
 #include "host_compiler.h"
 #include "kernel.h"
 #include "settings.h"
+#include "trust.h"
 
 namespace py = pybind11;
 using namespace eqaccel;
@@ -177,6 +178,46 @@ py::dict host_compiler() {
   return result;
 }
 
+// The cache folder, for the command line and for what Python keeps there.
+void bind_cache(py::module_& m) {
+  m.def("cache_dir", &cache::folder);
+  m.def("cache_problem", &cache::problem);
+  m.def("cache_limit", &cache::limit);
+  m.def("cache_stats", [] {
+    const cache::Stats stats = cache::stats();
+    return py::dict(py::arg("hits") = stats.hits, py::arg("misses") = stats.misses);
+  });
+  m.def("cache_files", [] {
+    py::list result;
+    for (const cache::File& file : cache::files()) {
+      result.append(py::dict(py::arg("name") = file.name, py::arg("bytes") = file.bytes, py::arg("used") = file.used,
+                             py::arg("written") = file.written));
+    }
+    return result;
+  });
+  m.def("read_cached", [](const std::string& name) {
+    std::string problem;
+    const std::optional<std::string> content = cache::read_bytes(name, problem);
+    return py::make_tuple(content ? py::object(py::bytes(*content)) : py::none(), problem);
+  }, py::arg("name"));
+  m.def("write_cached", [](const std::string& name, const py::bytes& content) {
+    std::string problem;
+    cache::write_bytes(name, std::string(std::string_view(content)), problem);
+    return problem;
+  }, py::arg("name"), py::arg("content"));
+  m.def("remove_cached", &cache::remove, py::arg("name"));
+  m.def("distrust_path", &distrust_path, py::arg("path"));
+}
+
+// Ctrl-C while the runtime waits ends in KeyboardInterrupt.
+void set_python_interruption_check() {
+  set_interruption_check([] {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
+}
+
 // eqaccel.errors is imported when an error comes, not before: the runtime does not depend on the package around it.
 void translate(const char* type, const CompileError& error) {
   const py::object instance = py::module_::import("eqaccel.errors").attr(type)(error.what(), error.log);
@@ -224,6 +265,17 @@ PYBIND11_MODULE(_runtime, m) {
            py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def("number", &Program::number, py::arg("key"))
       .def("compile", &compile, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
+      .def("compile_for",
+           [](const Program& self, const std::string& target, const std::string& scalar, const std::string& direction,
+              const std::string& source) {
+             std::string log, code;
+             {
+               py::gil_scoped_release release;
+               code = self.compile_for(target, parse_scalar(scalar), parse_direction(direction), source, log);
+             }
+             return py::make_tuple(py::bytes(code), log);
+           },
+           py::arg("target"), py::arg("scalar"), py::arg("direction"), py::arg("source"))
       .def("launch", &launch, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("operands"),
            py::arg("device") = 0, py::arg("stream") = 0)
       .def("workspace_bytes", &workspace_bytes, py::arg("backend"), py::arg("scalar"), py::arg("direction"),
@@ -260,10 +312,8 @@ PYBIND11_MODULE(_runtime, m) {
   m.def("set_nvrtc_path", &set_nvrtc_path, py::arg("path"));
   m.def("resources", &read_resources, py::arg("log"));
   m.def("host_compiler", &host_compiler);
-  m.def("cache_dir", &cache::folder);
-  m.def("cache_stats", [] {
-    const cache::Stats stats = cache::stats();
-    return py::dict(py::arg("hits") = stats.hits, py::arg("misses") = stats.misses);
-  });
+  m.def("host_target", &host_target);
+  bind_cache(m);
+  set_python_interruption_check();
   m.def("set_warning_handler", &set_python_warning_handler, py::arg("handler"));
 }

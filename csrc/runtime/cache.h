@@ -1,16 +1,19 @@
-// The disk cache of compiled kernels.
+// The disk cache of compiled kernels, and of small files beside them.
 //
 // Folder: EQACCEL_CACHE_DIR, else XDG_CACHE_HOME/eqaccel, else HOME/.cache/eqaccel, read at every call. An entry is one
-// file "<key><suffix>": the compiled code, the compile log, and a trailer with their sizes and checksum. The trailer
-// comes last so that a CPU entry is still a shared library that dlopen accepts. Entries are written under a temporary
-// name and renamed, so there is no lock to be left behind and a reader never sees half an entry; of two writers of one
-// key the last wins, with equal content.
+// file: the compiled code, the compile log, and a trailer with their sizes and checksum. Files are written under a
+// temporary name and renamed, so a reader never sees half an entry; of two writers of one name the last wins, with equal
+// content. The folder and its files are used only if they are trusted (trust.h). What can not be read or written is
+// done without, and one warning in the life of the process says why.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "scratch.h"
 
 namespace eqaccel::cache {
 
@@ -24,32 +27,53 @@ std::string key(std::initializer_list<std::string> parts);
 
 std::string folder();  // "" if no variable is set and the user has no home
 std::string path(const std::string& name);
+// Why the folder is not used, "" if it is, or if there is none yet.
+std::string problem();
+// The folder, made if need be; "" if it can not be used.
+std::string writable_folder();
 
-// The entry, or nothing if it is absent or damaged. Counts a hit or a miss.
+// The entry, or nothing if it is absent, damaged or not trusted.
 std::optional<Entry> read(const std::string& name);
-// Stores an entry; warns once and returns false if the folder can not be written.
-bool write(const std::string& name, const Entry&);
+// Stores an entry, then removes those that were not used for longest if the cache exceeds its limit. Returns false if
+// that is not possible; `warns` says whether somebody has to know.
+bool write(const std::string& name, const Entry&, bool warns = true);
+// Of the entries whose names begin and end so, the one that was written last; "" if there is none.
+std::string newest(const std::string& start, const std::string& end);
+
+// Files that are not entries, as they are. Both set `problem` where a file is not there for another reason than that
+// nobody wrote it, or can not be written, and leave the warning to the caller.
+std::optional<std::string> read_bytes(const std::string& name, std::string& problem);
+bool write_bytes(const std::string& name, const std::string& content, std::string& problem);
+
+struct File {
+  std::string name;
+  int64_t bytes;
+  double used, written;  // seconds since 1970
+};
+std::vector<File> files();  // regular files, not in order
+bool remove(const std::string& name);
+
+// Largest size of all entries together in bytes, from EQACCEL_CACHE_LIMIT; 0 for no limit. Throws
+// std::invalid_argument if that is no number.
+int64_t limit();
 
 struct Stats {
   int64_t hits, misses;
 };
 Stats stats();
+void count(bool hit);  // a kernel that was asked for
 
-// A folder of its own for one compilation, in the cache folder if possible, else in TMPDIR or /tmp; removed with its
-// content at the end of its life. What a killed process leaves behind in the cache folder is removed after a day.
-class Scratch {
+// Held by the one process, or thread, that makes an entry while the others wait for it. The lock ends with the process
+// that holds it. Where there are none (no folder, a file system without locks) everybody makes the entry.
+class Lock {
  public:
-  Scratch();
-  ~Scratch();
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const std::string& path() const { return path_; }
+  // Waits, at most ten minutes: a process may be stopped. Calls check_interruption meanwhile.
+  explicit Lock(const std::string& name);
+  ~Lock();
 
  private:
-  std::string path_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
-
-std::string read_file(const std::string& path);  // throws std::runtime_error
-void write_file(const std::string& path, const std::string& content);
 
 }  // namespace eqaccel::cache

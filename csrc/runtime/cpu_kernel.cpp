@@ -2,17 +2,31 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
-#include "cache.h"
+#include <atomic>
+#include <new>
+
 #include "kernel.h"
+#include "scratch.h"
+#include "trust.h"
 
 namespace eqaccel {
 namespace {
+
+struct OutOfMemory : std::bad_alloc {
+  const char* what() const noexcept override { return "out of memory: a kernel for the CPU got none for its scratch"; }
+};
 
 class CpuKernel : public Kernel {
  public:
   CpuKernel(void (*launch)(const eq_operands*), int64_t (*workspace)(const eq_operands*))
       : launch_(launch), workspace_(workspace) {}
-  void launch(const eq_operands& operands, void*) const override { launch_(&operands); }
+  void launch(const eq_operands& operands, void*) const override {
+    try {
+      launch_(&operands);
+    } catch (const std::bad_alloc&) {
+      throw OutOfMemory();
+    }
+  }
   std::size_t workspace_bytes(const eq_operands& operands) const override { return workspace_(&operands); }
 
  private:
@@ -33,18 +47,28 @@ int openmp_binding() {
   return flag;
 }
 
-// A library is never closed: OpenMP threads may still be inside it when the process ends.
-void* open_library(const std::string& code, const std::string& path) {
+// A path of a descriptor that was never used before: dlopen takes a library of a path that it knows for the one that it
+// has loaded, and numbers of descriptors come again. "//" and "/./" mean the same as "/": these are digits of a count.
+std::string fresh_path(int file) {
+  static std::atomic<uint64_t> count{0};
+  std::string path = "/proc/self/fd/";
+  for (uint64_t rest = ++count; rest > 0; rest /= 2) path += rest % 2 ? "./" : "/";
+  return path + std::to_string(file);
+}
+
+// Loads exactly these bytes, from memory or else from a private file: what lies in the cache may have changed since it was
+// read and checked. A library is never closed: OpenMP threads may still be inside it when the process ends.
+void* open_library(const std::string& code) {
   const int flags = RTLD_NOW | RTLD_LOCAL | openmp_binding();
-  if (!path.empty()) {
-    if (void* library = dlopen(path.c_str(), flags)) return library;
+  {
+    const Descriptor file(memfd_create("eqaccel-kernel", MFD_CLOEXEC));
+    if (file && write_all(file, code)) {
+      if (void* library = dlopen(fresh_path(file.number()).c_str(), flags)) return library;
+    }
   }
-  // Not stored, or the cache folder does not allow execution: load from memory. The descriptor stays open because dlopen
-  // takes a library of the same name, and so of a descriptor used again, for the one it has already.
-  const int file = memfd_create("eqaccel-kernel", MFD_CLOEXEC);
-  const std::string memory = "/proc/self/fd/" + std::to_string(file);
-  if (file >= 0) cache::write_file(memory, code);
-  if (void* library = dlopen(memory.c_str(), flags)) return library;
+  const cache::Scratch scratch;  // memory may not be allowed to be executed
+  cache::write_file(scratch.path() + "/kernel.so", code);
+  if (void* library = dlopen((scratch.path() + "/kernel.so").c_str(), flags)) return library;
   throw CompileError("a compiled CPU kernel can not be loaded", dlerror());
 }
 
@@ -57,15 +81,14 @@ Function find_symbol(void* library, const char* name) {
 
 }  // namespace
 
-std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code, const std::string& path) {
-  void* library = open_library(code, path);
+std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code) {
+  void* library = open_library(code);
   return std::make_unique<CpuKernel>(find_symbol<void (*)(const eq_operands*)>(library, "eq_launch"),
                                      find_symbol<int64_t (*)(const eq_operands*)>(library, "eq_workspace_bytes"));
 }
 
 std::unique_ptr<Kernel> load_cpu_kernel(const Program& program, Scalar scalar, Direction direction) {
-  const Compiled compiled = program.compile(Backend::cpu, scalar, direction);
-  return open_cpu_kernel(compiled.code, compiled.path);
+  return open_cpu_kernel(program.compile(Backend::cpu, scalar, direction).code);
 }
 
 }  // namespace eqaccel

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <mutex>
 #include <set>
+#include <sstream>
 
 #include "gpu_compiler.h"
 
@@ -18,6 +19,11 @@ std::mutex mutex;
 std::function<void(const std::string&)>& handler() {
   static auto* value = new std::function<void(const std::string&)>(
       [](const std::string& message) { std::cerr << "eqaccel: warning: " << message << std::endl; });
+  return *value;
+}
+
+std::function<void()>& interruption_check() {  // leaked for the same reason
+  static auto* value = new std::function<void()>;
   return *value;
 }
 
@@ -44,25 +50,44 @@ std::string environment(const char* name) {
   return value ? value : "";
 }
 
-void dump(Backend backend, Scalar scalar, Direction direction, const std::string& key, const std::string& source,
-          const std::string& log) {
+void set_interruption_check(std::function<void()> value) {
+  std::lock_guard<std::mutex> lock(mutex);
+  interruption_check() = std::move(value);
+}
+
+void check_interruption() {
+  std::function<void()> check;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    check = interruption_check();
+  }
+  if (check) check();  // outside the lock, as above
+}
+
+void dump(Backend backend, Scalar scalar, Direction direction, const std::string& key, const Dumped& dumped) {
   const std::string folder = environment("EQACCEL_DUMP");
   if (folder.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
   const std::string stem = folder + "/" + name(backend) + "-" + name(direction) + "-" + name(scalar) + "-" +
                            key.substr(0, 12);
-  const char* suffix = backend == Backend::cpu ? ".cpp" : backend == Backend::cuda ? ".cu" : ".hip";
-  std::ofstream text(stem + suffix);
-  text << source;
-  std::ofstream(stem + ".log") << log;
-  std::ofstream resources(stem + ".resources");
-  for (const auto& [kernel, numbers] : read_resources(log)) {
+  bool complete = true;
+  const auto write = [&](const char* suffix, const std::string& content) {
+    std::ofstream file(stem + suffix);
+    file << content << std::flush;
+    complete = complete && file;
+  };
+  write(backend == Backend::cpu ? ".cpp" : backend == Backend::cuda ? ".cu" : ".hip", dumped.source);
+  write(".log", dumped.log);
+  if (!dumped.plan.empty()) write(".plan", dumped.plan);
+  std::ostringstream resources;
+  for (const auto& [kernel, numbers] : read_resources(dumped.log)) {
     resources << kernel;
     for (const auto& [what, number] : numbers) resources << " " << what << "=" << number;
     resources << "\n";
   }
-  if (!text || !resources) warn_once("dump " + folder, "EQACCEL_DUMP: can not write into '" + folder + "'");
+  write(".resources", resources.str());
+  if (!complete) warn_once("dump " + folder, "EQACCEL_DUMP: can not write into '" + folder + "'");
 }
 
 }  // namespace eqaccel

@@ -15,8 +15,16 @@ void warn_once(const std::string& topic, const std::string& message);
 // An environment variable, "" if absent; read at every call, so that a program may set it late.
 std::string environment(const char* name);
 
-// Writes source, compile log and resource use into the folder EQACCEL_DUMP, if set, under
+// Called while long work waits for something: throws if the user wants it to end. Does nothing unless a check is set, as
+// from Python, where Ctrl-C only leaves a note; it ends a C++ program by itself.
+void set_interruption_check(std::function<void()>);
+void check_interruption();
+
+struct Dumped {
+  std::string source, log, plan;
+};
+// Writes plan (if there is one), source, compile log and resource use into the folder EQACCEL_DUMP, if set, under
 // <backend>-<direction>-<scalar>-<start of the cache key>.
-void dump(Backend, Scalar, Direction, const std::string& key, const std::string& source, const std::string& log);
+void dump(Backend, Scalar, Direction, const std::string& key, const Dumped&);
 
 }  // namespace eqaccel

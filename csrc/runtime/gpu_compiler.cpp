@@ -92,8 +92,13 @@ Table load_table(Backend backend) {
   const bool cuda = backend == Backend::cuda;
   void* library = nullptr;
   if (cuda) {
-    library = open_first({environment("EQACCEL_NVRTC")});  // an order, so before what is loaded already
-    if (!library) library = open_first(nvrtc_names());
+    // An order, so before what is loaded already: if it can not be followed, silently using another would mislead.
+    const std::string ordered = environment("EQACCEL_NVRTC");
+    library = ordered.empty() ? open_first(nvrtc_names()) : open_first({ordered});
+    if (!library && !ordered.empty()) {
+      throw MissingCompilerError("EQACCEL_NVRTC names '" + ordered + "', which is not a library that opens here: set it "
+                                 "to the path of libnvrtc.so or unset it", "");
+    }
   } else {
     library = open_first({"libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6", "/opt/rocm/lib/libhiprtc.so"});
   }
@@ -106,7 +111,11 @@ Table load_table(Backend backend) {
                "LD_LIBRARY_PATH",
         "");
   }
-  return read_table(library, cuda);
+  try {
+    return read_table(library, cuda);
+  } catch (const std::runtime_error& error) {
+    throw MissingCompilerError(std::string(cuda ? "NVRTC" : "hipRTC") + " can not be used: " + error.what(), "");
+  }
 }
 
 // A static local is set once, and tried again at the next call if it throws.

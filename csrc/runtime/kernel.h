@@ -10,14 +10,15 @@ namespace eqaccel {
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Queues the work on `stream` (null on the CPU, where it is done on return). Does not synchronise or allocate.
+  // Queues the work on `stream` (null on the CPU, where it is done on return). Does not synchronise. On a GPU it does not
+  // allocate; on the CPU it takes some scratch for each thread, and throws std::bad_alloc if there is none.
   virtual void launch(const eq_operands&, void* stream) const = 0;
   // Scratch that `launch` needs; reads the sizes and flags of the operands, never what they point to.
   virtual std::size_t workspace_bytes(const eq_operands&) const = 0;
 };
 
-// A kernel from the bytes of its shared library; `path` is a file that holds them, "" if there is none.
-std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code, const std::string& path);
+// A kernel from the bytes of its shared library.
+std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code);
 std::unique_ptr<Kernel> load_cpu_kernel(const Program&, Scalar, Direction);
 // Backend::cuda or Backend::hip: compiles for the architecture of `device`, loads the module there.
 std::unique_ptr<Kernel> load_gpu_kernel(const Program&, Backend, Scalar, Direction, int device);

@@ -1,81 +1,23 @@
 // Programs: reading the payload, compiling through the disk cache, keeping loaded kernels.
 #include "program.h"
 
+#include <algorithm>
 #include <chrono>
-#include <sstream>
+#include <set>
 
 #include "cache.h"
 #include "diagnostics.h"
+#include "digest.h"
 #include "gpu_compiler.h"
 #include "gpu_driver.h"
 #include "host_compiler.h"
 #include "kernel.h"
+#include "payload.h"
 #include "self_check.h"
 #include "targets.h"
 
 namespace eqaccel {
 namespace {
-
-constexpr char header[] = "EQACCEL-PAYLOAD 1\n";
-
-std::invalid_argument bad_payload(const std::string& expected, const std::string& got) {
-  return std::invalid_argument("payload: expected " + expected + ", got " + got);
-}
-
-// A whole decimal number, or an exception that says where it stands.
-int64_t read_number(const std::string& text, const std::string& where) {
-  try {
-    std::size_t end = 0;
-    const int64_t number = std::stoll(text, &end);
-    if (end == text.size()) return number;
-  } catch (const std::exception&) {
-  }
-  throw bad_payload("a whole number in " + where, "'" + text + "'");
-}
-
-std::map<std::string, std::string> read_entries(const std::string& payload) {
-  if (payload.rfind(header, 0) != 0) {
-    const std::string start = payload.substr(0, payload.find('\n')).substr(0, sizeof(header));
-    throw bad_payload("the line 'EQACCEL-PAYLOAD 1' at the start", "'" + start + "'");
-  }
-  std::map<std::string, std::string> entries;
-  std::size_t position = sizeof(header) - 1;
-  while (position < payload.size()) {
-    const std::size_t line_end = payload.find('\n', position);
-    if (line_end == std::string::npos) {
-      throw bad_payload("the line '<name> <size>' at byte " + std::to_string(position), "the end of the payload");
-    }
-    const std::string line = payload.substr(position, line_end - position);
-    const std::size_t space = line.find(' ');
-    if (space == 0 || space == std::string::npos) throw bad_payload("the line '<name> <size>'", "'" + line + "'");
-    const std::string name = line.substr(0, space);
-    const int64_t size = read_number(line.substr(space + 1), "the size of entry '" + name + "'");
-    const std::size_t left = payload.size() - line_end - 1;
-    if (size < 0 || uint64_t(size) >= left) {
-      throw bad_payload(std::to_string(size) + " bytes and a newline for entry '" + name + "'",
-                        std::to_string(left) + " bytes");
-    }
-    if (payload[line_end + 1 + size] != '\n') {
-      throw bad_payload("a newline after entry '" + name + "'", "another character: its size is wrong");
-    }
-    entries[name] = payload.substr(line_end + 1, size);
-    position = line_end + 2 + size;
-  }
-  if (!entries.count("meta")) throw bad_payload("an entry 'meta'", std::to_string(entries.size()) + " other entries");
-  return entries;
-}
-
-std::map<std::string, int64_t> read_numbers(const std::string& meta) {
-  std::map<std::string, int64_t> numbers;
-  std::istringstream lines(meta);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.empty()) continue;
-    const std::size_t equals = line.find('=');
-    if (equals == std::string::npos) throw bad_payload("'key=value' in entry 'meta'", "'" + line + "'");
-    numbers[line.substr(0, equals)] = read_number(line.substr(equals + 1), "meta '" + line.substr(0, equals) + "'");
-  }
-  return numbers;
-}
 
 // An entry that is made for one target.
 std::string target_entry(const std::string& kind, const std::string& target, Scalar scalar, Direction direction) {
@@ -84,7 +26,32 @@ std::string target_entry(const std::string& kind, const std::string& target, Sca
 
 std::string figures_name(Direction direction) { return std::string("check/") + name(direction); }
 
+std::string join(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += word + " ";
+  return text;
+}
+
+// All that a kernel hangs on besides the compiler: the start of its name in the cache.
+std::string source_key(Backend backend, const std::string& text, const std::string& arch, bool checked) {
+  if (backend != Backend::cpu) return cache::key({name(backend), text, arch, gpu_compile_options(backend)});
+  return cache::key({checked ? "cpu, checked" : "cpu", text, host_target(), join(host_compile_flags())});
+}
+
 }  // namespace
+
+// What compiles for a backend; `key` is the end of the names of its kernels in the cache.
+struct Program::Tools {
+  HostCompiler host;  // of the CPU
+  std::string key;
+};
+
+Program::Tools Program::find_tools(Backend backend) {
+  if (backend != Backend::cpu) return {{}, cache::key({gpu_compiler_version(backend)}).substr(0, 16)};
+  HostCompiler host = find_host_compiler();
+  const std::string key = cache::key({join(host.command), host.version}).substr(0, 16);
+  return {std::move(host), key};
+}
 
 const char* name(Backend backend) {
   return backend == Backend::cpu ? "cpu" : backend == Backend::cuda ? "cuda" : "hip";
@@ -115,6 +82,13 @@ int64_t Program::number(const std::string& key) const {
   const auto found = numbers_.find(key);
   if (found == numbers_.end()) throw std::out_of_range("the payload's meta entry has no '" + key + "'");
   return found->second;
+}
+
+bool Program::has_figures(Direction direction) const { return entries_.count(figures_name(direction)) > 0; }
+
+std::string Program::plan(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
+  const auto found = entries_.find("plan/" + body(backend, scalar, direction, arch));
+  return found == entries_.end() ? "" : found->second;
 }
 
 std::string Program::sealed_target(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
@@ -149,63 +123,103 @@ const std::string& Program::entry(const std::string& name) const {
 
 Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   if (const std::string target = sealed_target(backend, scalar, direction, arch); !target.empty()) {
-    return {entry(target_entry("binary", target, scalar, direction)), "", "sealed-" + target, "", 0, true};
+    const std::string& code = entry(target_entry("binary", target, scalar, direction));
+    if (backend == Backend::cpu) check_once(code, target, scalar, direction);
+    return {code, "", "sealed-" + target, "", 0, true};
+  }
+  if (backend != Backend::cpu && arch.empty()) {
+    throw std::invalid_argument("arch: expected an architecture such as 'sm_90' or 'gfx90a', got ''");
   }
   const auto start = std::chrono::steady_clock::now();
   const std::string text = source(backend, scalar, direction, arch);
-  const bool checked = entries_.count(figures_name(direction)) > 0;
-  HostCompiler host;
+  // Kernels that were never checked have other keys: finding one must not stand for a check.
+  const bool checked = backend == Backend::cpu && has_figures(direction);
+  const std::string base = source_key(backend, text, arch, checked), suffix = backend == Backend::cpu ? ".so" : ".bin";
+  Tools tools;
   std::string key;
-  if (backend == Backend::cpu) {
-    host = find_host_compiler();
-    std::string command;
-    for (const auto& words : {host.command, host_compile_flags()}) {
-      for (const std::string& word : words) command += word + " ";
-    }
-    // Kernels that were never checked have other keys: finding one must not stand for a check.
-    key = cache::key({checked ? "cpu, checked" : "cpu", text, host_target(), command, host.version});
-  } else {
-    if (arch.empty()) throw std::invalid_argument("arch: expected an architecture such as 'sm_90' or 'gfx90a', got ''");
-    key = cache::key({name(backend), text, arch, gpu_compiler_version(backend), gpu_compile_options(backend)});
+  try {
+    tools = find_tools(backend);
+    key = base + "-" + tools.key;
+  } catch (const MissingCompilerError&) {
+    // A compute node without a compiler takes what any compiler made of this source for this kind of machine.
+    key = cache::newest(base + "-", suffix);
+    if (key.empty()) throw;
+    key.resize(key.size() - suffix.size());
   }
 
-  const std::string entry_name = key + (backend == Backend::cpu ? ".so" : ".bin");
-  std::optional<cache::Entry> entry = cache::read(entry_name);
-  const bool cached = entry.has_value();
-  bool stored = cached;
+  const std::string file = key + suffix;
+  std::optional<cache::Entry> entry = cache::read(file);
+  bool cached = entry.has_value(), stored = cached;
   if (!cached) {
-    entry.emplace();
-    try {
-      if (backend == Backend::cpu) {
-        entry->code = compile_host(host, text, entry->log);
-        if (checked) check(entry->code, entry->log, host.version, scalar, direction);
-      } else {
-        GpuBinary binary = compile_gpu(backend, text, arch);
-        *entry = {std::move(binary.code), std::move(binary.log)};
+    if (tools.key.empty()) tools = find_tools(backend);  // no compiler, and what was found is damaged: says so
+    const cache::Lock lock(file);
+    entry = cache::read(file);  // another process may have made it meanwhile
+    cached = stored = entry.has_value();
+    if (!cached) {
+      try {
+        entry = make(tools, backend, scalar, direction, arch, text);
+      } catch (const CompileError& error) {
+        dump(backend, scalar, direction, key, {text, error.log, plan(backend, scalar, direction, arch)});
+        throw;
       }
-    } catch (const CompileError& error) {
-      dump(backend, scalar, direction, key, text, error.log);
-      throw;
+      stored = cache::write(file, *entry);
     }
-    stored = cache::write(entry_name, *entry);
   }
-  dump(backend, scalar, direction, key, text, entry->log);
+  cache::count(cached);
+  dump(backend, scalar, direction, key, {text, entry->log, plan(backend, scalar, direction, arch)});
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return {std::move(entry->code), std::move(entry->log), key, stored ? cache::path(entry_name) : "", seconds, cached};
+  return {std::move(entry->code), std::move(entry->log), key, stored ? cache::path(file) : "", seconds, cached};
 }
 
-void Program::check(const std::string& code, const std::string& log, const std::string& compiler, Scalar scalar,
-                    Direction direction) const {
-  const cache::Scratch scratch;
-  const std::string path = scratch.path() + "/kernel.so";
-  cache::write_file(path, code);
-  const std::string differences = self_check(*open_cpu_kernel(code, path), scalar, direction, entry("check/blocks"),
+cache::Entry Program::make(const Tools& tools, Backend backend, Scalar scalar, Direction direction,
+                           const std::string& arch, const std::string& text) const {
+  if (backend != Backend::cpu) {
+    GpuBinary binary = compile_gpu(backend, text, arch);
+    return {std::move(binary.code), std::move(binary.log)};
+  }
+  cache::Entry entry;
+  entry.code = compile_host(tools.host, text, entry.log);
+  check(entry.code, scalar, direction, "as '" + tools.host.version + "' compiled it", entry.log);
+  return entry;
+}
+
+std::string Program::compile_for(const std::string& target, Scalar scalar, Direction direction,
+                                 const std::string& source, std::string& log) const {
+  const HostCompiler host = find_host_compiler();
+  const std::string code = compile_host(host, source, log, target);
+  const std::vector<std::string> usable = usable_targets(Backend::cpu, "");
+  const bool runs_here = std::find(usable.begin(), usable.end(), target) != usable.end();
+  if (runs_here) check(code, scalar, direction, "as '" + host.version + "' compiled it for " + target, log);
+  return code;
+}
+
+void Program::check(const std::string& code, Scalar scalar, Direction direction, const std::string& made,
+                    const std::string& log) const {
+  if (!has_figures(direction)) return;
+  const RowSizes sizes{number("x_dim"), number("y_dim"), number("z_dim"), number("w_dim")};
+  const std::string differences = self_check(*open_cpu_kernel(code), scalar, direction, sizes, entry("check/blocks"),
                                              entry(figures_name(direction)));
   if (differences.empty()) return;
   throw CompileError(std::string("the ") + name(scalar) + " " + name(direction) + " kernel for the CPU computes wrong "
-                     "results as '" + compiler + "' compiled it, so it is not used. Point EQACCEL_CXX to another "
-                     "compiler (clang++, or another version of g++), and please report this with what EQACCEL_DUMP "
-                     "writes.", log + "self-check:\n" + differences);
+                     "results " + made + ", so it is not used. Point EQACCEL_CXX to another compiler (clang++, or "
+                     "another version of g++)" + (log.empty() ? " and export the model again" : "") + ", and please "
+                     "report this with what EQACCEL_DUMP writes.", log + "self-check:\n" + differences);
+}
+
+void Program::check_once(const std::string& code, const std::string& target, Scalar scalar,
+                         Direction direction) const {
+  if (!has_figures(direction)) return;
+  const std::string mark = cache::key({"checked", sha256(code), entry("check/blocks"), entry(figures_name(direction)),
+                                       name(scalar), name(direction), host_target()}) + ".ok";
+  static auto* const mutex = new std::mutex;
+  static auto* const passed = new std::set<std::string>;
+  const std::lock_guard<std::mutex> lock(*mutex);
+  if (passed->count(mark)) return;
+  if (!cache::read(mark)) {
+    check(code, scalar, direction, "as the model's file holds it for " + target, "");
+    cache::write(mark, {}, false);  // without a cache every process checks for itself: nothing to warn of
+  }
+  passed->insert(mark);
 }
 
 const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction direction, int device) const {

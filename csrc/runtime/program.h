@@ -14,6 +14,10 @@
 
 namespace eqaccel {
 
+namespace cache {
+struct Entry;
+}
+
 enum class Backend { cpu, cuda, hip };
 enum class Scalar { float32, float64 };
 enum class Direction { forward, backward, double_backward };
@@ -58,6 +62,7 @@ struct Compiled {
 //   binary/<target>/<direction>/<scalar>     compiled ahead of time for a target of targets.h, taken where it runs; may
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
+//   plan/<body>                              the plan of a body in words, for EQACCEL_DUMP; may be absent
 // A polynomial has the same entries, and besides:
 //   meta "row_threads"                       threads of a GPU block, each of which takes a row
 //   terms                                    a line for each term, see eqaccel/codegen/polynomial.py
@@ -71,8 +76,13 @@ class Program {
   // Prelude and body: the whole translation unit.
   std::string source(Backend, Scalar, Direction, const std::string& arch = "") const;
   // Compiles for "sm_90", "gfx90a", or (empty) this CPU; needs no GPU. Takes a binary of the payload if there is one,
-  // else goes through the disk cache. Keeps nothing.
+  // else goes through the disk cache, which does without a compiler if it has the kernel. A kernel for the CPU is
+  // checked before anybody gets it. Keeps nothing.
   Compiled compile(Backend, Scalar, Direction, const std::string& arch = "") const;
+  // The bytes of a shared library that is to travel inside a payload, from source of its own; sets `log`. Past the cache.
+  // Checked like others if the target runs here; where it is used it is checked in any case.
+  std::string compile_for(const std::string& target, Scalar, Direction, const std::string& source,
+                          std::string& log) const;
   // Compiled on first use, then kept; thread-safe. `device` is ignored on the CPU.
   const Kernel& kernel(Backend, Scalar, Direction, int device) const;
   // Bytes of scratch that a launch with these operands needs (sizes and flags are read, pointers are not). Device -1 is
@@ -82,10 +92,18 @@ class Program {
   void launch(Backend, Scalar, Direction, const eq_operands&, int device, void* stream) const;
 
  private:
+  struct Tools;
+  static Tools find_tools(Backend);  // throws MissingCompilerError
   // The target whose binary in the payload runs on an architecture; "" if there is none.
   std::string sealed_target(Backend, Scalar, Direction, const std::string& arch) const;
-  // Throws CompileError if the compiled code, not in the cache yet, does not give what the payload says.
-  void check(const std::string& code, const std::string& log, const std::string& compiler, Scalar, Direction) const;
+  std::string plan(Backend, Scalar, Direction, const std::string& arch) const;  // in words, "" if absent
+  cache::Entry make(const Tools&, Backend, Scalar, Direction, const std::string& arch, const std::string& text) const;
+  // Whether the payload says what a right kernel gives.
+  bool has_figures(Direction) const;
+  // Throws CompileError if code for this CPU does not give what the payload says; `made` tells where it comes from.
+  void check(const std::string& code, Scalar, Direction, const std::string& made, const std::string& log) const;
+  // The same for a binary of the payload, once for its bytes on this machine: the cache remembers it.
+  void check_once(const std::string& code, const std::string& target, Scalar, Direction) const;
 
   struct Slot;  // one kernel, with the lock under which it is compiled
   std::map<std::string, std::string> entries_;
@@ -95,6 +113,8 @@ class Program {
 };
 
 // The program registered under `key`; parsed from the payload the first time a key is seen. Process-wide, thread-safe.
+// The key is a digest of the payload (payload.h): one that does not belong to it throws std::invalid_argument, so that a
+// payload that was damaged on its way is never used.
 std::shared_ptr<Program> find_program(int64_t key);  // null when the key is not known yet
 std::shared_ptr<Program> register_program(int64_t key, const uint8_t* payload, std::size_t size);
 

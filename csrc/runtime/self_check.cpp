@@ -93,7 +93,8 @@ std::invalid_argument bad_figures() {
   return std::invalid_argument("payload: expected self-check figures for every block, got others");
 }
 
-std::map<char, Rows> read_blocks(const std::string& text) {
+std::map<char, Rows> read_blocks(const std::string& text, const RowSizes& sizes) {
+  const std::map<char, int64_t> dims = {{'x', sizes.x}, {'y', sizes.y}, {'z', sizes.z}, {'w', sizes.w}};
   std::map<char, Rows> kinds;
   kinds['x'].count = num_senders;
   kinds['y'].count = kinds['w'].count = num_edges;
@@ -102,10 +103,18 @@ std::map<char, Rows> read_blocks(const std::string& text) {
   lines.imbue(std::locale::classic());
   Block block{};
   for (char kind; lines >> kind >> block.channels >> block.components;) {
+    const auto dim = dims.find(kind);
+    if (dim == dims.end()) throw bad_figures();
     Rows& rows = kinds[kind];
+    // A kernel that was made for other rows would reach outside of those that this makes.
+    const int64_t left = dim->second - rows.dim;
+    if (block.channels <= 0 || block.components <= 0 || block.channels > left / block.components) throw bad_figures();
     block.first = rows.dim;
     rows.blocks.push_back(block);
     rows.dim += block.channels * block.components;
+  }
+  for (const auto& [kind, dim] : dims) {
+    if (kinds[kind].dim != dim || !lines.eof()) throw bad_figures();
   }
   if (kinds['y'].dim == 0) {
     for (char kind : {'x', 'y', 'z', 'w'}) kinds[kind].count = batch_rows;
@@ -202,9 +211,9 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
 
 }  // namespace
 
-std::string self_check(const Kernel& kernel, Scalar scalar, Direction direction, const std::string& blocks,
-                       const std::string& figures) {
-  const std::map<char, Rows> kinds = read_blocks(blocks);
+std::string self_check(const Kernel& kernel, Scalar scalar, Direction direction, const RowSizes& sizes,
+                       const std::string& blocks, const std::string& figures) {
+  const std::map<char, Rows> kinds = read_blocks(blocks, sizes);
   const auto check = scalar == Scalar::float32 ? check_layout<float> : check_layout<double>;
   return check(kernel, direction, kinds, figures, true) + check(kernel, direction, kinds, figures, false);
 }

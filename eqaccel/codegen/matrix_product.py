@@ -30,7 +30,12 @@ def matrix_payload() -> tuple[bytes, int]:
         numbers[f"{n}/width"] = width
         numbers[f"{n}/shared_bytes"] = 4 * _STAGES * (_HEIGHT * _A_STRIDE + 2 * _DEPTH * width)
     meta = "".join(f"{name}={number}\n" for name, number in numbers.items())
-    return pack({"prelude/cuda": prelude, "gpu/forward/float32": kernels, "meta": meta})
+    plan = (
+        f"product of matrices, 32-bit\n  tiles of {_HEIGHT} rows and {', '.join(map(str, WIDTHS))} columns, "
+        f"{_STAGES} stages of {_DEPTH} terms, blocks of {_THREADS} threads\n"
+    )
+    entries = {"gpu/forward/float32": kernels, "plan/gpu/forward/float32": plan, "meta": meta}
+    return pack({"prelude/cuda": prelude, **entries})
 
 
 _CONSTANTS = f"""

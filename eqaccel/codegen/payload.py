@@ -44,21 +44,27 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     entries["check/blocks"] = check.blocks(spec)
     for direction in Direction:
         plan = make_plan(spec, direction, host_target(), 4)
-        entries[f"cpu/{direction.value}"] = print_body(plan)
+        _add_body(entries, f"cpu/{direction.value}", plan)
         entries[f"check/{direction.value}"] = check.figures(plan)
         for scalar, scalar_bytes in _SCALAR_BYTES.items():
             name = f"gpu/{direction.value}/{scalar}"
             plan = make_plan(spec, direction, _GPU_TARGET, scalar_bytes)
-            entries[name] = print_body(plan)
+            _add_body(entries, name, plan)
             meta |= _launch_numbers(name, plan)
     for kernel in tuned:
         plan = make_plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
         name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{_SCALARS[kernel.scalar_bytes]}"
-        entries[name] = print_body(plan)
+        _add_body(entries, name, plan)
         if kernel.target.is_gpu:
             meta |= _launch_numbers(name, plan)
     entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
     return pack(entries)
+
+
+def _add_body(entries: dict[str, str], name: str, plan: Plan) -> None:
+    entries[name] = print_body(plan)
+    # What EQACCEL_DUMP writes beside a source, also where no Python is: some kilobytes, where a body has tens of them.
+    entries[f"plan/{name}"] = plan.explain() + "\n"
 
 
 def pack(entries: Mapping[str, str]) -> tuple[bytes, int]:

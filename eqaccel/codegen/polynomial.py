@@ -34,6 +34,8 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
         body = print_polynomial(spec, direction)
         entries[f"cpu/{direction.value}"] = body
         entries[f"gpu/{direction.value}/float32"] = entries[f"gpu/{direction.value}/float64"] = body
+        for name in (f"cpu/{direction.value}", f"gpu/{direction.value}/float32", f"gpu/{direction.value}/float64"):
+            entries[f"plan/{name}"] = _explain(spec, direction)
         entries[f"check/{direction.value}"] = _figures(spec, direction)
     padding = (x,) * MAX_POWER
     lines = (((t.output, t.weight, *(t.features + padding)[:MAX_POWER]), t.coefficient) for t in spec.terms)
@@ -41,6 +43,14 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
     meta = {"abi": abi_number(), "x_dim": x, "y_dim": 0, "w_dim": w, "z_dim": z, "row_threads": _ROW_THREADS}
     entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
     return pack(entries)
+
+
+def _explain(spec: PolynomialSpec, direction: Direction) -> str:
+    return (
+        f"{direction.value} of polynomials: {spec.num_outputs} outputs of {spec.num_features} features and "
+        f"{spec.num_weights} weights, {len(spec.terms)} terms\n  a lane of a SIMD vector, or a thread of a GPU, takes "
+        f"a row; blocks of {_ROW_THREADS} threads\n"
+    )
 
 
 def print_polynomial(spec: PolynomialSpec, direction: Direction) -> str:

@@ -177,7 +177,7 @@ class _Race:
 def _processor(backend: str, device: int) -> tuple[Target, str]:
     """What the cost model has to know of a device, and the name of its kind: others may run another plan faster."""
     if backend == "cpu":
-        return host_target(), f"{host_target().name} {runtime.host_compiler()['target']}"
+        return host_target(), f"{host_target().name} {runtime.host_target()}"
     found = (runtime.hip_devices if backend == "hip" else runtime.cuda_devices)()[device]
     alike = TARGETS.get(found["arch"], TARGETS["gfx90a" if backend == "hip" else "sm_90"])
     target = replace(alike, name=found["arch"], shared_bytes=found["shared_bytes_per_block"])

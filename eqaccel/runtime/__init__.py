@@ -17,33 +17,40 @@ from eqaccel._runtime import (
     Program,
     cache_dir,
     cache_stats,
-    compile_cpu,
     compile_hip,
     cuda_devices,
+    distrust_path,
     find_program,
     hip_devices,
     hiprtc_version,
     host_compiler,
+    host_target,
     register_program,
     resources,
 )
 from eqaccel.errors import CacheWarning
+from eqaccel.runtime.folder import PLUGINS, CacheContent, cache_content, clear_cache
 from eqaccel.runtime.nvrtc import locate_nvrtc, use_located_nvrtc
 from eqaccel.runtime.records import read_record, record_names, write_record
 
 __all__ = [
+    "PLUGINS",
+    "CacheContent",
     "Program",
+    "cache_content",
     "cache_dir",
     "cache_stats",
-    "compile_cpu",
+    "clear_cache",
     "compile_cuda",
     "compile_hip",
     "compile_program",
     "cuda_devices",
+    "distrust_path",
     "find_program",
     "hip_devices",
     "hiprtc_version",
     "host_compiler",
+    "host_target",
     "launch_cpu",
     "locate_nvrtc",
     "nvrtc_version",

@@ -1,65 +1,58 @@
-"""Small findings about this machine, kept as JSON files beside the compiled kernels."""
+"""Small findings about this machine, kept as JSON files beside the compiled kernels.
+
+A record carries a digest of itself: one that was damaged must not choose a kernel.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
-import os
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
-from eqaccel._runtime import cache_dir
+from eqaccel._runtime import cache_dir, cache_files, read_cached, write_cached
 from eqaccel.errors import CacheWarning
 
 _SUFFIX = ".json"
+_DIGEST = "digest"
 
 
 def read_record(name: str) -> dict[str, Any] | None:
     """The record of a name, or None if there is none.
 
-    A file that cannot be read, or holds something else, counts as none and gives a `CacheWarning`.
+    A file that cannot be read, is damaged, or may have come from somebody else counts as none and gives a
+    `CacheWarning`.
     """
-    path = _folder() / (name + _SUFFIX)
-    try:
-        record = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        record, problem = None, str(error)
-    else:
-        problem = f"a JSON object was expected, not {type(record).__name__}"
-    if isinstance(record, dict):
-        return record
-    warnings.warn(f"'{path}' is ignored, because it cannot be read ({problem})", CacheWarning, stacklevel=2)
+    content, problem = read_cached(name + _SUFFIX)
+    if content is not None:
+        try:
+            record = json.loads(content)
+        except ValueError as error:
+            problem = str(error)
+        else:
+            if isinstance(record, dict) and record.pop(_DIGEST, None) == _digest(record):
+                return record
+            problem = "a JSON object and its digest were expected"
+    if problem:
+        message = f"'{name}' in the cache is ignored, because it cannot be read ({problem})"
+        warnings.warn(message, CacheWarning, stacklevel=2)
     return None
 
 
 def write_record(name: str, record: dict[str, Any]) -> None:
     """Stores a record; a reader never sees half of it. A folder that cannot be written gives a `CacheWarning`."""
-    folder = _folder()
-    temporary = None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The prefix of the kernel cache, which removes what killed processes leave behind.
-        descriptor, temporary = tempfile.mkstemp(prefix=".tmp-", dir=folder)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(record, indent=1) + "\n")
-        os.replace(temporary, folder / (name + _SUFFIX))
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        message = f"'{name}' is not kept: can not write to the cache folder '{folder}' ({error.strerror})"
+    content = json.dumps(record | {_DIGEST: _digest(record)}, indent=1) + "\n"
+    problem = write_cached(name + _SUFFIX, content.encode())
+    if problem:
+        message = f"'{name}' is not kept: can not write to the cache folder '{cache_dir()}' ({problem})"
         warnings.warn(message, CacheWarning, stacklevel=2)
 
 
 def record_names(prefix: str) -> list[str]:
     """Names of the records that start with `prefix`, in order."""
-    return sorted(path.stem for path in _folder().glob(f"{prefix}*{_SUFFIX}"))
+    names = [file["name"] for file in cache_files()]
+    return sorted(n.removesuffix(_SUFFIX) for n in names if n.startswith(prefix) and n.endswith(_SUFFIX))
 
 
-def _folder() -> Path:
-    # A user without a home has no cache folder: nothing is found or kept in one that is not there.
-    return Path(cache_dir() or "/nonexistent")
+def _digest(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -97,7 +97,7 @@ def _entries(
         for direction in _DIRECTIONS:
             try:
                 if target in TARGETS and not TARGETS[target].is_gpu:
-                    code = runtime.compile_cpu(cpu_source(direction, target), target)[0]
+                    code = program.compile_for(target, scalar, direction.value, cpu_source(direction, target))[0]
                 else:
                     code = _compile_gpu(program, scalar, direction, target)
             except (CompileError, ValueError) as error:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import eqaccel
-from eqaccel import settings
+from eqaccel import runtime
 from eqaccel.errors import CompileError, EqaccelError
 
 PLUGIN = "eqaccelplugin.so"  # LAMMPS loads every file whose name ends so
@@ -117,12 +117,17 @@ def build_plugin(lammps: Lammps | None = None) -> Path:
     # Another build of the same version is another file.
     state = lammps.library.stat()
     digest.update(f"{lammps.library} {state.st_size} {state.st_mtime_ns}".encode())
-    folder = settings.current().cache_dir / "lammps" / digest.hexdigest()[:40]
+    cache = runtime.cache_dir()
+    if not cache:
+        raise CompileError("no folder to keep the LAMMPS plugin in is known: set EQACCEL_CACHE_DIR to one of your own")
+    folder = Path(cache, runtime.PLUGINS, digest.hexdigest()[:40])
     plugin = folder / PLUGIN
     if plugin.is_file():
-        return plugin
+        return _trusted(plugin)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for part in (Path(cache), folder.parent, folder):  # for this user only, whatever the mask
+            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _trusted(folder)
         # Ranks that start together wait for the first one. The lock ends with the process that holds it.
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -130,12 +135,23 @@ def build_plugin(lammps: Lammps | None = None) -> Path:
                 _compile(options, plugin)
     except OSError as error:
         raise CompileError(f"can not write {folder}: {error}. Set EQACCEL_CACHE_DIR to a folder of your own") from error
-    return plugin
+    return _trusted(plugin)
+
+
+def _trusted(path: Path) -> Path:
+    """The path, if what lies there can only come from the user or from root: LAMMPS runs it."""
+    # LAMMPS opens the plugin by its path, so the folders above it count, and where a link leads to does not.
+    reason = "it is a symbolic link" if path.is_symlink() else ""
+    reason = reason or runtime.distrust_path(str(path.parent)) or runtime.distrust_path(str(path))
+    if reason:
+        raise CompileError(
+            f"the LAMMPS plugin '{path}' is refused ({reason}). Mend that, or set EQACCEL_CACHE_DIR to a folder of "
+            "your own"
+        )
+    return path
 
 
 def _compile(options: list[str], plugin: Path) -> None:
-    from eqaccel import runtime
-
     print("eqaccel: compiling the LAMMPS plugin, once for this LAMMPS", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=plugin.parent) as scratch:
         output = Path(scratch) / PLUGIN

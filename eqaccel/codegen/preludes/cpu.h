@@ -263,18 +263,17 @@ void launch_forward(const eq_operands& o) {
   // Outputs are streamed where weights push them out of the caches anyway, if a vector is a whole cache line.
   const bool whole = P::output_channels > 0 && P::output_channels % lanes == 0 && sizeof(Lane) == 64;
   const bool stream = whole && uintptr_t(o.z) % 64 == 0 && !o.mul_ir && o.num_edges * o.w_stride * sizeof(T) > much;
+  const Scratch entries_of(ForwardBlock<P>::size * P::entries, o.threads), z_of(P::z_dim, o.threads);
 #pragma omp parallel num_threads(o.threads)
   {
-    Lane* entries = reinterpret_cast<Lane*>(scratch(ForwardBlock<P>::size * P::entries));
-    T* z = scratch(P::z_dim);
+    Lane* entries = reinterpret_cast<Lane*>(entries_of.own());
+    T* z = z_of.own();
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
 #pragma omp for schedule(dynamic, 8)
     for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
       forward_receiver<P>(g, x, receiver, z, entries, stream);
     }
     finish_streams();
-    free(entries);
-    free(z);
   }
 }
 
@@ -321,13 +320,16 @@ void launch_gradient(const eq_operands& o) {
   struct Window {
     int64_t begin, end;
   };
-  Window* windows = static_cast<Window*>(malloc(sizeof(Window) * chunks));
+  const Scratch windows_of((sizeof(Window) * chunks + sizeof(T) - 1) / sizeof(T), 1);
+  Window* windows = reinterpret_cast<Window*>(windows_of.of(0));
+  const Scratch entries_of(2 * P::entries * lanes, o.threads), sums_of(most_turns * P::y_dim * lanes, o.threads);
+  const Scratch ggz_of(P::z_dim, o.threads), gx_row_of(P::x_dim, o.threads);
 #pragma omp parallel num_threads(o.threads)
   {
-    Lane* entries = reinterpret_cast<Lane*>(scratch(2 * P::entries * lanes));
-    T* ggz = scratch(P::z_dim);
-    T* gx_row = scratch(P::x_dim);
-    Sum* sums = reinterpret_cast<Sum*>(scratch(most_turns * P::y_dim * lanes));
+    Lane* entries = reinterpret_cast<Lane*>(entries_of.own());
+    T* ggz = ggz_of.own();
+    T* gx_row = gx_row_of.own();
+    Sum* sums = reinterpret_cast<Sum*>(sums_of.own());
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
     const T* gz = to_channels_fastest<P>(o, o.gz, o.num_receivers, P::z_dim, false, space.gz);
     const T* a = EQ_DIRECTION > 1 ? to_channels_fastest<P>(o, o.a, o.num_senders, P::x_dim, true, space.a) : x;
@@ -394,12 +396,7 @@ void launch_gradient(const eq_operands& o) {
       if (o.mul_ir) P::each_x_block(Relayout{row, to, true});
       else memcpy(to, row, P::x_dim * sizeof(T));
     }
-    free(entries);
-    free(ggz);
-    free(gx_row);
-    free(sums);
   }
-  free(windows);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <omp.h>
+#include <new>
 
 #define EQ_FN __attribute__((always_inline)) inline
 #if defined(__AVX512F__)
@@ -101,6 +102,24 @@ EQ_FN Entries<first, count> read_entries(const T* entries) {
 
 constexpr int64_t align(int64_t elements) { return (elements + 15) / 16 * 16; }
 
-T* scratch(int64_t elements) { return static_cast<T*>(aligned_alloc(64, (elements * sizeof(T) + 63) / 64 * 64 + 64)); }
+// Memory of a launch: a part for each thread, which touches it first. Got before threads start, because what goes wrong
+// can be told from there alone: throws std::bad_alloc.
+class Scratch {
+ public:
+  Scratch(int64_t elements, int threads) : stride_((elements * sizeof(T) + 63) / 64 * 64 + 64) {
+    base_ = static_cast<char*>(aligned_alloc(64, stride_ * threads));
+    if (!base_) throw std::bad_alloc();
+  }
+  ~Scratch() { free(base_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  T* of(int thread) const { return reinterpret_cast<T*>(base_ + stride_ * thread); }
+  // In a parallel region of the launch: of the thread that asks.
+  T* own() const { return of(omp_get_thread_num()); }
+
+ private:
+  int64_t stride_;
+  char* base_;
+};
 
 }  // namespace
