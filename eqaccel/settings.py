@@ -21,6 +21,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
         "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
         "EQACCEL_CXX": "host C++ compiler of the CPU backend (default: $CXX, else the first one found)",
+        "EQACCEL_COMPILE_LIMIT": "seconds after which the host C++ compiler is ended, as one that hangs (default: 600)",
         "EQACCEL_NVRTC": "path of the libnvrtc to load (default: the one that came with torch or the CUDA toolkit)",
     }
 )
@@ -38,6 +39,7 @@ class Settings:
         cxx: Host C++ compiler (a name or a path), or None to look for one.
         nvrtc: Path of libnvrtc, or None to look for one.
         tune: Whether `warmup` and `patch` choose between plans by timing them.
+        compile_limit: Seconds after which the host C++ compiler is ended.
     """
 
     cache_dir: Path
@@ -46,6 +48,7 @@ class Settings:
     cxx: str | None = None
     nvrtc: Path | None = None
     tune: bool = False
+    compile_limit: float = 600.0
 
 
 def current(environ: Mapping[str, str] | None = None) -> Settings:
@@ -55,7 +58,8 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
         environ: Variables to read instead of `os.environ`.
 
     Raises:
-        SettingsError: If EQACCEL_CHECK_INDICES or EQACCEL_TUNE is neither a yes nor a no.
+        SettingsError: If EQACCEL_CHECK_INDICES or EQACCEL_TUNE is neither a yes nor a no, or EQACCEL_COMPILE_LIMIT no
+            positive number.
     """
     env = os.environ if environ is None else environ
     cache_dir = _path(env.get("EQACCEL_CACHE_DIR"))
@@ -66,6 +70,7 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
         cxx=env.get("EQACCEL_CXX") or env.get("CXX") or None,
         nvrtc=_path(env.get("EQACCEL_NVRTC")),
         tune=_flag(env, "EQACCEL_TUNE"),
+        compile_limit=_seconds(env, "EQACCEL_COMPILE_LIMIT", 600.0),
     )
 
 
@@ -80,6 +85,17 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if value in ("1", "true", "yes", "on"):
         return True
     raise SettingsError(f"environment variable {name}: expected 1 or 0, got {env[name]!r}")
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    value = env.get(name) or default
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise SettingsError(f"environment variable {name}: expected seconds > 0, got {value!r}")
+    return seconds
 
 
 def _default_cache_dir(env: Mapping[str, str]) -> Path:

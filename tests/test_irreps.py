@@ -122,6 +122,12 @@ def test_settings_are_read_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("EQACCEL_NVRTC", "")
     found = settings.current()
     assert found == settings.Settings(tmp_path / "xdg" / "eqaccel", tmp_path / "dump", True, "clang++", None)
+    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "2.5")
+    assert settings.current().compile_limit == 2.5
+    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "soon")
+    with pytest.raises(errors.SettingsError, match="EQACCEL_COMPILE_LIMIT: expected seconds > 0, got 'soon'"):
+        settings.current()
+    monkeypatch.delenv("EQACCEL_COMPILE_LIMIT")
     monkeypatch.setenv("EQACCEL_CACHE_DIR", "/elsewhere")
     monkeypatch.setenv("EQACCEL_CXX", "g++-14")
     assert (settings.current().cache_dir, settings.current().cxx) == (Path("/elsewhere"), "g++-14")

@@ -21,7 +21,26 @@ std::function<void(const std::string&)>& handler() {
   return *value;
 }
 
+std::function<void(const std::string&)>& progress_handler() {
+  static auto* value = new std::function<void(const std::string&)>;
+  return *value;
+}
+
 }  // namespace
+
+void set_progress_handler(std::function<void(const std::string&)> value) {
+  std::lock_guard<std::mutex> lock(mutex);
+  progress_handler() = std::move(value);
+}
+
+void tell_progress(const std::string& message) {
+  std::function<void(const std::string&)> tell;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    tell = progress_handler();
+  }
+  if (tell) tell(message);
+}
 
 void set_warning_handler(std::function<void(const std::string&)> value) {
   std::lock_guard<std::mutex> lock(mutex);

@@ -12,6 +12,10 @@ void set_warning_handler(std::function<void(const std::string&)>);
 // Each distinct `topic` warns once in the life of the process.
 void warn_once(const std::string& topic, const std::string& message);
 
+// Where news of work that takes long go; by default nowhere.
+void set_progress_handler(std::function<void(const std::string&)>);
+void tell_progress(const std::string& message);
+
 // An environment variable, "" if absent; read at every call, so that a program may set it late.
 std::string environment(const char* name);
 

@@ -177,7 +177,9 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
     entry.emplace();
     try {
       if (backend == Backend::cpu) {
-        entry->code = compile_host(host, text, entry->log);
+        const std::string what = std::string("the ") + name(scalar) + " " + name(direction) + " kernel (" +
+                                 std::to_string(number("x_dim")) + " to " + std::to_string(number("z_dim")) + " features)";
+        entry->code = compile_host(host, text, entry->log, "", what);
         if (checked) check(entry->code, entry->log, host.version, scalar, direction);
       } else {
         GpuBinary binary = compile_gpu(backend, text, arch);

@@ -32,6 +32,11 @@ struct MissingCompilerError : CompileError {
   using CompileError::CompileError;
 };
 
+// Somebody ended the compiler.
+struct InterruptedError : CompileError {
+  using CompileError::CompileError;
+};
+
 class Kernel;  // one compiled direction of a program on one target, ready to launch
 
 // What compiling one direction gave, from the compiler or from the disk cache.
