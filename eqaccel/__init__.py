@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Irreps": "eqaccel.irreps",
+    "WignerConvention": "eqaccel.wigner",
     "wigner_3j": "eqaccel.wigner",
     "TensorProductSpec": "eqaccel.spec",
     "TensorProduct": "eqaccel.ops",

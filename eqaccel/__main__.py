@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--target", default="", help="cpu-avx512, sm_90, gfx90a, ...; default: this machine's CPU")
     show.add_argument("--direction", default="forward", choices=["forward", "backward", "double_backward"])
     show.add_argument("--dtype", default="float32", choices=["float32", "float64"])
+    show.add_argument("--convention", help="signs of couplings, e3nn<0.5 or e3nn>=0.5; default: of the installed e3nn")
     show.add_argument("--stage", default="plan", choices=["spec", "plan", "source"], help="how far to go")
     export = commands.add_parser("export", help="write a model to a file for LAMMPS and other programs without Python")
     export.add_argument(
@@ -70,7 +71,8 @@ def _show(options: argparse.Namespace) -> str:
     from eqaccel.plan import TARGETS, Direction, host_target, make_plan
     from eqaccel.spec import TensorProductSpec
 
-    spec = TensorProductSpec.channelwise(options.irreps_in1, options.irreps_in2, options.irreps_out)
+    sides = options.irreps_in1, options.irreps_in2, options.irreps_out
+    spec = TensorProductSpec.channelwise(*sides, convention=options.convention)
     if options.stage == "spec":
         return str(spec)
     if options.target and options.target not in TARGETS:

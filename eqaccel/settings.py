@@ -22,6 +22,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
         "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
         "EQACCEL_CXX": "host C++ compiler of the CPU backend (default: $CXX, else the first one found)",
+        "EQACCEL_COMPILE_LIMIT": "seconds after which the host C++ compiler is ended, as one that hangs (default: 600)",
         "EQACCEL_NVRTC": "path of the libnvrtc to load (default: the one that came with torch or the CUDA toolkit)",
     }
 )
@@ -34,9 +35,11 @@ class Settings:
 
     Attributes:
         tune: Whether `warmup` and `patch` choose between plans by timing them.
+        compile_limit: Seconds after which the host C++ compiler is ended.
     """
 
     tune: bool = False
+    compile_limit: float = 600.0
 
 
 def current(environ: Mapping[str, str] | None = None) -> Settings:
@@ -46,11 +49,12 @@ def current(environ: Mapping[str, str] | None = None) -> Settings:
         environ: Variables to read instead of `os.environ`.
 
     Raises:
-        SettingsError: If EQACCEL_TUNE is neither a yes nor a no.
+        SettingsError: If EQACCEL_TUNE is neither a yes nor a no, or EQACCEL_COMPILE_LIMIT no positive number.
     """
     env = os.environ if environ is None else environ
     return Settings(
         tune=_flag(env, "EQACCEL_TUNE"),
+        compile_limit=_seconds(env, "EQACCEL_COMPILE_LIMIT", 600.0),
     )
 
 
@@ -59,3 +63,14 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if value is None:
         raise SettingsError(f"environment variable {name}: expected 1 or 0, got {env[name]!r}")
     return value
+
+
+def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    value = env.get(name) or default
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise SettingsError(f"environment variable {name}: expected seconds > 0, got {value!r}")
+    return seconds

@@ -9,6 +9,7 @@ os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from e3nn import o3
@@ -115,6 +116,11 @@ def test_settings_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.current() == settings.Settings()
     monkeypatch.setenv("EQACCEL_TUNE", "1")
     assert settings.current() == settings.Settings(tune=True)
+    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "2.5")
+    assert settings.current().compile_limit == 2.5
+    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "soon")
+    with pytest.raises(errors.SettingsError, match="EQACCEL_COMPILE_LIMIT: expected seconds > 0, got 'soon'"):
+        settings.current()
 
 
 def test_a_yes_and_a_no_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,15 @@
-"""Tensor products of several GPU kernels, teams of warps, and graphs whose receivers are cut into pieces."""
+"""Tensor products of several GPU kernels or CPU translation units, teams of warps, and receivers cut into pieces."""
+
+import importlib
+import resource
 
 import pytest
 import torch
 
-from eqaccel import TensorProductConv, TensorProductSpec
-from eqaccel.plan import TARGETS, Direction, Plan, make_plan
+from eqaccel import TensorProductConv, TensorProductSpec, runtime
+from eqaccel.codegen import payload, print_body
+from eqaccel.plan import TARGETS, Direction, Plan, host_target, make_plan
+from eqaccel.plan.model import multiply_adds, segment_work
 from eqaccel.testing import Operands, assert_product, random_operands
 
 SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
@@ -49,6 +54,73 @@ def test_convolution(name: str, layout: str, deterministic: bool, device: torch.
     spec = LARGE[name]
     module = TensorProductConv(spec, layout=layout, deterministic=deterministic).to(device)
     assert_product(module, random_operands(spec, 5, 21, num_senders=6, dtype=dtype, device=device))
+
+
+BUILD = importlib.import_module("eqaccel.plan.build")
+UP_TO_FIVE = "0e+1o+2e+3o+4e+5o"
+ALL_UP_TO_FIVE = "+".join(f"{degree}{parity}" for degree in range(6) for parity in "eo")
+
+
+def _units(spec: TensorProductSpec, direction: Direction) -> dict[int, list[int]]:
+    """The work of the segments in each translation unit of a CPU kernel."""
+    plan = make_plan(spec, direction, TARGETS["cpu-avx512"], 4)
+    units: dict[int, list[int]] = {}
+    for segment in plan.segments:
+        units.setdefault(segment.unit, []).append(segment_work(direction, plan.matrices, segment))
+    return units
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_cpu_kernels_of_models_are_one_translation_unit(direction: Direction) -> None:
+    """Their text does not change, nor does their speed."""
+    layers = "128x0e+128x1o+128x2e+128x3o"
+    both = "64x0e+64x0o+64x1e+64x1o+64x2e+64x2o+64x3e+64x3o"
+    for in1, in2 in ((layers, UP_TO_FIVE[:11]), (layers, UP_TO_FIVE[:14]), (both, UP_TO_FIVE[:11])):
+        spec = TensorProductSpec.channelwise(in1, in2, in1)
+        assert set(_units(spec, direction)) == {0}
+        assert "EQ_UNIT" not in print_body(make_plan(spec, direction, TARGETS["cpu-avx512"], 4))
+
+
+@pytest.mark.parametrize("direction", [Direction.BACKWARD, Direction.DOUBLE_BACKWARD])
+def test_large_cpu_kernels_are_compiled_in_units_of_limited_size(direction: Direction) -> None:
+    in1 = "+".join(f"2x{ir}" for ir in ALL_UP_TO_FIVE.split("+"))
+    spec = TensorProductSpec.channelwise(in1, UP_TO_FIVE, ALL_UP_TO_FIVE)
+    assert len(spec.paths) == 222
+    units = _units(spec, direction)
+    assert sorted(units) == list(range(len(units)))
+    single = max(multiply_adds(direction, 61, 2 * p.l1 + 1, 2 * p.l3 + 1) for p in spec.paths)
+    assert max(units[0]) <= BUILD._MOST_WORK
+    assert max(max(work) for unit, work in units.items() if unit) <= max(BUILD._FUNCTION_WORK, single)
+    assert max(sum(work) for unit, work in units.items() if unit) <= BUILD._UNIT_WORK + BUILD._FUNCTION_WORK
+
+
+def test_the_largest_product_compiles_within_half_a_minute(tmp_path, monkeypatch) -> None:
+    """Of two cores, by the time of the compilers, which does not depend on what else the machine does."""
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
+    in1 = "+".join(f"2x{ir}" for ir in ALL_UP_TO_FIVE.split("+"))
+    program = runtime.Program(payload(TensorProductSpec.channelwise(in1, UP_TO_FIVE, ALL_UP_TO_FIVE))[0])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert not runtime.compile_program(program, "cpu", "float32", "double_backward")["cached"]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 2 * 30
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+def test_several_translation_units(layout, device, dtype, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
+    for name, value in (("_MOST_WORK", 60), ("_FUNCTION_WORK", 30), ("_UNIT_WORK", 150)):
+        monkeypatch.setattr(BUILD, name, value)
+    spec = TensorProductSpec.channelwise("19x0e+19x1o+5x2e", "0e+1o+2e", "0e+1o+2e")
+    assert len(_units(spec, Direction.DOUBLE_BACKWARD)) > 4
+    content, key = payload.__wrapped__(spec)
+    text = runtime.Program(content).source("cpu", "float32", "backward")
+    module = TensorProductConv(spec, layout=layout).to(device)
+    module.key, module.payload = key, torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+    assert_product(module, random_operands(spec, 5, 21, num_senders=6, dtype=dtype, device=device))
+    monkeypatch.undo()
+    whole = text.replace("#define EQ_UNITS", "#define EQ_WHOLE")
+    assert "EQ_UNITS" in text
+    assert runtime.compile_cpu(whole, host_target().name)[0]  # the text holds all units
 
 
 def _hub(nodes: int, degree: int, hub_edges: int) -> torch.Tensor:

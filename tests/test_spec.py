@@ -17,8 +17,10 @@ import pytest
 import torch
 from e3nn import o3
 
+from eqaccel.codegen import payload
 from eqaccel.errors import SpecError, UnsupportedError
 from eqaccel.spec import ConnectionMode, Instruction, TensorProductSpec
+from eqaccel.wigner import WignerConvention
 
 SH = "0e+1o+2e+3o"
 
@@ -95,10 +97,10 @@ def test_coefficients_are_those_of_e3nn(
         options["in1_var"][0] = 0.0
     module = _e3nn(case, **options)
     spec = TensorProductSpec(*CASES[case], **options)
-    assert [p.coefficient for p in spec.paths] == [item.path_weight for item in _live(module)]
+    assert [abs(p.coefficient) for p in spec.paths] == [item.path_weight for item in _live(module)]
     assert spec.weight_numel == module.weight_numel
     read = TensorProductSpec.from_e3nn(module)
-    assert [abs(p.coefficient) for p in read.paths] == [p.coefficient for p in spec.paths]
+    assert (read, read.convention) == (spec, spec.convention)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -130,6 +132,7 @@ def test_from_e3nn_takes_the_sign_of_the_module(scripted: bool, copied: bool) ->
         module = copy.deepcopy(module)
     assert any(path.endswith("_w3j_1_2_2") for path, _ in module.named_buffers())
     usual = TensorProductSpec.from_e3nn(module).paths[0]
+    assert usual == TensorProductSpec("2x1o", "2e", "2x2o", [(0, 0, 0)]).paths[0]
     for path, buffer in module.named_buffers():
         if path.endswith("_w3j_1_2_2"):
             buffer.neg_()
@@ -143,6 +146,97 @@ def test_from_e3nn_takes_the_sign_of_the_module(scripted: bool, copied: bool) ->
         TensorProductSpec.from_e3nn(module)
 
 
+ALL_DEGREES = "+".join(f"{degree}e" for degree in range(8))
+
+
+def _all_couplings(**options: Any) -> o3.TensorProduct:
+    out = o3.Irreps(str(TensorProductSpec.channelwise(ALL_DEGREES, ALL_DEGREES, ALL_DEGREES).irreps_out))
+    paths = TensorProductSpec.channelwise(ALL_DEGREES, ALL_DEGREES, ALL_DEGREES).paths
+    instructions = [(p.in1, p.in2, p.out, "uvu", True) for p in paths]
+    return o3.TensorProduct(
+        ALL_DEGREES, ALL_DEGREES, out, instructions, shared_weights=False, internal_weights=False, **options
+    )
+
+
+def _couplings(spec: TensorProductSpec) -> list[np.ndarray]:
+    return [path.cg() for path in spec.paths]
+
+
+@pytest.mark.parametrize("made", ["with code", "without code", "on meta", "by hand"])
+def test_all_couplings_have_the_signs_of_the_installed_e3nn(made: str) -> None:
+    module = _all_couplings(compile_left_right=made == "with code")
+    if made == "on meta":
+        with torch.device("meta"):
+            module = _all_couplings().to("meta")
+    spec = TensorProductSpec.from_e3nn(module)
+    if made == "by hand":
+        spec = TensorProductSpec.channelwise(ALL_DEGREES, ALL_DEGREES, ALL_DEGREES)
+    assert len(spec.paths) == len(module.instructions) > 222
+    for path, item in zip(spec.paths, module.instructions, strict=True):
+        theirs = item.path_weight * o3.wigner_3j(path.l1, path.l2, path.l3, dtype=torch.float64).numpy()
+        np.testing.assert_allclose(path.cg(), theirs, rtol=0, atol=1e-14 * item.path_weight)
+    assert spec == TensorProductSpec.from_e3nn(_all_couplings())
+
+
+def test_convention_is_part_of_what_a_spec_computes() -> None:
+    old, new, default = (
+        TensorProductSpec.channelwise("2x1e+2x2e", "2e", "2e", convention=convention)
+        for convention in ("e3nn<0.5", WignerConvention.E3NN_0_5, None)
+    )
+    assert old != new
+    assert default == (old if WignerConvention.installed() is WignerConvention.E3NN_0_4 else new)
+    assert old.digest != new.digest
+    assert payload(old) != payload(new)
+    assert [p.coefficient for p in old.paths] == [-new.paths[0].coefficient, new.paths[1].coefficient]
+    np.testing.assert_array_equal(old.paths[0].cg(), -new.paths[0].cg())
+    for spec, text in ((old, "signs of e3nn<0.5"), (new, "signs of e3nn>=0.5")):
+        assert text in repr(spec)
+        assert text in str(spec)
+        same = pickle.loads(pickle.dumps(spec))
+        assert (same, same.convention, same.digest) == (spec, spec.convention, spec.digest)
+    sides = [TensorProductSpec.channelwise("2x1o", "1o", "0e+1e+2e", convention=c) for c in ("e3nn<0.5", "e3nn>=0.5")]
+    assert sides[0] == sides[1]
+    assert [spec.convention for spec in sides] == [None, None]
+    assert "signs" not in repr(sides[0])
+    with pytest.raises(SpecError, match=r"convention: expected 'e3nn<0.5' or 'e3nn>=0.5', got 'e3nn'"):
+        TensorProductSpec.channelwise("2x0e", "0e", "0e", convention="e3nn")
+
+
+def test_convention_of_a_module() -> None:
+    options: dict[str, Any] = {"shared_weights": False, "internal_weights": False}
+    arguments = ("2x1o", "2e", "2x2o", [(0, 0, 0, "uvu", True)])
+    with_code = o3.TensorProduct(*arguments, **options)
+    without = o3.TensorProduct(*arguments, **options, compile_left_right=False)
+    assert not any("w3j" in name for name, _ in without.named_buffers())
+    own = TensorProductSpec.from_e3nn(with_code)
+    other = next(option for option in WignerConvention if option is not own.convention)
+    assert TensorProductSpec.from_e3nn(without) == own == TensorProductSpec.from_e3nn(with_code, own.convention)
+    told = TensorProductSpec.from_e3nn(without, str(other))
+    assert (told.convention, told.paths[0].coefficient) == (other, -own.paths[0].coefficient)
+    with pytest.raises(SpecError, match=f"convention: expected that of the module, .*_w3j_1_2_2 is not of '{other}'"):
+        TensorProductSpec.from_e3nn(with_code, other)
+
+
+def test_convention_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WignerConvention, "installed", lambda: None)
+    depends = ("2x1o", "2e", "2x2o", [(0, 0, 0)])
+    for make in (TensorProductSpec, lambda *args: TensorProductSpec.channelwise(*args[:3])):
+        with pytest.raises(SpecError, match=r"convention: expected .*coupling \(1, 2, 2\) has opposite signs"):
+            make(*depends)
+        assert make("2x1o", "1o", "2x1e", [(0, 0, 0)]).convention is None
+    assert TensorProductSpec(*depends, convention="e3nn<0.5").convention is WignerConvention.E3NN_0_4
+
+
+def test_convention_of_a_packaged_module_is_not_that_of_the_installed_e3nn() -> None:
+    module = o3.TensorProduct(
+        "2x1o", "2e", "2x2o", [(0, 0, 0, "uvu", True)], shared_weights=False, compile_left_right=False
+    )
+    module.__class__ = type("TensorProduct", (type(module),), {"__module__": "<torch_package_0>.e3nn.o3"})
+    with pytest.raises(SpecError, match="convention: expected"):
+        TensorProductSpec.from_e3nn(module)
+    assert TensorProductSpec.from_e3nn(module, "e3nn<0.5").convention is WignerConvention.E3NN_0_4
+
+
 def test_channelwise_is_mace() -> None:
     irreps_tools = pytest.importorskip("mace.modules.irreps_tools")
     for in1, target in (("128x0e+128x1o", SH), ("6x1o+4x0e+4x0o+2x1e", "9x2e+0o+1e+1o+0e"), ("96x0e", "96x0e+96x2e")):
@@ -153,10 +247,8 @@ def test_channelwise_is_mace() -> None:
         spec = TensorProductSpec.channelwise(in1, SH, target)
         assert str(spec.irreps_out) == str(out)
         assert [(p.in1, p.in2, p.out) for p in spec.paths] == [i[:3] for i in instructions]
-        assert [p.coefficient for p in spec.paths] == [i.path_weight for i in module.instructions]
-        natural = all(sum((p.l1, p.l2, p.l3)) % 2 == 0 for p in spec.paths)
-        if natural:
-            assert TensorProductSpec.from_e3nn(module) == spec
+        assert [abs(p.coefficient) for p in spec.paths] == [i.path_weight for i in module.instructions]
+        assert TensorProductSpec.from_e3nn(module) == spec
     with pytest.raises(SpecError, match="irreps_out"):
         TensorProductSpec.channelwise("4x0e", "0e+1o", "0o")
 

@@ -4,6 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <optional>
 
 #include "cache.h"
@@ -14,6 +17,7 @@
 #include "kernel.h"
 #include "settings.h"
 #include "trust.h"
+#include "process.h"
 
 namespace py = pybind11;
 using namespace eqaccel;
@@ -209,32 +213,34 @@ void bind_cache(py::module_& m) {
   m.def("distrust_path", &distrust_path, py::arg("path"));
 }
 
-// Ctrl-C while the runtime waits ends in KeyboardInterrupt.
-void set_python_interruption_check() {
-  set_interruption_check([] {
-    if (!Py_IsInitialized()) return;
-    py::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-  });
-}
-
 // eqaccel.errors is imported when an error comes, not before: the runtime does not depend on the package around it.
 void translate(const char* type, const CompileError& error) {
   const py::object instance = py::module_::import("eqaccel.errors").attr(type)(error.what(), error.log);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
 }
 
-void set_python_warning_handler(py::function handler) {
+// Calls a Python function with a message, from any thread.
+std::function<void(const std::string&)> message_handler(py::function handler) {
   // The object is never released: it outlives the interpreter inside the runtime.
   PyObject* function = handler.release().ptr();
-  set_warning_handler([function](const std::string& message) {
+  return [function](const std::string& message) {
     py::gil_scoped_acquire acquire;
     try {
       py::reinterpret_borrow<py::function>(function)(message);
     } catch (py::error_already_set& error) {  // warnings turned into errors must not break a launch half-way
-      error.discard_as_unraisable("eqaccel warning handler");
+      error.discard_as_unraisable("eqaccel message handler");
     }
-  });
+  };
+}
+
+// Whether Ctrl-C was pressed. Python's handler only notes it down, for the main thread to act upon between two of its
+// instructions. The note is put back: if it is not this library that raises KeyboardInterrupt, Python does afterwards.
+bool interrupt_noted() {
+  if (syscall(SYS_gettid) != getpid()) return false;  // without waiting for the interpreter lock
+  py::gil_scoped_acquire acquire;
+  if (!PyOS_InterruptOccurred()) return false;
+  PyErr_SetInterrupt();
+  return true;
 }
 
 }  // namespace
@@ -246,6 +252,8 @@ PYBIND11_MODULE(_runtime, m) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const MissingCompilerError& error) {
       translate("MissingCompilerError", error);
+    } catch (const InterruptedError& error) {
+      if (PyErr_CheckSignals() == 0) translate("CompileError", error);
     } catch (const CompileError& error) {
       translate("CompileError", error);
     }
@@ -314,6 +322,8 @@ PYBIND11_MODULE(_runtime, m) {
   m.def("host_compiler", &host_compiler);
   m.def("host_target", &host_target);
   bind_cache(m);
-  set_python_interruption_check();
-  m.def("set_warning_handler", &set_python_warning_handler, py::arg("handler"));
+  m.def("set_warning_handler", [](py::function f) { set_warning_handler(message_handler(std::move(f))); });
+  m.def("set_progress_handler", [](py::function f) { set_progress_handler(message_handler(std::move(f))); });
+  m.def("end_compilers", &end_processes);
+  set_interrupt_check(interrupt_noted);
 }

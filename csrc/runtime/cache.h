@@ -67,7 +67,7 @@ void count(bool hit);  // a kernel that was asked for
 // that holds it. Where there are none (no folder, a file system without locks) everybody makes the entry.
 class Lock {
  public:
-  // Waits, at most ten minutes: a process may be stopped. Calls check_interruption meanwhile.
+  // Waits, at most ten minutes: a process may be stopped. Throws InterruptedError if it is to end meanwhile.
   explicit Lock(const std::string& name);
   ~Lock();
 

@@ -10,8 +10,9 @@
 #include <thread>
 
 #include "cache.h"
-#include "diagnostics.h"
 #include "digest.h"
+#include "process.h"
+#include "program.h"
 #include "trust.h"
 
 namespace eqaccel::cache {
@@ -43,10 +44,11 @@ Lock::Lock(const std::string& name) : state_(std::make_unique<State>()) {
   state_->file = open_trusted_file(folder, ".lock", O_RDWR | O_CREAT, problem);
   if (!state_->file) return;
   const off_t byte = std::stoll(sha256(name).substr(0, 15), nullptr, 16);
+  const InterruptWatch interrupt;
   const auto start = std::chrono::steady_clock::now();
   auto pause = std::chrono::milliseconds(5);
   while (!lock_byte(state_->file, byte) && std::chrono::steady_clock::now() - start < longest_wait) {
-    check_interruption();
+    if (interrupt.noticed()) throw InterruptedError("waiting for another process, which compiles this too, was interrupted", "");
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::milliseconds(100));
   }

@@ -22,12 +22,26 @@ std::function<void(const std::string&)>& handler() {
   return *value;
 }
 
-std::function<void()>& interruption_check() {  // leaked for the same reason
-  static auto* value = new std::function<void()>;
+std::function<void(const std::string&)>& progress_handler() {
+  static auto* value = new std::function<void(const std::string&)>;
   return *value;
 }
 
 }  // namespace
+
+void set_progress_handler(std::function<void(const std::string&)> value) {
+  std::lock_guard<std::mutex> lock(mutex);
+  progress_handler() = std::move(value);
+}
+
+void tell_progress(const std::string& message) {
+  std::function<void(const std::string&)> tell;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    tell = progress_handler();
+  }
+  if (tell) tell(message);
+}
 
 void set_warning_handler(std::function<void(const std::string&)> value) {
   std::lock_guard<std::mutex> lock(mutex);
@@ -48,20 +62,6 @@ void warn_once(const std::string& topic, const std::string& message) {
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
-}
-
-void set_interruption_check(std::function<void()> value) {
-  std::lock_guard<std::mutex> lock(mutex);
-  interruption_check() = std::move(value);
-}
-
-void check_interruption() {
-  std::function<void()> check;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    check = interruption_check();
-  }
-  if (check) check();  // outside the lock, as above
 }
 
 void dump(Backend backend, Scalar scalar, Direction direction, const std::string& key, const Dumped& dumped) {

@@ -12,13 +12,12 @@ void set_warning_handler(std::function<void(const std::string&)>);
 // Each distinct `topic` warns once in the life of the process.
 void warn_once(const std::string& topic, const std::string& message);
 
+// Where news of work that takes long go; by default nowhere.
+void set_progress_handler(std::function<void(const std::string&)>);
+void tell_progress(const std::string& message);
+
 // An environment variable, "" if absent; read at every call, so that a program may set it late.
 std::string environment(const char* name);
-
-// Called while long work waits for something: throws if the user wants it to end. Does nothing unless a check is set, as
-// from Python, where Ctrl-C only leaves a note; it ends a C++ program by itself.
-void set_interruption_check(std::function<void()>);
-void check_interruption();
 
 struct Dumped {
   std::string source, log, plan;

@@ -224,10 +224,39 @@ class GpuKernel : public Kernel {
   GpuDriver::Function relayout_ = nullptr, join_ = nullptr, collect_ = nullptr, join_collected_ = nullptr;
 };
 
+// A tensor product without paths has no kernels: its outputs are zero.
+class GpuZeros : public Kernel {
+ public:
+  GpuZeros(const Program& program, Backend backend, Scalar scalar, int device)
+      : driver_(GpuDriver::get(backend)), device_(device), scalar_bytes_(scalar == Scalar::float32 ? 4 : 8),
+        x_dim_(program.number("x_dim")), y_dim_(program.number("y_dim")), z_dim_(program.number("z_dim")),
+        w_dim_(program.number("w_dim")) {}
+
+  std::size_t workspace_bytes(const eq_operands&) const override { return 0; }
+
+  void launch(const eq_operands& o, void* stream) const override {
+    const DeviceScope scope(driver_, device_);
+    const auto fill = [&](void* rows, int64_t elements) {
+      if (rows && elements > 0) driver_.fill_zero(rows, elements * scalar_bytes_, stream);
+    };
+    fill(o.z, o.num_receivers * z_dim_);
+    fill(o.gx, o.num_senders * x_dim_);
+    fill(o.gy, o.num_edges * y_dim_);
+    fill(o.gw, o.num_edges * w_dim_);
+  }
+
+ private:
+  const GpuDriver& driver_;
+  int device_;
+  int64_t scalar_bytes_, x_dim_, y_dim_, z_dim_, w_dim_;
+};
+
 }  // namespace
 
 std::unique_ptr<Kernel> load_gpu_kernel(const Program& program, Backend backend, Scalar scalar, Direction direction,
                                         int device) {
+  const std::string body = program.body(backend, scalar, direction, GpuDriver::get(backend).device(device).arch);
+  if (program.number(body + "/kernels") == 0) return std::make_unique<GpuZeros>(program, backend, scalar, device);
   return std::make_unique<GpuKernel>(program, backend, scalar, direction, device);
 }
 

@@ -1,6 +1,9 @@
 #include "host_compiler.h"
 
+#include <chrono>
+#include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <sstream>
 
@@ -26,6 +29,37 @@ std::string join(const std::vector<std::string>& parts) {
   return text;
 }
 
+constexpr std::chrono::minutes version_limit{1};
+constexpr double first_notice = 4, later_notices = 10;  // seconds
+
+// Seconds after which a compiler is taken to hang.
+std::chrono::duration<double> compile_limit() {
+  const std::string text = environment("EQACCEL_COMPILE_LIMIT");
+  if (text.empty()) return std::chrono::minutes(10);
+  char* end = nullptr;
+  const double seconds = std::strtod(text.c_str(), &end);
+  if (*end != '\0' || !(seconds > 0)) {
+    throw std::invalid_argument("environment variable EQACCEL_COMPILE_LIMIT: expected seconds > 0, got '" + text + "'");
+  }
+  return std::chrono::duration<double>(seconds);
+}
+
+// Into how many translation units a source can be cut: EQ_UNIT, from 0 on, says which one of them is wanted.
+int units_of(const std::string& source) {
+  constexpr char definition[] = "\n#define EQ_UNITS ";
+  const std::size_t found = source.find(definition);
+  return found == std::string::npos ? 1 : std::stoi(source.substr(found + sizeof definition - 1));
+}
+
+// Tells what takes longer than some seconds, and that it goes on.
+std::function<void(double)> progress_of(const std::string& what) {
+  return [what, next = first_notice](double seconds) mutable {
+    if (seconds < next) return;
+    next += later_notices;
+    tell_progress("compiling " + what + " for the CPU: " + std::to_string(int(seconds)) + " s so far");
+  };
+}
+
 // Asked once per compiler and process: it costs a few milliseconds.
 std::string read_version(const std::vector<std::string>& command) {
   static std::mutex mutex;
@@ -36,7 +70,14 @@ std::string read_version(const std::vector<std::string>& command) {
     cache::Scratch scratch;
     std::vector<std::string> ask = command;
     ask.push_back("--version");
-    const ProcessResult result = run_process(ask, scratch.path() + "/version");
+    ProcessResult result{-1, ""};
+    try {
+      result = run_processes({{ask, scratch.path() + "/version"}}, {version_limit}).front();
+    } catch (const TimedOut&) {
+      result.output = "no answer within a minute";
+    } catch (const Interrupted&) {
+      throw InterruptedError("'" + join(ask) + "' was interrupted", "");
+    }
     version = result.output.substr(0, result.output.find('\n'));
     if (result.status != 0 || version.empty()) {
       version.clear();
@@ -93,22 +134,59 @@ std::string host_target() {
 }
 
 std::string compile_host(const HostCompiler& compiler, const std::string& source, std::string& log,
-                         const std::string& target) {
+                         const std::string& target, const std::string& what) {
   cache::Scratch scratch;
-  const std::string input = scratch.path() + "/kernel.cpp", output = scratch.path() + "/kernel.so";
-  cache::write_file(input, source);
-  std::vector<std::string> command = compiler.command;
-  for (const std::string& flag : host_compile_flags(target)) command.push_back(flag);
-  command.insert(command.end(), {"-o", output, input});
+  const auto file = [&](const std::string& name) { return scratch.path() + "/" + name; };
+  cache::write_file(file("kernel.cpp"), source);
+  std::vector<std::string> base = compiler.command;
+  for (const std::string& flag : host_compile_flags(target)) base.push_back(flag);
+  const auto command = [&](const std::vector<std::string>& more, const std::string& name) {
+    std::vector<std::string> words = base;
+    words.insert(words.end(), more.begin(), more.end());
+    return Command{words, file(name + ".log")};
+  };
 
-  const ProcessResult result = run_process(command, scratch.path() + "/log");
-  const std::string said = "$ " + join(command) + "\n" + result.output;
-  if (result.status != 0 || !std::ifstream(output)) {
-    throw CompileError("the host compiler failed (exit status " + std::to_string(result.status) + ") on a CPU kernel. "
-                       "Set EQACCEL_DUMP to a folder to keep the source.", said);
+  // Units are compiled side by side and linked; a single one in one go.
+  const int units = units_of(source);
+  std::vector<std::vector<Command>> steps(1);
+  std::vector<std::string> link{"-o", file("kernel.so")};
+  if (units == 1) {
+    link.push_back(file("kernel.cpp"));
+  } else {
+    for (int unit = 0; unit < units; ++unit) {
+      const std::string number = std::to_string(unit), object = file("unit" + number + ".o");
+      steps[0].push_back(command({"-c", "-DEQ_UNIT=" + number, "-o", object, file("kernel.cpp")}, "unit" + number));
+      link.push_back(object);
+    }
+    steps.emplace_back();
+  }
+  steps.back().push_back(command(link, "kernel"));
+
+  const Waiting waiting{compile_limit(), progress_of(what)};
+  std::string said;
+  try {
+    for (const std::vector<Command>& step : steps) {
+      const std::vector<ProcessResult> results = run_processes(step, waiting);
+      for (std::size_t n = 0; n < step.size(); ++n) {
+        said += "$ " + join(step[n].words) + "\n" + results[n].output;
+        if (results[n].status == 0) continue;
+        throw CompileError("the host compiler failed (exit status " + std::to_string(results[n].status) + ") on " + what +
+                           " for the CPU. Set EQACCEL_DUMP to a folder to keep the source.", said);
+      }
+    }
+  } catch (const TimedOut&) {
+    throw CompileError("the host compiler was ended after " + std::to_string(int(waiting.limit.count())) + " seconds on " +
+                       what + " for the CPU. Set EQACCEL_COMPILE_LIMIT to more seconds if the machine is slow, or "
+                       "EQACCEL_CXX to another compiler if this one hangs.", said + "$ " + join(base) + " ...\n");
+  } catch (const Interrupted&) {
+    throw InterruptedError("the compilation of " + what + " for the CPU was interrupted", said);
+  }
+  if (!std::ifstream(file("kernel.so"))) {
+    throw CompileError("the host compiler made no file of " + what + " for the CPU, and reported no fault. Set "
+                       "EQACCEL_DUMP to a folder to keep the source.", said);
   }
   log = said;
-  return cache::read_file(output);
+  return cache::read_file(file("kernel.so"));
 }
 
 }  // namespace eqaccel

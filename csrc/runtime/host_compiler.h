@@ -18,8 +18,11 @@ HostCompiler find_host_compiler();
 std::vector<std::string> host_compile_flags(const std::string& target = "");
 // Names the instruction set of this machine: a kernel of another machine's cache may not run here.
 std::string host_target();
-// Compiles one translation unit to a shared library; returns its bytes and sets `log`.
+// Compiles a source to a shared library; returns its bytes and sets `log`. One with a line "#define EQ_UNITS <n>" is
+// compiled as n translation units side by side, each with EQ_UNIT defined as its number. `what` is for errors and for
+// those who are told that it takes long. Throws CompileError, InterruptedError if somebody ended it (Ctrl-C), and
+// CompileError too if a compiler has not ended after EQACCEL_COMPILE_LIMIT seconds.
 std::string compile_host(const HostCompiler&, const std::string& source, std::string& log,
-                         const std::string& target = "");
+                         const std::string& target = "", const std::string& what = "a kernel");
 
 }  // namespace eqaccel

@@ -171,6 +171,11 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
   return {std::move(entry->code), std::move(entry->log), key, stored ? cache::path(file) : "", seconds, cached};
 }
 
+std::string Program::described(Scalar scalar, Direction direction) const {
+  return std::string("the ") + name(scalar) + " " + name(direction) + " kernel (" + std::to_string(number("x_dim")) +
+         " to " + std::to_string(number("z_dim")) + " features)";
+}
+
 cache::Entry Program::make(const Tools& tools, Backend backend, Scalar scalar, Direction direction,
                            const std::string& arch, const std::string& text) const {
   if (backend != Backend::cpu) {
@@ -178,7 +183,7 @@ cache::Entry Program::make(const Tools& tools, Backend backend, Scalar scalar, D
     return {std::move(binary.code), std::move(binary.log)};
   }
   cache::Entry entry;
-  entry.code = compile_host(tools.host, text, entry.log);
+  entry.code = compile_host(tools.host, text, entry.log, "", described(scalar, direction));
   check(entry.code, scalar, direction, "as '" + tools.host.version + "' compiled it", entry.log);
   return entry;
 }
@@ -186,7 +191,7 @@ cache::Entry Program::make(const Tools& tools, Backend backend, Scalar scalar, D
 std::string Program::compile_for(const std::string& target, Scalar scalar, Direction direction,
                                  const std::string& source, std::string& log) const {
   const HostCompiler host = find_host_compiler();
-  const std::string code = compile_host(host, source, log, target);
+  const std::string code = compile_host(host, source, log, target, described(scalar, direction));
   const std::vector<std::string> usable = usable_targets(Backend::cpu, "");
   const bool runs_here = std::find(usable.begin(), usable.end(), target) != usable.end();
   if (runs_here) check(code, scalar, direction, "as '" + host.version + "' compiled it for " + target, log);

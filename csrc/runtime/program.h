@@ -36,6 +36,11 @@ struct MissingCompilerError : CompileError {
   using CompileError::CompileError;
 };
 
+// Somebody ended the compiler.
+struct InterruptedError : CompileError {
+  using CompileError::CompileError;
+};
+
 class Kernel;  // one compiled direction of a program on one target, ready to launch
 
 // What compiling one direction gave, from the compiler or from the disk cache.
@@ -97,6 +102,7 @@ class Program {
   // The target whose binary in the payload runs on an architecture; "" if there is none.
   std::string sealed_target(Backend, Scalar, Direction, const std::string& arch) const;
   std::string plan(Backend, Scalar, Direction, const std::string& arch) const;  // in words, "" if absent
+  std::string described(Scalar, Direction) const;  // for errors and for those who wait
   cache::Entry make(const Tools&, Backend, Scalar, Direction, const std::string& arch, const std::string& text) const;
   // Whether the payload says what a right kernel gives.
   bool has_figures(Direction) const;

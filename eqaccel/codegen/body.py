@@ -16,6 +16,9 @@ from eqaccel.plan import Block, Direction, Element, KernelPlan, Part, Plan, Plan
 from eqaccel.plan.model import place, segment_work, staged
 from eqaccel.plan.passes import rows_of
 
+_ARGUMENTS = "const void* rows, const T* entries, const T* entries_b, Sum* gy"  # of a segment in a unit of its own
+_ENTRIES_OF_FUNCTION = 500
+
 
 def print_body(plan: Plan) -> str:
     """The text of a plan's body.
@@ -26,7 +29,7 @@ def print_body(plan: Plan) -> str:
     Returns:
         C++ text that follows the prelude of the target's backend in a translation unit.
     """
-    lines = []
+    lines = _units(plan)
     for kernel in plan.kernels:
         lines += [
             "namespace {",
@@ -40,7 +43,64 @@ def print_body(plan: Plan) -> str:
         ]
         if plan.target.is_gpu:
             lines.append(f"EQ_EXPORT_MAIN(eq_main_{kernel.number}, kernel{kernel.number}::Problem)")
-    return "\n".join([*lines, "EQ_EXPORT(kernel0::Problem)", ""])
+    if plan.kernels:
+        lines += _export(plan)
+    return "\n".join([*lines, ""])
+
+
+def _units(plan: Plan) -> list[str]:
+    """The head of a body of several translation units: their number, and the functions that one calls of another.
+
+    The text holds all of them. A compiler that is told no EQ_UNIT makes one of all.
+    """
+    functions = _functions(plan)
+    if not functions:
+        return []
+    return [
+        f"#define EQ_UNITS {_count_units(plan)}",
+        "#ifdef EQ_UNIT",
+        "#define EQ_IN_UNIT(n) (EQ_UNIT == (n))",
+        "#else",
+        "#define EQ_IN_UNIT(n) 1",
+        "#endif",
+        *(f'extern "C" void {head};' for _, head, _ in functions),
+        "",
+    ]
+
+
+def _export(plan: Plan) -> list[str]:
+    functions = _functions(plan)
+    if not functions:
+        return ["EQ_EXPORT(kernel0::Problem)"]
+    lines = ["#if EQ_IN_UNIT(0)", "EQ_EXPORT(kernel0::Problem)", "#endif"]
+    for unit, head, code in functions:
+        lines += [f"#if EQ_IN_UNIT({unit})", f'extern "C" __attribute__((noinline)) void {head} {{']
+        lines += [f"  {line}" for line in code]
+        lines += ["}", "#endif"]
+    return lines
+
+
+def _count_units(plan: Plan | KernelPlan) -> int:
+    return 1 + max((segment.unit for segment in plan.segments), default=0)
+
+
+def _functions(plan: Plan) -> list[tuple[int, str, list[str]]]:
+    """What is not in the first translation unit of a CPU kernel: unit, head and code of each function."""
+    functions = []
+    for number, segment in enumerate(plan.segments):
+        if segment.unit:
+            code = f"kernel0::Segment{number}::code(*static_cast<const EdgeRows*>(rows), entries, entries_b, gy);"
+            functions.append((segment.unit, f"eq_segment_{number}({_ARGUMENTS})", [code]))
+    if functions:
+        for number, code in enumerate(_entry_functions(plan.kernels[0])):
+            unit = 1 + number % (_count_units(plan) - 1)
+            functions.append((unit, f"eq_entries_{number}(const Lane* y, Lane* m)", code))
+    return functions
+
+
+def _entry_functions(plan: KernelPlan) -> list[list[str]]:
+    lines = _entry_lines(plan)
+    return [lines[n : n + _ENTRIES_OF_FUNCTION] for n in range(0, len(lines), _ENTRIES_OF_FUNCTION)]
 
 
 def _kernel(plan: KernelPlan) -> list[str]:
@@ -88,11 +148,19 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
             "  template <class Rows>",
             "  static EQ_FN void edge(Rows& rows, const T* entries, const T* entries_b, Sum* gy) {",
         ]
+    if segment.unit:
+        lines += [
+            f"    eq_segment_{number}(&rows, entries, entries_b, gy);",
+            "  }",
+            f"#if EQ_IN_UNIT({segment.unit})",
+            "  template <class Rows>",
+            "  static EQ_FN void code(Rows& rows, const T* entries, const T* entries_b, Sum* gy) {",
+        ]
     for block in segment.blocks:
         lines += [f"    {{  // {block.label}"]
         lines += [f"      {line}" for line in printer(plan, segment, block)]
         lines += ["    }"]
-    return [*lines, "  }", "};", ""]
+    return [*lines, "  }", *(["#endif"] if segment.unit else []), "};", ""]
 
 
 def _fetches(plan: KernelPlan, number: int) -> list[str]:
@@ -300,15 +368,25 @@ def _literal(value: float) -> str:
 
 
 def _cpu_entries(plan: KernelPlan) -> list[str]:
-    lines = [
+    if _count_units(plan) > 1:
+        code = [f"eq_entries_{number}(y, m);" for number in range(len(_entry_functions(plan)))]
+    else:
+        code = _entry_lines(plan)
+    return [
         f"  static constexpr int output_channels = {_output_channels(plan)};",
         "  static EQ_FN void build_entries(const Lane* y, Lane* m) {",
+        *(f"    {line}" for line in code),
+        "  }",
     ]
+
+
+def _entry_lines(plan: KernelPlan) -> list[str]:
+    lines = []
     for matrix, first in plan.first_entry.items():
         for number, terms in enumerate(plan.matrices[matrix].entries, first):
             total = " + ".join(f"{_literal(factor)} * y[{j}]" for j, factor in terms)
-            lines.append(f"    m[{number}] = {total};")
-    return [*lines, "  }"]
+            lines.append(f"m[{number}] = {total};")
+    return lines
 
 
 def _output_channels(plan: KernelPlan) -> int:

@@ -10,7 +10,6 @@ from importlib import resources
 
 from eqaccel.codegen import check
 from eqaccel.codegen.body import print_body
-from eqaccel.errors import SpecError
 from eqaccel.plan import TARGETS, Direction, Plan, TunedKernel, host_target, make_plan
 from eqaccel.spec import TensorProductSpec
 
@@ -32,11 +31,8 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
         The bytes, and a key of 63 bits derived from them.
 
     Raises:
-        SpecError: The spec has no paths, so there is nothing to compute.
         TuningError: A processor cannot run what was tuned for it.
     """
-    if not spec.paths:
-        raise SpecError("spec: expected at least one path, got none: add instructions to the tensor product")
     entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
     meta = {"abi": abi_number(), "x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
     meta["w_dim"] = spec.weight_numel

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +105,8 @@ def warmup(
 ) -> Warmup:
     """Compiles every kernel that a model needs, or finds it in the disk cache, so that no later step waits for that.
 
-    Kernels are compiled in parallel and loaded. For an architecture such as "sm_90", which takes no GPU, they are only
+    Kernels are compiled in parallel and loaded. What takes longer than some seconds is told on the logger "eqaccel", at
+    level INFO; Ctrl-C ends the compilers too. For an architecture such as "sm_90", which takes no GPU, they are only
     put into the disk cache: a login node can prepare the compute nodes.
 
     Tuning compiles a handful of plans of each kernel, times them on the device with made-up data, 60 neighbours a node,
@@ -159,14 +160,34 @@ def warmup(
             f"{type(model).__name__}; eqaccel.patch(model) puts them into a model"
         )
 
-    # Threads, because compilers are processes or release the interpreter lock.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with _CompilerPool() as pool:
         choices = _tune(wanted, pool) if (settings.current().tune if tune is None else tune) else {}
         groups: dict[tuple[Any, ...], list[_Wanted]] = {}
         for one in [*wanted, *untuned]:
             groups.setdefault((one.module.key, one.target, one.dtype, one.direction), []).append(one)
         kernels = tuple(pool.map(lambda group: _prepare(group, choices.get(group[0])), groups.values()))
     return Warmup(kernels, time.perf_counter() - start)
+
+
+class _CompilerPool(ThreadPoolExecutor):
+    """Threads, because compilers are processes or release the interpreter lock. An interrupt ends these too."""
+
+    def __init__(self) -> None:
+        super().__init__(len(os.sched_getaffinity(0)))
+        self._submitted: list[Future[Any]] = []
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(*args, **kwargs)
+        self._submitted.append(future)
+        return future
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.shutdown(wait=False, cancel_futures=True)
+            while not all(future.done() for future in self._submitted):
+                runtime.end_compilers()
+                time.sleep(0.02)
+        return super().__exit__(kind, *rest)
 
 
 def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:

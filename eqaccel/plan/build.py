@@ -40,6 +40,9 @@ _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
 # At most so many in a forward kernel of several multiplicities: each segment brings a copy of the pipeline's code.
 _SEGMENTS, _WARPS = 3, 4
+# Multiply-adds for one channel in gradients on a CPU: how many are compiled as one segment and, where there are more,
+# as a function and a translation unit. Compilers take a millisecond for one or two, longer if the function is large.
+_MOST_WORK, _FUNCTION_WORK, _UNIT_WORK = 2000, 500, 5000
 
 
 def make_plan(
@@ -86,6 +89,7 @@ class _Builder(Purpose):
         # outputs are few enough for the first-level cache, where several edges use them.
         outputs = self.tuning.accumulators or self.target.registers - 8
         segments = []
+        spent = 0  # on functions of their own
         for mul, numbers in _by_multiplicity(self.spec, range(len(self.spec.paths))):
             groups: list[list[int]] = [[]]
             for number in numbers:
@@ -97,11 +101,18 @@ class _Builder(Purpose):
                     groups.append([])
                 groups[-1].append(number)
             fits = registers(self.direction, self.tuning.accumulators or self.target.registers - 5)
-            segments += [self._segment(chosen, mul, 1, 1, fits) for chosen in groups]
+            for chosen in groups:
+                if self.direction is Direction.FORWARD or self._cost(chosen) <= _MOST_WORK:
+                    segments.append(self._segment(chosen, mul, 1, 1, fits))
+                    continue
+                for part in _split([[number] for number in chosen], _FUNCTION_WORK, self._cost, self._cost):
+                    spent += self._cost(part)
+                    unit = -(-spent // _UNIT_WORK)
+                    segments.append(replace(self._segment(part, mul, 1, 1, fits), unit=unit))
         return segments
 
     def gpu_kernels(self) -> list[KernelPlan]:
-        """As few kernels as the instruction cache allows."""
+        """As few kernels as the instruction cache allows; none where there are no paths."""
         kernels: list[KernelPlan] = []
         for numbers in self._code_of_kernels():
             segments = [
@@ -114,6 +125,8 @@ class _Builder(Purpose):
     def _code_of_kernels(self) -> list[list[int]]:
         """The paths of each kernel: all of them if their code fits, or else of one multiplicity, as far as it fits."""
         numbers = range(len(self.spec.paths))
+        if not numbers:
+            return []
         if self._cost(numbers) <= _WHOLE[self.direction] and self._suits_one_kernel(numbers):
             return [list(numbers)]
         most = _WORK[self.direction]

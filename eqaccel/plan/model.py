@@ -108,6 +108,8 @@ class Segment:
         channels_per_lane: Channels that a GPU lane owns; 1 on a CPU, where a lane value is a SIMD vector.
         teams: Parts of the segment's channels, each the work of a team of warps on a GPU.
         members: Warps of a team, which take turns at the edges.
+        unit: Translation unit of the segment's code on a CPU: 0 together with the rest; in the others it is a function
+            of its own.
     """
 
     mul: int
@@ -116,6 +118,7 @@ class Segment:
     channels_per_lane: int
     teams: int
     members: int = 1
+    unit: int = 0
 
     @property
     def warps(self) -> int:

@@ -9,6 +9,7 @@ The work is done in C++ (`csrc/runtime`), because a TorchScript model in a C++ p
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
@@ -17,9 +18,11 @@ from eqaccel._runtime import (
     Program,
     cache_dir,
     cache_stats,
+    compile_cpu,
     compile_hip,
     cuda_devices,
     distrust_path,
+    end_compilers,
     find_program,
     hip_devices,
     hiprtc_version,
@@ -41,11 +44,13 @@ __all__ = [
     "cache_dir",
     "cache_stats",
     "clear_cache",
+    "compile_cpu",
     "compile_cuda",
     "compile_hip",
     "compile_program",
     "cuda_devices",
     "distrust_path",
+    "end_compilers",
     "find_program",
     "hip_devices",
     "hiprtc_version",
@@ -62,6 +67,8 @@ __all__ = [
 ]
 
 _runtime.set_warning_handler(lambda message: warnings.warn(message, CacheWarning, stacklevel=2))
+# Shown where a program asks for it, with logging.basicConfig(level="INFO") for instance.
+_runtime.set_progress_handler(logging.getLogger("eqaccel").info)
 
 
 def compile_program(
@@ -80,8 +87,11 @@ def compile_program(
         `log` (what the compiler printed), `resources` (kernel name to registers, spills, shared memory), `seconds`,
         `cached`, and the entry's `key` and `path` ("" if it could not be stored).
 
+    What takes longer than some seconds is told on the logger "eqaccel", at level INFO.
+
     Raises:
-        CompileError: If the source does not compile.
+        CompileError: If the source does not compile, or a compiler of the host takes longer than EQACCEL_COMPILE_LIMIT.
+        KeyboardInterrupt: If Ctrl-C was pressed; the host's compiler is ended at once.
         MissingCompilerError: If there is no compiler for the backend.
     """
     if backend == "cuda":

@@ -6,11 +6,12 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eqaccel.errors import SpecError, UnsupportedError
 from eqaccel.irreps import Irreps
 from eqaccel.spec.instruction import ConnectionMode, Instruction
-from eqaccel.wigner import wigner_3j
+from eqaccel.wigner import WignerConvention, wigner_3j, wigner_sign
 
 _ATTRIBUTES = ("irreps_in1", "irreps_in2", "irreps_out", "instructions", "shared_weights", "weight_numel")
 
@@ -54,24 +55,45 @@ def read_module(module: Any) -> E3nnModule:
     )
 
 
-def coupling_sign(module: Any, l1: int, l2: int, l3: int) -> int:
-    """The sign of the module's own coupling tensor relative to `wigner_3j`: -1 for some tensors of e3nn 0.4.
+def coupling_sign(module: Any, l1: int, l2: int, l3: int, convention: WignerConvention | None) -> int:
+    """The sign of the module's own coupling tensor relative to that of e3nn 0.5 and later.
 
     e3nn keeps the tensors as buffers, named after the degrees, of the code that it generated for the module. A module
-    without the buffer is taken to follow `wigner_3j`, as e3nn does since 0.5.
+    without the buffer (made without code, or on the device "meta") has the sign of the version of e3nn that made it.
+
+    Args:
+        module: The e3nn module.
+        l1: Degree of the in1 block.
+        l2: Degree of the in2 block.
+        l3: Degree of the out block.
+        convention: What the caller says of the module; None to find out.
 
     Raises:
         UnsupportedError: If the module's tensor is in another basis or of another norm.
+        SpecError: If the convention is not the one of the module's tensor, or if the sign depends on a convention that
+            nothing tells.
     """
     name = f"_w3j_{l1}_{l2}_{l3}"
     named_buffers = getattr(module, "named_buffers", dict)
     for path, buffer in named_buffers() if callable(named_buffers) else ():
-        if path.rpartition(".")[2] != name or getattr(buffer, "is_meta", False):
-            continue
-        ours, theirs = wigner_3j(l1, l2, l3), np.array(buffer.tolist())
-        for sign in (1, -1):
-            # Loose enough for a buffer in bfloat16: only the sign and the basis are in question.
-            if theirs.shape == ours.shape and np.abs(theirs - sign * ours).max() < 0.01:
-                return sign
-        raise UnsupportedError(f"module: expected buffer {path} to be e3nn's wigner_3j({l1}, {l2}, {l3}) up to sign")
-    return 1
+        if path.rpartition(".")[2] == name and not getattr(buffer, "is_meta", False):
+            sign = _sign_of(path, np.array(buffer.tolist()), (l1, l2, l3))
+            if convention is not None and sign != wigner_sign(l1, l2, l3, convention):
+                raise SpecError(f"convention: expected that of the module, whose {path} is not of '{convention}'")
+            return sign
+    return wigner_sign(l1, l2, l3, convention or _convention_of(module))
+
+
+def _sign_of(path: str, theirs: NDArray, degrees: tuple[int, int, int]) -> int:
+    ours = wigner_3j(*degrees, WignerConvention.E3NN_0_5)
+    for sign in (1, -1):
+        # Loose enough for a buffer in bfloat16: only the sign and the basis are in question.
+        if theirs.shape == ours.shape and np.abs(theirs - sign * ours).max() < 0.01:
+            return sign
+    raise UnsupportedError(f"module: expected buffer {path} to be e3nn's wigner_3j{degrees} up to sign")
+
+
+def _convention_of(module: Any) -> WignerConvention | None:
+    """That of the e3nn which made the module; None for one from a package, whose e3nn is another than the installed."""
+    packaged = any(base.__module__.startswith("<torch_package_") for base in type(module).__mro__)
+    return None if packaged else WignerConvention.installed()

@@ -14,6 +14,7 @@ from eqaccel.spec.e3nn_module import coupling_sign, read_module
 from eqaccel.spec.instruction import ConnectionMode, Instruction, InstructionLike
 from eqaccel.spec.normalization import path_coefficients
 from eqaccel.spec.path import Path
+from eqaccel.wigner import WignerConvention, depends_on_convention, wigner_sign
 
 MAX_DEGREE = 7
 """Largest degree l of an irrep that a path may have."""
@@ -38,15 +39,19 @@ class TensorProductSpec:
         in1_var: Variance of each in1 block, default 1.
         in2_var: Variance of each in2 block, default 1.
         out_var: Variance wanted of each out block, default 1.
+        convention: Whose signs the coupling tensors have, "e3nn<0.5" or "e3nn>=0.5", which weights were trained with;
+            default: that of the e3nn that is installed. Only some paths of odd l1+l2+l3 depend on it.
 
     Attributes:
         paths: The couplings, in the order of the instructions, without those that have no element (a block of
             multiplicity 0).
         weight_numel: Number of weights in a row of w.
+        convention: The convention that the signs of some paths follow; None if no path depends on it.
 
     Raises:
         IrrepsError: If irreps cannot be read.
-        SpecError: If an instruction does not fit the irreps, or a normalisation is unknown.
+        SpecError: If an instruction does not fit the irreps, or a normalisation or convention is unknown; or if a path
+            depends on the convention, it is not given, and no e3nn is installed.
         UnsupportedError: If an instruction is not of mode uvu with an in2 block of multiplicity 1, or has l > 7.
     """
 
@@ -56,6 +61,7 @@ class TensorProductSpec:
     paths: tuple[Path, ...]
     weight_numel: int
     shared_weights: bool = field(kw_only=True)
+    convention: WignerConvention | None = field(kw_only=True, compare=False)  # the coefficients follow from it
 
     def __init__(
         self,
@@ -70,37 +76,42 @@ class TensorProductSpec:
         in1_var: Iterable[float] | None = None,
         in2_var: Iterable[float] | None = None,
         out_var: Iterable[float] | None = None,
+        convention: WignerConvention | str | None = None,
     ) -> None:
         irreps = (Irreps(irreps_in1), Irreps(irreps_in2), Irreps(irreps_out))
         parsed = [Instruction.parse(value, number) for number, value in enumerate(instructions)]
         _validate(irreps, parsed)
         variances = (in1_var, in2_var, out_var)
         coefficients = path_coefficients(irreps, parsed, irrep_normalization, path_normalization, variances)
-        self._set(irreps, parsed, coefficients, shared_weights)
+        chosen = WignerConvention.installed() if convention is None else WignerConvention.parse(convention)
+        signs = [wigner_sign(*_degrees(irreps, item), chosen) for item in parsed]
+        self._set(irreps, parsed, coefficients, signs, shared_weights)
 
     @classmethod
-    def from_e3nn(cls, module: Any) -> TensorProductSpec:
+    def from_e3nn(cls, module: Any, convention: WignerConvention | str | None = None) -> TensorProductSpec:
         """The spec of an e3nn `TensorProduct`, of any version of e3nn, read by its attributes.
 
         An e3nn module stores final coefficients (normalisation and square root included), which are taken as they
-        are; where its version of e3nn has a coupling tensor of the opposite sign, so has the coefficient.
+        are. The signs of coupling tensors are read from the module where it holds them. One made without compiled code
+        or on the device "meta" does not: it has those of the e3nn that is installed, which made it.
 
         Args:
             module: The e3nn module; where its weights are kept does not matter.
+            convention: Whose signs the module's coupling tensors have, "e3nn<0.5" or "e3nn>=0.5"; default: as above.
 
         Raises:
-            SpecError: If `module` is not such a module, or its weight_numel does not follow from its instructions.
+            SpecError: If `module` is not such a module, or its weight_numel does not follow from its instructions; if
+                the convention is not that of its coupling tensors; or if a path depends on the convention and nothing
+                tells it: there is no buffer, and e3nn is not installed or the module comes from a package.
             UnsupportedError: As for the class.
         """
         source = read_module(module)
         _validate(source.irreps, source.instructions)
-        in1, in2, out = source.irreps
-        coefficients = [
-            coupling_sign(module, in1[item.i_in1].ir.l, in2[item.i_in2].ir.l, out[item.i_out].ir.l) * item.path_weight
-            for item in source.instructions
-        ]
+        given = None if convention is None else WignerConvention.parse(convention)
+        coefficients = [item.path_weight for item in source.instructions]
+        signs = [coupling_sign(module, *_degrees(source.irreps, item), given) for item in source.instructions]
         spec = object.__new__(cls)
-        spec._set(source.irreps, source.instructions, coefficients, source.shared_weights)
+        spec._set(source.irreps, source.instructions, coefficients, signs, source.shared_weights)
         if spec.weight_numel != source.weight_numel:
             raise SpecError(
                 f"module.weight_numel: expected {spec.weight_numel} from its instructions, got {source.weight_numel}"
@@ -119,10 +130,10 @@ class TensorProductSpec:
             irreps_in1: Irreps of x.
             irreps_in2: Irreps of y.
             irreps_out: The irreps wanted; multiplicities and order do not matter.
-            **options: Keyword arguments of the class.
+            **options: Keyword arguments of the class, `convention` of the signs among them.
 
         Raises:
-            SpecError: If there is no such coupling.
+            SpecError: If there is no such coupling, or as for the class.
             UnsupportedError: As for the class.
         """
         in1, in2 = Irreps(irreps_in1), Irreps(irreps_in2)
@@ -168,12 +179,15 @@ class TensorProductSpec:
         irreps: tuple[Irreps, Irreps, Irreps],
         instructions: Sequence[Instruction],
         coefficients: Sequence[float],
+        signs: Sequence[int],
         shared_weights: bool,
     ) -> None:
+        """Sets all attributes; a sign is that of a coupling tensor relative to e3nn 0.5."""
         offsets = [blocks.offsets() for blocks in irreps]
         paths: list[Path] = []
         weight_numel = 0
-        for item, coefficient in zip(instructions, coefficients, strict=True):
+        conventions = set()
+        for item, coefficient, sign in zip(instructions, coefficients, signs, strict=True):
             indices = (item.i_in1, item.i_in2, item.i_out)
             block1, block2, block3 = (blocks[i] for blocks, i in zip(irreps, indices, strict=True))
             mul = block1.mul * block2.mul
@@ -181,21 +195,28 @@ class TensorProductSpec:
                 continue
             starts = (starts[i] for starts, i in zip(offsets, indices, strict=True))
             weights = weight_numel if item.has_weight else None
-            paths.append(Path(*indices, mul, block1.ir, block2.ir, block3.ir, *starts, weights, coefficient))
+            signed = sign * coefficient + 0.0  # never -0.0, which equals 0.0 and has another digest
+            paths.append(Path(*indices, mul, block1.ir, block2.ir, block3.ir, *starts, weights, signed))
             weight_numel += mul if item.has_weight else 0
-        values = (*irreps, tuple(paths), weight_numel, bool(shared_weights))
+            if depends_on_convention(block1.ir.l, block2.ir.l, block3.ir.l):
+                conventions.add(WignerConvention.E3NN_0_5 if sign > 0 else WignerConvention.E3NN_0_4)
+        if len(conventions) > 1:
+            raise UnsupportedError("module: expected coupling tensors with the signs of one version of e3nn, got both")
+        values = (*irreps, tuple(paths), weight_numel, bool(shared_weights), next(iter(conventions), None))
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         shared = " (shared)" if self.shared_weights else ""
+        signs = "" if self.convention is None else f", signs of {self.convention}"
         return (
             f"TensorProductSpec({self.irreps_in1} (x) {self.irreps_in2} -> {self.irreps_out}, "
-            f"{len(self.paths)} paths, {self.weight_numel} weights{shared})"
+            f"{len(self.paths)} paths, {self.weight_numel} weights{shared}{signs})"
         )
 
     def __str__(self) -> str:
         shared = "shared" if self.shared_weights else "one row a sample"
+        signs = "" if self.convention is None else f"; signs of {self.convention}"
         rows = [("path", "", "blocks", "x at", "y at", "z at", "w at", "coefficient")]
         for number, path in enumerate(self.paths):
             weight = "-" if path.weight_offset is None else str(path.weight_offset)
@@ -205,7 +226,12 @@ class TensorProductSpec:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         head = f"{self.irreps_in1} (x) {self.irreps_in2} -> {self.irreps_out}"
-        return "\n".join([head, f"weights: {self.weight_numel}, {shared}; digest {self.digest[:12]}", *table])
+        return "\n".join([head, f"weights: {self.weight_numel}, {shared}{signs}; digest {self.digest[:12]}", *table])
+
+
+def _degrees(irreps: tuple[Irreps, Irreps, Irreps], item: Instruction) -> tuple[int, int, int]:
+    in1, in2, out = irreps
+    return in1[item.i_in1].ir.l, in2[item.i_in2].ir.l, out[item.i_out].ir.l
 
 
 def _validate(irreps: tuple[Irreps, Irreps, Irreps], instructions: Sequence[Instruction]) -> None:

@@ -1,0 +1,138 @@
+"""The host compiler as a process: interrupted, hanging, slow, failing; nothing of it is left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eqaccel import TensorProductSpec, runtime
+from eqaccel.codegen import payload
+from eqaccel.errors import CompileError
+
+SPEC = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")
+
+# Like a compiler, a driver that waits for the program which does the work.
+HANGING = """#!/bin/sh
+if [ "$1" = --version ]; then echo "hanging 1.0"; exit; fi
+sh -c 'echo $$ >> {processes}; exec sleep 600'
+exit $?
+"""
+
+PROGRAM = """
+import torch
+from eqaccel import TensorProduct, TensorProductSpec, runtime, warmup
+from eqaccel.codegen import payload
+spec = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")
+module = TensorProduct(spec)
+try:
+    {call}
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+CALLS = {
+    "runtime": 'runtime.compile_program(runtime.Program(payload(spec)[0]), "cpu", "float32", "forward")',
+    "operator": "module(torch.ones(2, spec.x_dim), torch.ones(2, spec.y_dim), torch.ones(2, spec.weight_numel))",
+    "warmup": "warmup(module)",
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that hangs; the file has the numbers of the processes that it has started."""
+    path = tmp_path / "processes"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(HANGING.format(processes=path))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("EQACCEL_CXX", str(compiler))
+    return path
+
+
+def _wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _runs(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _assert_nothing_left(processes: Path, cache: Path) -> None:
+    _wait_for(lambda: not any(map(_runs, processes.read_text().split())), 10)
+    assert not list(cache.glob(".tmp-*"))
+
+
+def _compile() -> dict[str, object]:
+    return runtime.compile_program(runtime.Program(payload(SPEC)[0]), "cpu", "float32", "forward")
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["to the process", "to its group"])
+@pytest.mark.parametrize("call", CALLS)
+def test_interrupt_ends_compilers_at_once(
+    call: str, to_group: bool, cache: Path, processes: Path, tmp_path: Path
+) -> None:
+    """A notebook interrupts the process alone, a terminal all of its group."""
+    command = [sys.executable, "-P", "-c", PROGRAM.format(call=CALLS[call])]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as program:
+        try:
+            _wait_for(lambda: processes.exists() and processes.read_text().endswith("\n"))
+            start = time.monotonic()
+            (os.killpg if to_group else os.kill)(program.pid, signal.SIGINT)
+            output, errors = program.communicate(timeout=60)
+        finally:
+            program.kill()
+    assert time.monotonic() - start < 20
+    assert (output, program.returncode) == ("interrupted\n", 0), errors
+    _assert_nothing_left(processes, cache)
+
+
+def test_compiler_that_hangs_is_ended(cache: Path, processes: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "4.5")
+    start = time.monotonic()
+    with (
+        caplog.at_level(logging.INFO, "eqaccel"),
+        pytest.raises(CompileError, match=r"was ended after 4 seconds on the float32 forward kernel .*COMPILE_LIMIT"),
+    ):
+        _compile()
+    assert 4.5 < time.monotonic() - start < 60
+    _assert_nothing_left(processes, cache)
+    # It was told before, to whom it may concern.
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling the float32 forward kernel (12 to 24 features) for the CPU: 4 s so far"
+    ]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "ten", "5 s", "nan"])
+def test_bad_limit(value: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", value)
+    with pytest.raises(ValueError, match=f"EQACCEL_COMPILE_LIMIT: expected seconds > 0, got '{value}'"):
+        _compile()
+
+
+def test_one_unit_that_fails_ends_the_others(cache: Path, processes: Path, tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    failing = 'case "$*" in *-DEQ_UNIT=0*) echo "no such thing"; exit 3;; esac\n'
+    compiler.write_text(compiler.read_text().replace("sh -c", failing + "sh -c"))
+    processes.touch()
+    with pytest.raises(CompileError, match=r"failed \(exit status 3\)") as caught:
+        runtime.compile_cpu("\n#define EQ_UNITS 3\n", "cpu-generic")
+    assert "no such thing" in caught.value.log
+    _assert_nothing_left(processes, cache)
