@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,7 @@ HEADER = """
 units {units}
 boundary {boundary}
 {processors}
+{before}
 read_data start.data
 pair_style {style}
 pair_coeff {coeff}
@@ -88,18 +90,32 @@ def frame_of(box: str, elements: list[str] = ELEMENTS) -> Atoms:
     return atoms
 
 
-def write_data(path: Path, atoms: Atoms, elements: list[str], velocities: bool = False) -> None:
-    """Writes a data file; an atom's type is the first of the elements that it matches, unless `atoms` has types."""
+def write_data(
+    path: Path,
+    atoms: Atoms,
+    elements: list[str],
+    velocities: bool = False,
+    bonds: Sequence[tuple[int, int]] | None = None,
+) -> None:
+    """Writes a data file; an atom's type is the first of the elements that it matches, unless `atoms` has types.
+
+    With bonds, pairs of numbers from one, the file is for `atom_style bond`, and has room for more of them.
+    """
     (lx, _, _), (xy, ly, _), (xz, yz, lz) = atoms.cell
     types = atoms.arrays.get("types", [1 + elements.index(symbol) for symbol in atoms.symbols])
     lines = ["frame of a test", "", f"{len(atoms)} atoms", f"{len(elements)} atom types", ""]
+    if bonds is not None:
+        lines += [f"{len(bonds)} bonds", "1 bond types", "8 extra bond per atom", "40 extra special per atom", ""]
     lines += [f"0 {length:.17g} {axis}lo {axis}hi" for length, axis in zip((lx, ly, lz), "xyz", strict=True)]
     if xy or xz or yz:
         lines.append(f"{xy:.17g} {xz:.17g} {yz:.17g} xy xz yz")
     masses = [atomic_masses[atomic_numbers[element]] for element in elements]
     lines += ["", "Masses", "", *(f"{k} {mass:.17g}" for k, mass in enumerate(masses, 1))]
     places = zip(types, atoms.positions, strict=True)
-    lines += ["", "Atoms # atomic", "", *(f"{k} {kind} {_row(x)}" for k, (kind, x) in enumerate(places, 1))]
+    style, molecule = ("atomic", "") if bonds is None else ("bond", "1 ")
+    lines += ["", f"Atoms # {style}", "", *(f"{k} {molecule}{kind} {_row(x)}" for k, (kind, x) in enumerate(places, 1))]
+    if bonds:
+        lines += ["", "Bonds", "", *(f"{k} 1 {i} {j}" for k, (i, j) in enumerate(bonds, 1))]
     if velocities:
         rows = atoms.get_velocities() * units.fs * 1000  # angstrom/ps
         lines += ["", "Velocities", "", *(f"{k} {_row(v)}" for k, v in enumerate(rows, 1))]
@@ -130,6 +146,7 @@ def simulate(
     style: str = "eqaccel",
     coeff: str = "* * toy.pt H O Si",
     every: int = 1,
+    before: str = "",
 ) -> list[Frame]:
     """Runs commands on start.data and returns the frames that were dumped `every` so many steps, and at the end."""
     header = HEADER.format(
@@ -138,6 +155,7 @@ def simulate(
         style=style,
         coeff=coeff,
         every=every,
+        before=before,
         processors=processors and f"processors {processors}",
     )
     done = lmp(folder, header + commands, ranks)
@@ -186,3 +204,24 @@ def toy_results(atoms: Atoms, cutoff: float = DESCRIPTION["cutoff"]) -> tuple[np
     np.add.at(forces, sender, gradients)
     virial = -np.einsum("ea,eb->ab", vectors.numpy(), gradients)
     return energies, forces, virial[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
+
+
+def assert_frame(frame, atoms, rtol=1e-11, energy_unit=1.0, pressure_unit=BAR):
+    """A frame has the toy's energies, forces and virial at the positions that it was dumped with."""
+    energies, forces, virial = toy_results(atoms)
+    scale = max(1.0, np.abs(forces).max())  # one atom feels no force
+    np.testing.assert_allclose(frame.energies / energy_unit, energies, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(frame.thermo["PotEng"] / energy_unit, energies.sum(), rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(frame.forces / energy_unit, forces, rtol=0, atol=rtol * scale)
+    atol = rtol * np.abs(virial).max()
+    np.testing.assert_allclose(frame.virial / pressure_unit, virial, rtol=0, atol=10 * atol)
+    np.testing.assert_allclose(-frame.stresses.sum(0) / pressure_unit, virial, rtol=0, atol=10 * atol)
+
+
+def placed(atoms: Atoms, frame, cell=None) -> Atoms:
+    """The atoms where a frame has them."""
+    moved = atoms.copy()
+    if cell is not None:
+        moved.set_cell(cell)
+    moved.positions = frame.positions
+    return moved

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import torch
+from eqaccel.integrations.export.digest import append_digest
 from torch import nn
 
 import eqaccel.ops  # noqa: F401
 
 DESCRIPTION = {
-    "format": 1,
+    "format": 2,
     "kind": "torchscript",
     "family": "toy",
     "cutoff": 4.0,
@@ -19,6 +21,7 @@ DESCRIPTION = {
     "device": "cpu",
     "units": {"energy": "eV", "length": "angstrom"},
     "exchange_widths": [4, 7],
+    "sealed": [],
     "versions": {"torch": torch.__version__},
     "kernels": [],
 }
@@ -71,6 +74,11 @@ class Toy(nn.Module):
 def save_toy(path, **changes) -> str:
     """Writes a model file, with changes to its description, and returns its path."""
     description = {**DESCRIPTION, **changes}
-    model = Toy(description["cutoff"]).to(getattr(torch, description["dtype"])).eval()
+    return save_model(path, Toy(description["cutoff"]).to(getattr(torch, description["dtype"])).eval(), description)
+
+
+def save_model(path, model: nn.Module, description: dict) -> str:
+    """Writes any module in the format of an exported model, and returns the path."""
     torch.jit.script(model).save(str(path), _extra_files={"eqaccel.json": json.dumps(description)})
+    append_digest(Path(path))
     return str(path)

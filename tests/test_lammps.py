@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ase import Atoms
-from lammps_runs import BAR, BOXES, ELEMENTS, KCAL, frame_of, lmp, read_thermo, simulate, toy_results, write_data
+from lammps_runs import (
+    BOXES,
+    ELEMENTS,
+    KCAL,
+    assert_frame,
+    frame_of,
+    lmp,
+    placed,
+    read_thermo,
+    simulate,
+    toy_results,
+    write_data,
+)
 from lammps_toy import save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -24,18 +36,6 @@ def folder(tmp_path, models):
     for model in models.iterdir():
         (tmp_path / model.name).symlink_to(model)
     return tmp_path
-
-
-def assert_frame(frame, atoms, rtol=1e-11, energy_unit=1.0, pressure_unit=BAR):
-    """A frame has the toy's energies, forces and virial at the positions that it was dumped with."""
-    energies, forces, virial = toy_results(atoms)
-    scale = max(1.0, np.abs(forces).max())  # one atom feels no force
-    np.testing.assert_allclose(frame.energies / energy_unit, energies, rtol=rtol, atol=rtol)
-    np.testing.assert_allclose(frame.thermo["PotEng"] / energy_unit, energies.sum(), rtol=rtol, atol=rtol)
-    np.testing.assert_allclose(frame.forces / energy_unit, forces, rtol=0, atol=rtol * scale)
-    atol = rtol * np.abs(virial).max()
-    np.testing.assert_allclose(frame.virial / pressure_unit, virial, rtol=0, atol=10 * atol)
-    np.testing.assert_allclose(-frame.stresses.sum(0) / pressure_unit, virial, rtol=0, atol=10 * atol)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -113,15 +113,6 @@ def test_nve_conserves_energy_over_rebuilt_lists(folder):
     kinetic = totals[0] - frames[0].thermo["PotEng"]
     assert np.ptp(totals) < 2e-3 * kinetic
     assert_frame(frames[-1], placed(atoms, frames[-1]))
-
-
-def placed(atoms: Atoms, frame, cell=None) -> Atoms:
-    """The atoms where a frame has them."""
-    moved = atoms.copy()
-    if cell is not None:
-        moved.set_cell(cell)
-    moved.positions = frame.positions
-    return moved
 
 
 def test_minimize(folder):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.lammps import build_plugin, find_lammps
 from lammps_runs import ELEMENTS, lmp, write_data
-from lammps_toy import DESCRIPTION, save_toy
+from lammps_toy import DESCRIPTION, save_model, save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 SCRIPT = """
@@ -54,24 +56,45 @@ def error_of(
         ("1 2 toy.pt H O Si", r"must start with"),
         ("* * nowhere.pt H O Si", "model file 'nowhere.pt' can not be read"),
         ("* * half.pt H O Si", "model file 'half.pt' is incomplete"),
-        ("* * text.pt H O Si", "model file 'text.pt' is incomplete, or no model file at all"),
-        ("* * plain.pt H O Si", "was not written by eqaccel.export as TorchScript"),
-        ("* * newer.pt H O Si", "has format 2, and this eqaccel reads up to 1: update eqaccel"),
+        ("* * text.pt H O Si", "model file 'text.pt' is incomplete, or was not written by .* eqaccel.export"),
+        ("* * empty.pt H O Si", "model file 'empty.pt' is empty: copy or export it again"),
+        ("* * folder.pt H O Si", "model file 'folder.pt' can not be read: Is a directory"),
+        ("* * plain.pt H O Si", "does not end with a digest. Copy it again, or export the model again"),
+        ("* * flipped.pt H O Si", "model file 'flipped.pt' is damaged: it differs from what was written"),
+        ("* * foreign.pt H O Si", "was not exported as TorchScript: it holds no eqaccel.json"),
+        ("* * newer.pt H O Si", "has format 3, and this eqaccel reads 2: update eqaccel"),
+        ("* * older.pt H O Si", "has format 1, and this eqaccel reads 2: export the model again"),
         ("* * units.pt H O Si", "is in kcal/mol and angstrom, expected eV and angstrom"),
         ("* * kind.pt H O Si", "is of kind 'aotinductor': export it as TorchScript"),
         ("* * names.pt H O Si", "'type_names' is not a list"),
+        ("* * operator.pt H O Si", "does not load: Unknown builtin op: .*no such operator: update it, or export"),
     ],
 )
 def test_pair_coeff(coeff, message, folder):
     model = (folder / "toy.pt").read_bytes()
     (folder / "half.pt").write_bytes(model[: len(model) // 2])
     (folder / "text.pt").write_text("not a model\n")
-    torch.jit.script(torch.nn.Identity()).save(folder / "plain.pt")
-    save_toy(folder / "newer.pt", format=2)
+    (folder / "empty.pt").touch()
+    (folder / "folder.pt").mkdir()
+    (folder / "flipped.pt").write_bytes(model[:5000] + bytes([model[5000] ^ 1]) + model[5001:])
+    for name in ("plain.pt", "foreign.pt"):
+        torch.jit.script(torch.nn.Identity()).save(folder / name)
+    append_digest(folder / "foreign.pt")
+    save_toy(folder / "newer.pt", format=3)
+    save_toy(folder / "older.pt", format=1)
+    rename_operator(folder / "toy.pt", folder / "operator.pt")
     save_toy(folder / "units.pt", units={"energy": "kcal/mol", "length": "angstrom"})
     save_toy(folder / "kind.pt", kind="aotinductor")
     save_toy(folder / "names.pt", type_names="H O Si")
     assert_error(error_of(folder, coeff=coeff), message)
+
+
+def rename_operator(source: Path, target: Path) -> None:
+    """Writes a file that calls an operator which does not exist."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for entry in old.namelist():
+            new.writestr(entry, old.read(entry).replace(b"eqaccel.exchange(", b"eqaccel.exchangf("))
+    append_digest(target)
 
 
 def assert_error(line: str, message: str) -> None:
@@ -81,9 +104,11 @@ def assert_error(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "eqaccel speed 11"}, "unknown keyword speed, expected device or threads"),
+        ({"style": "eqaccel speed 11"}, "unknown keyword speed, expected device, threads or native_code"),
         ({"style": "eqaccel threads"}, "keyword threads needs a value"),
-        ({"style": "eqaccel threads 0"}, "threads must be at least 1, got 0"),
+        ({"style": "eqaccel threads 0"}, r"threads must be 1 to \d+, the processors of this host, got 0"),
+        ({"style": "eqaccel threads 1000000"}, r"threads must be 1 to \d+, the processors of this host, got 1000000"),
+        ({"style": "eqaccel native_code perhaps"}, "perhaps"),
         ({"style": "eqaccel device tpu"}, "device must be cpu, cuda or cuda:N, got tpu"),
         ({"before": "units lj"}, "units must be metal or real, and they are lj"),
         ({"before": "units metal\nnewton off"}, "needs newton on"),
@@ -98,23 +123,6 @@ def test_settings(options, message, folder):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu(folder):
     assert_error(error_of(folder, style="eqaccel device cuda"), "on a GPU, and torch sees none")
-
-
-def test_excluded_bonds(folder):
-    data = (folder / "start.data").read_text().replace("Atoms # atomic", "Atoms # bond")
-    head, _, tail = data.partition("Atoms # bond\n\n")
-    atoms = [line.split() for line in tail.splitlines()]
-    lines = [" ".join([a[0], "1", *a[1:]]) for a in atoms]
-    head = head.replace("24 atoms", "24 atoms\n1 bonds\n1 bond types\n1 extra bond per atom\n2 extra special per atom")
-    (folder / "start.data").write_text(head + "Atoms # bond\n\n" + "\n".join(lines) + "\n\nBonds\n\n1 1 1 2\n")
-    before = "units metal\natom_style bond"
-    after = "bond_style zero\nbond_coeff *\nrun 0"
-    assert_error(error_of(folder, before, after=after), "set special_bonds lj/coul 1.0 1.0 1.0")
-    script = SCRIPT.format(
-        before=before, style="eqaccel", coeff="* * toy.pt H O Si", after="special_bonds lj/coul 1 1 1\n" + after
-    )
-    done = lmp(folder, script)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -148,8 +156,8 @@ def test_a_model_that_gives_no_number(ranks, folder):
         ) -> tuple[torch.Tensor, torch.Tensor]:
             return vectors.new_zeros(num_local), vectors * float("nan")
 
-    description = json.dumps({**DESCRIPTION, "exchange_widths": []})
-    torch.jit.script(Nothing()).save(str(folder / "toy.pt"), _extra_files={"eqaccel.json": description})
+    description = {**DESCRIPTION, "exchange_widths": []}
+    save_model(folder / "toy.pt", Nothing(), description)
     assert_error(error_of(folder, ranks=ranks), r"the model gives atom \d+ no finite force at step 0")
 
 

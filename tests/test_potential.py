@@ -20,13 +20,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 FIRST = TensorProductSpec.channelwise("4x0e", "0e+1o", "0e+1o")
 SECOND = TensorProductSpec.channelwise(FIRST.irreps_out, "0e+1o", "0e")
+CONSTANTS = torch.tensor([-2042.123456789, 0.5], dtype=torch.float64)
 
 
 class Toy(Potential):
     """Two layers; edge attributes are 1 and the vector, weights are functions of its square."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(dtype, [FIRST.z_dim])
+        super().__init__(dtype, [FIRST.z_dim], CONSTANTS.clone())
         generator = torch.Generator().manual_seed(0)
         self.types = nn.Parameter(torch.randn(2, 4, generator=generator, dtype=dtype), requires_grad=False)
         self.first = MaceConvolution(TensorProductConv(FIRST))
@@ -75,11 +76,35 @@ def test_saved_potential(sealed: bool, device: torch.device, dtype: torch.dtype,
     energies = plain.node_energies(vectors, *whole[1:], 9, 0)
     (gradient,) = torch.autograd.grad(energies.sum(), vectors)
     relative = 4096 * torch.finfo(dtype).eps
+    energies = energies.detach().double() + plain.constants[whole[2]]
     with torch.no_grad():
-        for value, wanted in zip(loaded(*whole, 9, 0), (energies.detach(), gradient), strict=True):
+        for value, wanted in zip(loaded(*whole, 9, 0), (energies, gradient), strict=True):
             assert value.device == wanted.device
+            assert value.dtype == wanted.dtype
             assert not value.requires_grad
             assert_close(value, wanted, relative)
+
+
+def test_constants_keep_their_digits(device: torch.device, dtype: torch.dtype) -> None:
+    """An atom without neighbours has nothing else: not a bit of it is lost, whatever the dtype of the file."""
+    loaded = script(Toy(dtype)).to(device)
+    types = torch.tensor([0, 1, 0], device=device)
+    edge_index = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    energies, _ = loaded(torch.zeros(0, 3, dtype=dtype, device=device), edge_index, types, 3, 0)
+    assert torch.equal(energies.cpu(), CONSTANTS[types.cpu()])
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_an_error_leaves_the_gradient_mode_as_it_was(records: bool, device: torch.device) -> None:
+    loaded = script(Toy(torch.float64)).to(device)
+    vectors, edge_index, types = operands(device, torch.float64)
+    with torch.set_grad_enabled(records):
+        # Nodes that are no images of local ones, without anybody to ask for them: raised between the layers.
+        with pytest.raises(Exception, match="'handle' is 0"):
+            loaded(vectors, edge_index % 8, types, 8, 0)
+        assert torch.is_grad_enabled() is records
+        loaded(vectors, edge_index, types, 9, 0)
+        assert torch.is_grad_enabled() is records
 
 
 def test_ghosts(device: torch.device) -> None:

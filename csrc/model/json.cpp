@@ -1,9 +1,16 @@
 #include "json.h"
 
-#include <cstdlib>
+#include <charconv>
+#include <cmath>
 #include <stdexcept>
 
 namespace eqaccel {
+namespace {
+
+// Deeper than any description, and far from the end of the stack.
+constexpr int max_depth = 64;
+
+}  // namespace
 
 class JsonReader {
  public:
@@ -11,12 +18,13 @@ class JsonReader {
 
   Json document() {
     Json json = value("");
-    if (peek() != 0) fail("something follows the end");
+    if (peek(); at_ < text_.size()) fail("something follows the end");
     return json;
   }
 
  private:
   Json value(const std::string& place) {
+    if (++depth_ > max_depth) fail("values are nested too deep");
     Json json;
     json.place_ = place;
     const char first = peek();
@@ -26,7 +34,8 @@ class JsonReader {
         if (peek() != '"') fail("expected a key");
         const std::string key = string();
         take(':');
-        json.object_[key] = value(place.empty() ? key : place + "." + key);
+        if (!json.object_.emplace(key, value(place.empty() ? key : place + "." + key)).second)
+          fail("the key '" + key + "' stands there twice");
       });
     } else if (first == '[') {
       json.kind_ = Json::Kind::list;
@@ -38,13 +47,20 @@ class JsonReader {
       json.kind_ = Json::Kind::boolean;
     } else if (!word("null")) {
       json.kind_ = Json::Kind::number;
-      const char* begin = text_.c_str() + at_;
-      char* end = nullptr;
-      json.number_ = std::strtod(begin, &end);
-      if (end == begin) fail("expected a value");
-      at_ += static_cast<size_t>(end - begin);
+      json.number_ = number();
     }
+    --depth_;
     return json;
+  }
+
+  // The decimal point is a point whatever the language of the program is, and "nan" is no number.
+  double number() {
+    double result = 0;
+    const char* begin = text_.data() + at_;
+    const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), result);
+    if (error != std::errc() || !std::isfinite(result)) fail("expected a value");
+    at_ += static_cast<size_t>(end - begin);
+    return result;
   }
 
   template <class Item>
@@ -106,6 +122,7 @@ class JsonReader {
 
   const std::string& text_;
   size_t at_ = 0;
+  int depth_ = 0;
 };
 
 Json Json::parse(const std::string& text) { return JsonReader(text).document(); }
@@ -122,6 +139,15 @@ const Json& Json::operator[](const std::string& key) const {
 double Json::number() const {
   expect(Kind::number, "a number");
   return number_;
+}
+
+int64_t Json::whole(int64_t least, int64_t most) const {
+  const double found = number();
+  if (!(found >= static_cast<double>(least) && found <= static_cast<double>(most)) || found != std::floor(found)) {
+    throw std::runtime_error("'" + place_ + "' is not a whole number from " + std::to_string(least) + " to " +
+                             std::to_string(most));
+  }
+  return static_cast<int64_t>(found);
 }
 
 const std::string& Json::string() const {

@@ -1,5 +1,6 @@
 // Just enough JSON for the description inside a model file.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -8,12 +9,13 @@ namespace eqaccel {
 
 class Json {
  public:
-  // Throws std::runtime_error, as all below do, with a message that names the place.
+  // Throws std::runtime_error, as all below do, with a message that names the place. Text of any kind may be given.
   static Json parse(const std::string& text);
 
   // The value of a key of an object.
   const Json& operator[](const std::string& key) const;
-  double number() const;
+  double number() const;  // finite
+  int64_t whole(int64_t least, int64_t most) const;
   const std::string& string() const;
   const std::vector<Json>& list() const;
 

@@ -11,18 +11,16 @@
 #include <torch/cuda.h>
 
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <stdexcept>
 
 #include "../torch/exchange.h"
-#include "json.h"
+#include "file.h"
+#include "metadata.h"
 #include "relay.h"
 
 namespace eqaccel {
 namespace {
-
-constexpr int newest_format = 1;
 
 // The line that says what is wrong. An error of a TorchScript program traces the program first.
 std::string brief(const std::exception& error) {
@@ -30,43 +28,22 @@ std::string brief(const std::exception& error) {
   std::string text = of_torch ? of_torch->what_without_backtrace() : error.what();
   const std::string label = "RuntimeError: ";
   if (const size_t found = text.rfind(label); found != std::string::npos) text.erase(0, found + label.size());
+  text.erase(0, text.find_first_not_of('\n'));  // a message about an unknown operator starts with an empty line
   return text.substr(0, text.find('\n'));
 }
 
-ModelInfo describe(const std::string& path) {
-  if (!std::ifstream(path)) throw std::runtime_error("can not be read: there is no such file, or no permission");
-  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> archive;
-  try {
-    archive = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
-  } catch (const c10::Error&) {
-    throw std::runtime_error("is incomplete, or no model file at all: it does not end as one. Export or copy it again");
-  }
-  if (!archive->hasRecord("extra/eqaccel.json"))
-    throw std::runtime_error("was not written by eqaccel.export as TorchScript: it holds no eqaccel.json");
-  const auto [bytes, size] = archive->getRecord("extra/eqaccel.json");
-  const Json json = Json::parse(std::string(static_cast<const char*>(bytes.get()), size));
-
-  const int format = static_cast<int>(json["format"].number());
-  if (format > newest_format)
-    throw std::runtime_error("has format " + std::to_string(format) + ", and this eqaccel reads up to " +
-                             std::to_string(newest_format) + ": update eqaccel, or export the model with this one");
-  if (json["kind"].string() != "torchscript")
-    throw std::runtime_error("is of kind '" + json["kind"].string() + "': export it as TorchScript");
-  const std::string& energy = json["units"]["energy"].string();
-  const std::string& length = json["units"]["length"].string();
-  if (energy != "eV" || length != "angstrom")
-    throw std::runtime_error("is in " + energy + " and " + length + ", expected eV and angstrom");
-
-  ModelInfo info;
-  info.cutoff = json["cutoff"].number();
-  if (!(info.cutoff > 0)) throw std::runtime_error("has no positive cutoff");
-  for (const Json& name : json["type_names"].list()) info.type_names.push_back(name.string());
-  for (const Json& width : json["exchange_widths"].list())
-    info.exchange_widths.push_back(static_cast<int64_t>(width.number()));
-  const std::string& dtype = json["dtype"].string();
-  if (dtype != "float64" && dtype != "float32") throw std::runtime_error("has dtype '" + dtype + "'");
-  info.is_double = dtype == "float64";
-  return info;
+// The file is read once for its digest and once by torch, and in between nothing of it has run.
+ModelInfo describe(const ModelOptions& options) {
+  const std::string content = read_exported(options.path);
+  caffe2::serialize::PyTorchStreamReader archive{std::string(options.path)};
+  if (!archive.hasRecord("extra/eqaccel.json"))
+    throw std::runtime_error("was not exported as TorchScript: it holds no eqaccel.json");
+  const auto [bytes, size] = archive.getRecord("extra/eqaccel.json");
+  const Metadata metadata = read_metadata(std::string(static_cast<const char*>(bytes.get()), size));
+  if (!options.allow_native_code && (metadata.is_sealed || holds_native_code(content)))
+    throw std::runtime_error("holds kernels in machine code, which were not to be used: allow native code if you trust "
+                             "the file's source, or export the model without seal");
+  return metadata.info;
 }
 
 c10::Device choose_device(const ModelOptions& options) {
@@ -85,7 +62,7 @@ c10::Device choose_device(const ModelOptions& options) {
 class TorchModel final : public Model {
  public:
   TorchModel(const ModelOptions& options) : device_(c10::kCPU) {
-    info_ = describe(options.path);
+    info_ = describe(options);
     device_ = choose_device(options);  // whichever the model was exported on: its tensors move while they are read
     info_.device = device_.str();
     at::set_num_threads(options.threads);
@@ -141,13 +118,18 @@ class TorchModel final : public Model {
 }  // namespace
 }  // namespace eqaccel
 
-extern "C" eqaccel::Model* eqaccel_load_model_1(const eqaccel::ModelOptions* options) {
+extern "C" eqaccel::Model* eqaccel_load_model_2(const eqaccel::ModelOptions* options) {
   const std::string subject = "model file '" + std::string(options->path) + "' ";
   try {
     return new eqaccel::TorchModel(*options);
-  } catch (const c10::Error& error) {
-    throw std::runtime_error(subject + "does not load: " + eqaccel::brief(error));
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(subject + error.what());
+  } catch (const std::exception& error) {  // torch's, of the archive or of the program in it
+    const std::string reason = eqaccel::brief(error);
+    const bool lacks_operator = reason.find("Unknown builtin op") != std::string::npos;
+    throw std::runtime_error(subject + "does not load: " + reason +
+                             (lacks_operator ? " The installed eqaccel has no such operator: update it, or export the "
+                                               "model again with it"
+                                             : ""));
   }
 }

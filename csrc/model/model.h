@@ -43,10 +43,13 @@ struct ModelOptions {
   const char* device = "cpu";  // "cpu", "cuda:1", or "cuda": the rank's share of the GPUs of its host
   int local_rank = 0;          // number of this rank on its host
   int threads = 1;             // of this rank on a CPU
+  // Whether to open a file that holds kernels in machine code. Without them the kernels are compiled here, from the
+  // source text that every file holds: open files from people whom you trust with that too.
+  bool allow_native_code = true;
 };
 
 }  // namespace eqaccel
 
 // The caller deletes the model. Every failure, here and in evaluate, is a std::runtime_error of one line. A change of
 // this file that breaks older plugins gets a new number.
-extern "C" eqaccel::Model* eqaccel_load_model_1(const eqaccel::ModelOptions* options);
+extern "C" eqaccel::Model* eqaccel_load_model_2(const eqaccel::ModelOptions* options);

@@ -34,10 +34,12 @@ def compile_package(
     graph = frozen.node_energies.graph
     torch._C._jit_pass_inline(graph)
 
+    constants = potential.constants
+
     def energies_and_gradient(vectors: Tensor, edge_index: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
         leaf = vectors.detach().requires_grad_(True)
         energies = interpreter.run(graph, [frozen, leaf, edge_index, types, types.size(0), 0])
-        return energies.detach(), torch.autograd.grad(energies.sum(), leaf)[0]
+        return energies.detach().to(torch.float64) + constants[types], torch.autograd.grad(energies.sum(), leaf)[0]
 
     # Sizes of the example that nothing else in a model has, because equal sizes are taken for the same one.
     num_nodes, num_edges = 37, 71

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from eqaccel.integrations.export.aot import compile_package
+from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.scripting import script
@@ -75,7 +76,11 @@ class ExportFamily(Protocol):
         """What the metadata say of the model."""
         ...
 
-    def potential(self, model: nn.Module, head: int) -> Potential:
+    def constants(self, model: nn.Module, head: int) -> Tensor:
+        """Energies of isolated atoms, (num_types,) in eV, in the digits that the model has, or zeros."""
+        ...
+
+    def potential(self, model: nn.Module, head: int, constants: Tensor) -> Potential:
         """Turns a copy of the model, which is used up, into a module that can be scripted."""
         ...
 
@@ -115,6 +120,10 @@ def export(
     An AOTInductor package, which holds code compiled for machines like this one, takes (vectors, edge_index, types):
     it knows no ghosts, and needs two atoms and two edges at least.
 
+    A file is a program: it holds the source text of its kernels, and sealed kernels and packages are machine code. Who
+    opens it runs it, and can refuse machine code (`load_exported(path, allow_native_code=False)`, in LAMMPS
+    `native_code no`). It ends with a digest, and one that was damaged on its way is not run.
+
     Args:
         model: A model that `eqaccel.patch` has accelerated.
         path: The file to write; replaced only when everything has succeeded.
@@ -153,7 +162,9 @@ def export(
         structures = family.structures(duplicate) if verify else []
         with torch.jit.optimized_execution(False):
             expected = [family.evaluate(duplicate, structure, index) for structure in structures]
-        potential = family.potential(duplicate, index)
+        # Of the model, not of its copy, which may be in a smaller dtype.
+        constants = family.constants(model, index).to(place, torch.float64, copy=True)
+        potential = family.potential(duplicate, index, constants)
         scalar = str(kind).removeprefix("torch.")
         for module in potential.modules():
             if seal and isinstance(module, Convolution):
@@ -170,6 +181,7 @@ def export(
         else:
             metadata |= {"kind": format, "exchange_widths": []}
             compile_package(scripted, file, kind, {PACKAGE_KEY: json.dumps(metadata)})
+        append_digest(file)
         if verify:
             exported = load_exported(file)
             for structure, reference in zip(structures, expected, strict=True):

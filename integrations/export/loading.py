@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from eqaccel.integrations.export.aot import SMALLEST
+from eqaccel.integrations.export.digest import check_digest
 from torch import Tensor
 
 import eqaccel.ops  # noqa: F401 (registers the operators that files are made of)
 from eqaccel.errors import ExportError, OperandError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the contract between a file and the program that opens it: metadata, arguments and results."""
 
 METADATA = "eqaccel.json"
 """Name of the metadata among the extra files of a TorchScript file."""
 
-
 PACKAGE_KEY = "eqaccel"
 """Key of the metadata, as JSON text, in the metadata of an AOTInductor package."""
+
+_SEALED_KERNEL = re.compile(rb"\nbinary/[\w-]+/[\w-]+/[\w-]+ ")
+"""How a kernel in machine code starts within a payload; csrc/model/file.cpp knows it too."""
 
 
 @dataclass(frozen=True)
@@ -49,35 +55,68 @@ class Exported:
         Raises:
             OperandError: If an operand does not fit an AOTInductor package (TorchScript: torch.jit.Error).
         """
-        num_local = types.size(0) if num_local is None else num_local
         if self.metadata["kind"] == "torchscript":
+            num_local = types.size(0) if num_local is None else num_local
             return self.module(vectors, edge_index, types, num_local, exchange)
-        if num_local != types.size(0) or min(num_local, vectors.size(0)) < SMALLEST:
+        self._check_package_operands(vectors, edge_index, types, num_local)
+        return tuple(self.module(vectors.contiguous(), edge_index.contiguous(), types.contiguous()))
+
+    def _check_package_operands(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int | None
+    ) -> None:
+        """Raises `OperandError` unless all fits: a package reads and writes memory without a look at what it is."""
+        num_nodes, num_edges = types.numel(), vectors.shape[0] if vectors.dim() else 0
+        dtype = getattr(torch, self.metadata["dtype"])
+        operands = {"vectors": (vectors, dtype), "edge_index": (edge_index, torch.int64), "types": (types, torch.int64)}
+        shapes = {"vectors": (num_edges, 3), "edge_index": (2, num_edges), "types": (num_nodes,)}
+        for name, (tensor, wanted) in operands.items():
+            if tensor.dtype != wanted or tensor.device.type != "cpu":
+                raise OperandError(
+                    f"{name}: expected {wanted} on cpu, got {tensor.dtype} on {tensor.device}; convert it with .to()"
+                )
+            if tensor.shape != shapes[name]:
+                raise OperandError(f"{name}: expected shape {shapes[name]}, got {tuple(tensor.shape)}")
+        local = num_nodes if num_local is None else num_local
+        if local != num_nodes or min(local, num_edges) < SMALLEST:
             raise OperandError(
                 f"num_local: an AOTInductor package needs all atoms to be local, and {SMALLEST} atoms and edges at "
-                f"least, got {types.size(0)} atoms, {num_local} of them local, and {vectors.size(0)} edges; export in "
-                "format 'torchscript'"
+                f"least, got {num_nodes} atoms, {local} of them local, and {num_edges} edges; export in format "
+                "'torchscript'"
             )
-        expected = {"vectors": getattr(torch, self.metadata["dtype"]), "edge_index": torch.int64, "types": torch.int64}
-        for (name, dtype), tensor in zip(expected.items(), (vectors, edge_index, types), strict=True):
-            if tensor.dtype != dtype:  # a package reads memory as if it were of the right type
-                raise OperandError(f"{name}: expected {dtype}, got {tensor.dtype}; convert it with .to()")
-        return tuple(self.module(vectors, edge_index, types))
+        for name, tensor, limit in (
+            ("edge_index", edge_index, num_nodes),
+            ("types", types, len(self.metadata["type_names"])),
+        ):
+            low, high = (int(value) for value in torch.aminmax(tensor))
+            if low < 0 or high >= limit:
+                raise OperandError(f"{name}: expected entries from 0 to {limit - 1}, got {low if low < 0 else high}")
 
 
-def load_exported(path: str | os.PathLike[str], device: torch.device | str | None = None) -> Exported:
-    """Opens a file that `export` wrote.
+def load_exported(
+    path: str | os.PathLike[str], device: torch.device | str | None = None, *, allow_native_code: bool = True
+) -> Exported:
+    """Opens a file that `export` wrote, if it is as it was written.
+
+    A file is a program. It holds the source text of its kernels, which this machine compiles; sealed ones and
+    AOTInductor packages are machine code. So open files from people whom you trust.
 
     Args:
         path: The file.
         device: Where to put it; default: the device that it was exported for.
+        allow_native_code: Whether to open files that hold machine code. False refuses them before anything of them is
+            loaded, so that all kernels are compiled here; it is no defence against a file that is made to deceive.
 
     Raises:
-        ExportError: If there is no such file, or it is truncated, of another program, or of a newer eqaccel; or if it
-            is for a GPU and torch finds none.
+        ExportError: If there is no such file, or it is incomplete, damaged, of another program or of another version of
+            the format; if it holds machine code that is not allowed; or if it is for a GPU and torch finds none.
     """
     file = Path(path)
     metadata = read_metadata(file)
+    if not allow_native_code and (metadata["kind"] == "aotinductor" or metadata["sealed"] or _holds_kernels(file)):
+        raise ExportError(
+            f"path: '{file}' holds machine code ({_native_parts(metadata)}), which is not allowed here; pass "
+            "allow_native_code=True if you trust its source, or export the model as TorchScript without seal"
+        )
     place = parse_device(metadata["device"] if device is None else device)
     if metadata["kind"] == "aotinductor" and place.type != "cpu":
         raise ExportError(f"device: expected 'cpu' for the AOTInductor package '{file}', got '{place}'")
@@ -92,11 +131,36 @@ def load_exported(path: str | os.PathLike[str], device: torch.device | str | Non
         else:
             module = torch._inductor.aoti_load_package(str(file))
     except RuntimeError as error:
-        raise ExportError(
-            f"path: '{file}' cannot be opened by torch {torch.__version__} (it was written by torch "
-            f"{metadata['versions']['torch']}): {error}. Export the model again with this version of torch"
-        ) from error
+        raise ExportError(_not_opened(file, metadata["versions"], str(error))) from error
     return Exported(module, {**metadata, "device": place.type})
+
+
+def _not_opened(file: Path, versions: Mapping[str, str], reason: str) -> str:
+    """What to say of a file that torch refuses: the versions tell which of the two has to change."""
+    unknown = re.search(r"Unknown builtin op: (\w+)::(\w+)", reason)
+    if unknown is None:
+        return (
+            f"path: '{file}' cannot be opened by torch {torch.__version__} (it was written by torch "
+            f"{versions['torch']}): {reason}. Export the model again with this version of torch"
+        )
+    library, operator = unknown.groups()
+    if library == "eqaccel":
+        cure = f"install eqaccel {versions['eqaccel']}, which wrote the file, or export the model again with this one"
+    elif library == "aten":
+        cure = f"install torch {versions['torch']}, which wrote the file, or export the model again with this one"
+    else:
+        cure = f"import the library that defines {library}'s operators first, in this program too"
+    return f"path: '{file}' needs the operator {library}::{operator}, which is not there; {cure}"
+
+
+def _holds_kernels(file: Path) -> bool:
+    return _SEALED_KERNEL.search(file.read_bytes()) is not None
+
+
+def _native_parts(metadata: Mapping[str, Any]) -> str:
+    if metadata["kind"] == "aotinductor":
+        return "an AOTInductor package"
+    return f"kernels sealed for {', '.join(metadata['sealed']) or 'targets that it does not name'}"
 
 
 def _find_metadata(archive: zipfile.ZipFile) -> Any:
@@ -124,20 +188,50 @@ def read_metadata(file: Path) -> dict[str, Any]:
     expected = "expected a file written by eqaccel.export"
     if not file.is_file():
         raise ExportError(f"path: {expected}, got '{file}', which does not exist or is not a file")
+    check_digest(file)
     try:
         with zipfile.ZipFile(file) as archive:
             metadata = _find_metadata(archive)
-    except (zipfile.BadZipFile, ValueError) as error:
-        raise ExportError(
-            f"path: {expected}, got '{file}', which is truncated or no such file ({error}); copy or export it again"
-        ) from error
+    except (zipfile.BadZipFile, ValueError, AttributeError, RecursionError) as error:
+        raise ExportError(f"path: {expected}, got '{file}', whose description cannot be read ({error})") from error
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), int):
         raise ExportError(
             f"path: {expected}, got '{file}', which another program wrote; export the model with eqaccel.export"
         )
-    if metadata["format"] > FORMAT:
+    if metadata["format"] != FORMAT:
+        newer = metadata["format"] > FORMAT
         raise ExportError(
-            f"path: '{file}' has format {metadata['format']}, and this eqaccel reads formats up to {FORMAT}; install a "
-            f"newer eqaccel (the file was written by {metadata.get('versions', {}).get('eqaccel', 'a newer one')})"
+            f"path: '{file}' has format {metadata['format']}, and this eqaccel reads format {FORMAT}; "
+            + ("install a newer eqaccel, or export the model with this one" if newer else "export the model again")
         )
+    for key, is_valid in _KEYS.items():
+        if not is_valid(metadata.get(key)):
+            raise ExportError(
+                f"path: {expected}, got '{file}', whose description has {key} = {metadata.get(key)!r}; export the "
+                "model again"
+            )
     return metadata
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, int) and item > 0 for item in value)
+
+
+_KEYS: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        "kind": lambda value: value in ("torchscript", "aotinductor"),
+        "cutoff": lambda value: isinstance(value, float) and 0 < value < math.inf,
+        "type_names": lambda value: _are_texts(value) and len(value) > 0,
+        "dtype": lambda value: value in ("float32", "float64"),
+        "device": lambda value: value in ("cpu", "cuda"),
+        "units": lambda value: value == {"energy": "eV", "length": "angstrom"},
+        "exchange_widths": _are_counts,
+        "sealed": _are_texts,
+        "versions": lambda value: isinstance(value, dict) and {"eqaccel", "torch"} <= value.keys(),
+    }
+)
+"""What the metadata must hold for a file to be opened."""

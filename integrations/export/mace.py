@@ -106,10 +106,12 @@ class MacePotential(Potential):
     Args:
         model: A copy of the model, whose modules are taken over.
         head: Index of the head.
+        constants: See `Potential`.
     """
 
-    def __init__(self, model: Any, head: int) -> None:
-        super().__init__(model_dtype(model), [block.node_feats_irreps.dim for block in list(model.interactions)[1:]])
+    def __init__(self, model: Any, head: int, constants: Tensor) -> None:
+        widths = [block.node_feats_irreps.dim for block in list(model.interactions)[1:]]
+        super().__init__(model_dtype(model), widths, constants)
         for block in model.interactions:
             block.conv_tp = MaceConvolution(block.conv_tp.conv)
         for parent in list(model.modules()):
@@ -129,10 +131,8 @@ class MacePotential(Potential):
         layers = range(len(model.readouts)) if len(model.readouts) > 1 else [len(model.products) - 1]
         self.readout_layers = torch.jit.Attribute(list(layers), list[int])
         self.register_buffer("atomic_numbers", model.atomic_numbers)
-        energies = torch.atleast_2d(model.atomic_energies_fn.atomic_energies)[head]
         scale_shift = getattr(model, "scale_shift", None)
-        one = energies.new_ones(())
-        self.register_buffer("atomic_energies", energies.clone())
+        one = model.r_max.new_ones(())
         self.register_buffer("scale", one if scale_shift is None else torch.atleast_1d(scale_shift.scale)[head].clone())
         self.register_buffer(
             "shift", 0 * one if scale_shift is None else torch.atleast_1d(scale_shift.shift)[head].clone()
@@ -175,7 +175,7 @@ class MacePotential(Potential):
         for i, readout in enumerate(self.readouts):
             terms.append(readout(layers[self.readout_layers[i]], heads)[:, self.head])
         interaction_energy = torch.stack(terms).sum(dim=0)
-        return self.atomic_energies[types[:num_local]] + self.scale * interaction_energy + self.shift
+        return self.scale * interaction_energy + self.shift
 
 
 class MaceExport:
@@ -212,14 +212,18 @@ class MaceExport:
         """See `ExportFamily.duplicate`."""
         return copy.deepcopy(model).to(device, dtype)
 
+    def constants(self, model: Any, head: int) -> Tensor:
+        """See `ExportFamily.constants`."""
+        return torch.atleast_2d(model.atomic_energies_fn.atomic_energies)[head].detach()
+
     def facts(self, model: Any) -> Facts:
         """See `ExportFamily.facts`."""
         symbols = _SYMBOLS.split()
         return Facts(float(model.r_max), [symbols[number] for number in model.atomic_numbers.tolist()])
 
-    def potential(self, model: Any, head: int) -> Potential:
+    def potential(self, model: Any, head: int, constants: Tensor) -> Potential:
         """See `ExportFamily.potential`."""
-        return MacePotential(model, head)
+        return MacePotential(model, head, constants)
 
     def structures(self, model: Any) -> list[Structure]:
         """See `ExportFamily.structures`."""

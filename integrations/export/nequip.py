@@ -45,11 +45,12 @@ class NequipPotential(Potential):
 
     Args:
         model: A copy of the `GraphModel`, whose modules are taken over.
+        constants: See `Potential`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, constants: Tensor) -> None:
         blocks = [block for _, block in _blocks(model)]
-        super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]])
+        super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]], constants)
         for block in blocks:
             block.tp_scatter = NequipConvolution(block.tp_scatter.conv)
             block.ghost_exchange = GhostExchange()
@@ -67,7 +68,7 @@ class NequipPotential(Potential):
             "edge_vectors": -vectors.to(torch.float64),
             "eqaccel_exchange": torch.tensor([exchange]),
         }
-        return self.network(data)["atomic_energy"].reshape(-1).to(vectors.dtype)
+        return self.network(data)["atomic_energy"].reshape(-1)
 
 
 class NequipExport:
@@ -113,9 +114,13 @@ class NequipExport:
         """See `ExportFamily.facts`."""
         return Facts(float(model.metadata["r_max"]), list(model.type_names))
 
-    def potential(self, model: Any, head: int) -> Potential:
+    def constants(self, model: Any, head: int) -> Tensor:
+        """See `ExportFamily.constants`; NequIP's network adds them itself, in float64 whatever the model's dtype is."""
+        return torch.zeros(len(model.type_names))
+
+    def potential(self, model: Any, head: int, constants: Tensor) -> Potential:
         """See `ExportFamily.potential`."""
-        return NequipPotential(model)
+        return NequipPotential(model, constants)
 
     def structures(self, model: Any) -> list[Structure]:
         """See `ExportFamily.structures`."""

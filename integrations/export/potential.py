@@ -7,7 +7,7 @@ the operator `eqaccel::exchange` between two layers, so a layer never computes w
 
 from __future__ import annotations
 
-from typing import Tuple  # noqa: UP035 (TorchScript)
+from typing import Any, Tuple  # noqa: UP035 (TorchScript)
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,36 @@ from torch import Tensor, nn
 from eqaccel.ops import TensorProductConv
 
 
+class EnableGradients:
+    """Records gradients within a `with` block, and restores what was before, after an error too.
+
+    TorchScript has no torch.enable_grad.
+    """
+
+    def __init__(self) -> None:
+        self.before = torch.is_grad_enabled()
+
+    def __enter__(self) -> None:
+        self.before = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        torch.set_grad_enabled(self.before)
+
+
 class Potential(nn.Module):
     """Base of the exported modules: energies by a subclass, their gradient by torch inside the file.
 
     Args:
-        dtype: Floating-point type of all that goes in and comes out.
+        dtype: Floating-point type of the arithmetic, the vectors and the gradient.
         exchange_widths: Columns of the features that are exchanged, an entry for each exchange, in order.
+        constants: (num_types,) float64, energies of isolated atoms in eV, which are added in float64: they are
+            thousands of eV where models are trained on all electrons, and float32 has seven digits.
     """
 
-    def __init__(self, dtype: torch.dtype, exchange_widths: list[int]) -> None:
+    def __init__(self, dtype: torch.dtype, exchange_widths: list[int], constants: Tensor) -> None:
         super().__init__()
+        self.register_buffer("constants", constants)
         self.dtype = dtype
         self.dtype_name = str(dtype).removeprefix("torch.")
         self.exchange_widths = torch.jit.Attribute(exchange_widths, list[int])
@@ -32,7 +52,7 @@ class Potential(nn.Module):
     def node_energies(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
     ) -> Tensor:
-        """Computes the energies of the local nodes.
+        """Computes the energies of the local nodes, without the constants.
 
         Args:
             vectors: (num_edges, 3).
@@ -59,18 +79,24 @@ class Potential(nn.Module):
             exchange: Address of an `eqaccel::GhostExchange`; 0 if there are no ghosts (num_local == num_nodes).
 
         Returns:
-            Energies (num_local,) in eV, and the gradient (num_edges, 3) of their sum in eV/angstrom.
+            Energies (num_local,) in eV, always float64, and the gradient (num_edges, 3) of their sum in eV/angstrom, in
+            the dtype of the file.
         """
         self.check(vectors, edge_index, types, num_local)
         if num_local == 0:
             self.exchange_nothing(vectors, types.size(0), exchange)
-            return vectors.new_zeros([0]), torch.zeros_like(vectors)
-        records_gradient = torch.is_grad_enabled()
-        torch.set_grad_enabled(True)  # TorchScript has no torch.enable_grad
-        leaf = vectors.detach().requires_grad_(True)
-        energies = self.node_energies(leaf, edge_index, types, num_local, exchange)
-        gradient = torch.autograd.grad([energies.sum()], [leaf])[0]
-        torch.set_grad_enabled(records_gradient)
+            return self.constants[types[:0]], torch.zeros_like(vectors)
+        energies, gradient = self.differentiate(vectors, edge_index, types, num_local, exchange)
+        return energies.to(torch.float64) + self.constants[types[:num_local]], gradient
+
+    def differentiate(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> Tuple[Tensor, Tensor]:  # noqa: UP006 (TorchScript)
+        """The energies of `node_energies` and the gradient of their sum, by torch, whatever the caller's mode is."""
+        with EnableGradients():
+            leaf = vectors.detach().requires_grad_(True)
+            energies = self.node_energies(leaf, edge_index, types, num_local, exchange)
+            gradient = torch.autograd.grad([energies.sum()], [leaf])[0]
         assert gradient is not None
         return energies.detach(), gradient
 

@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   if (dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 2;
   torch::jit::ExtraFilesMap extra{{"eqaccel.json", ""}};
   torch::jit::Module potential = torch::jit::load(argv[2], torch::kCPU, extra);
-  if (extra["eqaccel.json"].find("\"format\": 1") == std::string::npos) return std::fprintf(stderr, "no metadata\n"), 2;
+  if (extra["eqaccel.json"].find("\"format\": 2") == std::string::npos) return std::fprintf(stderr, "no metadata\n"), 2;
   torch::jit::Module operands = torch::jit::load(argv[3]);
   const auto operand = [&](const char* name) { return operands.attr(name).toTensor(); };
 

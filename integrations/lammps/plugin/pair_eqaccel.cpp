@@ -4,8 +4,11 @@
 #include "atom.h"
 #include "comm.h"
 #include "error.h"
+#include "fix.h"
 #include "force.h"
+#include "group.h"
 #include "memory.h"
+#include "modify.h"
 #include "neigh_list.h"
 #include "neighbor.h"
 #include "update.h"
@@ -18,13 +21,17 @@
 #include <dlfcn.h>
 #include <exception>
 #include <thread>
+#include <unistd.h>
 
 using namespace LAMMPS_NS;
 
 // Nearer than any two nuclei: a model knows nothing there, and at 0 the direction of an edge is undefined.
 static constexpr double overlap = 0.1;    // angstrom
 
-PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this)
+// What LAMMPS's own Monte Carlo fixes give a trial move that they reject without looking at its energy.
+static constexpr double rejected_energy = 1e100;
+
+PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this), missing(lmp)
 {
   single_enable = 0;
   restartinfo = 0;    // as for all styles with a potential file: pair_style and pair_coeff are given again
@@ -55,9 +62,14 @@ void PairEqaccel::settings(int narg, char **arg)
       device = value;
     } else if (key == "threads") {
       threads = utils::inumeric(FLERR, value, false, lmp);
-      if (threads < 1) error->all(FLERR, "pair_style eqaccel: threads must be at least 1, got {}", value);
+      const int most = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+      if (threads < 1 || threads > most)
+        error->all(FLERR, "pair_style eqaccel: threads must be 1 to {}, the processors of this host, got {}", most,
+                   value);
+    } else if (key == "native_code") {
+      native_code = utils::logical(FLERR, value, false, lmp) != 0;
     } else
-      error->all(FLERR, "pair_style eqaccel: unknown keyword {}, expected device or threads", key);
+      error->all(FLERR, "pair_style eqaccel: unknown keyword {}, expected device, threads or native_code", key);
   }
 
   open_library();
@@ -84,7 +96,7 @@ void PairEqaccel::open_library()
   if (is_shared("libstdc++.so.6", "_ZSt4cerr") && is_shared("libc.so.6", "malloc")) flags |= RTLD_DEEPBIND;
 #endif
   void *library = dlopen(EQACCEL_MODEL_LIBRARY, flags);
-  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_1"));
+  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_2"));
   if (!load_model) failure = dlerror();
   stop_if_any(failure.empty() ? failure
                               : "pair_style eqaccel: can not load eqaccel (" + failure +
@@ -117,6 +129,7 @@ void PairEqaccel::coeff(int narg, char **arg)
     options.device = device.c_str();
     options.local_rank = rank_on_host;
     options.threads = threads;
+    options.allow_native_code = native_code;
     model.reset(load_model(&options));
   } catch (const std::exception &exception) {
     failure = std::string("pair_coeff of eqaccel: ") + exception.what();
@@ -166,10 +179,16 @@ int PairEqaccel::local_rank() const
   return rank;
 }
 
-void PairEqaccel::stop_if_any(const std::string &message)
+int PairEqaccel::first_rank_with(const std::string &message) const
 {
   int mine = message.empty() ? comm->nprocs : comm->me, first = 0;
   MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, world);
+  return first;
+}
+
+void PairEqaccel::stop_if_any(const std::string &message)
+{
+  const int first = first_rank_with(message);
   if (first == comm->nprocs) return;
   int length = static_cast<int>(message.size());
   MPI_Bcast(&length, 1, MPI_INT, first, world);
@@ -182,10 +201,7 @@ void PairEqaccel::stop_if_any(const std::string &message)
 void PairEqaccel::init_style()
 {
   if (!force->newton_pair) error->all(FLERR, "pair_style eqaccel needs newton on: forces on ghosts are sent home");
-  if (atom->nbonds > 0)
-    for (int k = 1; k < 4; ++k)
-      if (force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0)
-        error->all(FLERR, "pair_style eqaccel needs all pairs: set special_bonds lj/coul 1.0 1.0 1.0");
+  warn_of_exclusions();
   stop_if_any(check_positions());
   neighbor->add_request(this, NeighConst::REQ_FULL);
   owners_known = false;
@@ -204,12 +220,73 @@ double PairEqaccel::init_one(int i, int j)
 void PairEqaccel::compute(int eflag, int vflag)
 {
   ev_init(eflag, vflag);
-  if (neighbor->ago == 0 || !owners_known) nodes.find_owners();
+  if (neighbor->ago == 0 || !owners_known) {
+    nodes.find_owners();
+    missing.find(list, element_of_type);
+  }
   owners_known = true;
-  stop_if_any(collect_edges());
+  choose_atoms();
+  if (rejects(collect_edges())) return;
   evaluate();
-  stop_if_any(check_results());
+  if (rejects(check_results())) return;
   add_results();
+}
+
+bool PairEqaccel::rejects(const std::string &message)
+{
+  if (!is_trial_move()) {
+    stop_if_any(message);
+    return false;
+  }
+  if (first_rank_with(message) == comm->nprocs) return false;
+  if (eflag_global && comm->me == 0) eng_vdwl += rejected_energy;
+  return true;
+}
+
+// A fix that moves or inserts atoms to see what energy they would have says until it is done that lists are to be built
+// in this very step. What it then leaves behind is computed once more, as every step is, and must be sound.
+bool PairEqaccel::is_trial_move() const
+{
+  for (const char *style : {"^gcmc", "^widom", "^charge/regulation"})
+    for (const Fix *fix : modify->get_fix_by_style(style))
+      if (fix->next_reneighbor == update->ntimestep) return true;
+  return false;
+}
+
+// A step has no edges where `neigh_modify exclude` took them away, which is another energy than the model's.
+void PairEqaccel::warn_of_exclusions() const
+{
+  bool found = false;
+  for (int m = 0; m < neighbor->nex_type; ++m) found |= setflag[neighbor->ex1_type[m]][neighbor->ex2_type[m]] != 0;
+  // Fixes keep groups for exclusions that are empty but for a moment, so groups count by who is in them.
+  const auto present = [this](int number) {
+    int here = 0, anywhere = 0;
+    for (int i = 0; i < atom->nlocal; ++i)
+      here |= (atom->mask[i] & group->bitmask[number]) && element_of_type[atom->type[i]] >= 0;
+    MPI_Allreduce(&here, &anywhere, 1, MPI_INT, MPI_MAX, world);
+    return anywhere != 0;
+  };
+  for (int m = 0; m < neighbor->nex_group; ++m)
+    found |= present(neighbor->ex1_group[m]) && present(neighbor->ex2_group[m]);
+  for (int m = 0; m < neighbor->nex_mol; ++m) found |= present(neighbor->ex_mol_group[m]);
+  if (found && comm->me == 0)
+    error->warning(FLERR, "pair_style eqaccel: neigh_modify exclude takes neighbours from atoms of the model, so that "
+                          "its energy and forces are not those of all atoms; to hold atoms still, leave them out of "
+                          "the group of the integrator, or fix setforce 0 0 0");
+}
+
+// An atom that is excluded from all others is taken out of the system, as fix gcmc does to see what energy is left
+// without it: not even its constant energy counts.
+void PairEqaccel::choose_atoms()
+{
+  int absent = 0;
+  for (int m = 0; m < neighbor->nex_group; ++m) {
+    if (neighbor->ex2_group[m] == 0) absent |= group->bitmask[neighbor->ex1_group[m]];    // 0: the group "all"
+    if (neighbor->ex1_group[m] == 0) absent |= group->bitmask[neighbor->ex2_group[m]];
+  }
+  takes_part.resize(atom->nlocal + atom->nghost);
+  for (size_t i = 0; i < takes_part.size(); ++i)
+    takes_part[i] = element_of_type[atom->type[i]] >= 0 && !(atom->mask[i] & absent);
 }
 
 // A comparison with NaN is false, so an atom without a place would lose its edges in silence.
@@ -227,31 +304,37 @@ std::string PairEqaccel::collect_edges()
 {
   std::string message = check_positions();
   if (!message.empty()) return message;
-  const double *const *x = atom->x;
-  const double cutoff = model->info().cutoff, cutoff_sq = cutoff * cutoff;
-  nodes.start(element_of_type);
+  nodes.start(takes_part);
   senders.clear();
   receivers.clear();
   sending_atoms.clear();
   vectors.clear();
   for (int ii = 0; ii < list->inum; ++ii) {
     const int i = list->ilist[ii];
-    for (int jj = 0; jj < list->numneigh[i]; ++jj) {
-      const int j = list->firstneigh[i][jj] & NEIGHMASK;
-      const double d[3] = {x[i][0] - x[j][0], x[i][1] - x[j][1], x[i][2] - x[j][2]};
-      const double distance_sq = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
-      if (!(distance_sq < cutoff_sq)) continue;
-      if (distance_sq < overlap * overlap)
-        return fmt::format("pair_style eqaccel: {} and {} overlap at step {}: they are {:.3} angstrom apart", name(i),
-                           name(j), update->ntimestep, std::sqrt(distance_sq));
-      senders.push_back(nodes.node(j));
-      receivers.push_back(nodes.node(i));
-      sending_atoms.push_back(j);
-      vectors.insert(vectors.end(), d, d + 3);
-    }
+    for (int jj = 0; jj < list->numneigh[i] && message.empty(); ++jj)
+      message = add_edge(i, list->firstneigh[i][jj] & NEIGHMASK);
   }
+  for (const auto &[i, j] : missing.pairs())
+    if (message.empty()) message = add_edge(i, j);
   types.clear();
   for (int i : nodes.atoms()) types.push_back(element_of_type[atom->type[i]]);
+  return message;
+}
+
+std::string PairEqaccel::add_edge(int i, int j)
+{
+  const double *const *x = atom->x;
+  const double cutoff = model->info().cutoff;
+  const double d[3] = {x[i][0] - x[j][0], x[i][1] - x[j][1], x[i][2] - x[j][2]};
+  const double distance_sq = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
+  if (!(distance_sq < cutoff * cutoff) || !takes_part[i] || !takes_part[j]) return "";
+  if (distance_sq < overlap * overlap)
+    return fmt::format("pair_style eqaccel: {} and {} overlap at step {}: they are {:.3} angstrom apart", name(i),
+                       name(j), update->ntimestep, std::sqrt(distance_sq));
+  senders.push_back(nodes.node(j));
+  receivers.push_back(nodes.node(i));
+  sending_atoms.push_back(j);
+  vectors.insert(vectors.end(), d, d + 3);
   return "";
 }
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// pair_style eqaccel [device cpu|cuda|cuda:N] [threads N]
+// pair_style eqaccel [device cpu|cuda|cuda:N] [threads N] [native_code yes|no]
 // pair_coeff * * model.pt element1 element2 ...
 #ifndef LMP_PAIR_EQACCEL_H
 #define LMP_PAIR_EQACCEL_H
 
 #include "eqaccel/model.h"
+#include "missing_neighbors.h"
 #include "pair.h"
 #include "rank_nodes.h"
 
@@ -39,24 +40,35 @@ class PairEqaccel : public Pair {
   int local_rank() const;
   std::string name(int atom) const;
 
+  void warn_of_exclusions() const;
+
   // A step in parts. Those that return a string say what is wrong, or nothing.
+  void choose_atoms();
   std::string check_positions() const;
   std::string collect_edges();
+  std::string add_edge(int i, int j);
   void evaluate();
   std::string check_results() const;
   void add_results();
+  // Collective: if any rank has a message, a trial move is rejected (true), and else all ranks stop with the first one.
+  bool rejects(const std::string &message);
+  bool is_trial_move() const;
   // Collective: if any rank has a message, all ranks stop with that of the first.
   void stop_if_any(const std::string &message);
+  int first_rank_with(const std::string &message) const;
 
   Loader load_model = nullptr;
   std::string device = "cpu";
   int threads = 1;
+  bool native_code = true;
   std::unique_ptr<eqaccel::Model> model;
   std::vector<int> element_of_type;    // index into the model's type names, -1: left to another sub-style
   double energy_unit = 1.0;            // an eV in the energy unit of the simulation
 
   RankNodes nodes;
+  MissingNeighbors missing;
   bool owners_known = false;
+  std::vector<char> takes_part;    // of every atom: whether it has an element and is not taken out of the system
 
   // edges and results of this step
   std::vector<int64_t> types, senders, receivers;

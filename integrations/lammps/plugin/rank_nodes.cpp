@@ -68,13 +68,13 @@ void RankNodes::find_owners()
   }
 }
 
-void RankNodes::start(const std::vector<int> &element_of_type)
+void RankNodes::start(const std::vector<char> &takes_part)
 {
   const int nlocal = lmp->atom->nlocal;
   node_of_atom.assign(original.size(), -1);
   atom_of_node.clear();
   for (int i = 0; i < nlocal; ++i) {
-    if (element_of_type[lmp->atom->type[i]] < 0) continue;
+    if (!takes_part[i]) continue;
     node_of_atom[i] = static_cast<int64_t>(atom_of_node.size());
     atom_of_node.push_back(i);
   }

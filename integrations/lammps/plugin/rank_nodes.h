@@ -28,9 +28,9 @@ class RankNodes final : public eqaccel::GhostExchange {
   // Finds the owner of every ghost. All ranks call this together, whenever the ghosts have changed.
   void find_owners();
 
-  // Starts the numbering of a step: the local atoms of the types that have an element, in order.
-  void start(const std::vector<int> &element_of_type);
-  // The node of an atom that has an element; a ghost becomes a node when it is first asked for.
+  // Starts the numbering of a step: the local atoms that take part, in order.
+  void start(const std::vector<char> &takes_part);
+  // The node of an atom that takes part; a ghost becomes a node when it is first asked for.
   int64_t node(int atom);
   int64_t num_local() const { return local; }
   const std::vector<int> &atoms() const { return atom_of_node; }    // the atom of every node
