@@ -19,6 +19,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "EQACCEL_CACHE_DIR": "folder of compiled kernels (default: $XDG_CACHE_HOME/eqaccel or ~/.cache/eqaccel)",
         "EQACCEL_DUMP": "folder to write plan, source, compile log and resource use of every kernel to (default: none)",
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
+        "EQACCEL_SHARED_KIB": "shared memory of a GPU block, to run kernels of smaller GPUs (default: the device's)",
         "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
         "EQACCEL_CXX": "host C++ compiler of the CPU backend (default: $CXX, else the first one found)",
         "EQACCEL_NVRTC": "path of the libnvrtc to load (default: the one that came with torch or the CUDA toolkit)",
