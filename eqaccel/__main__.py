@@ -66,9 +66,10 @@ def _cache(options: argparse.Namespace) -> str:
 
 
 def _show(options: argparse.Namespace) -> str:
-    from eqaccel.codegen import source
+    from eqaccel import runtime
+    from eqaccel.codegen import payload, source, travelling_plan
     from eqaccel.errors import SpecError
-    from eqaccel.plan import TARGETS, Direction, host_target, make_plan
+    from eqaccel.plan import TARGETS, Direction, host_target
     from eqaccel.spec import TensorProductSpec
 
     sides = options.irreps_in1, options.irreps_in2, options.irreps_out
@@ -78,8 +79,13 @@ def _show(options: argparse.Namespace) -> str:
     if options.target and options.target not in TARGETS:
         raise SpecError(f"--target: expected one of {', '.join(TARGETS)}, got {options.target!r}")
     target = TARGETS[options.target] if options.target else host_target()
-    plan = make_plan(spec, Direction(options.direction), target, 4 if options.dtype == "float32" else 8)
-    return plan.explain() if options.stage == "plan" else source(plan)
+    plan = travelling_plan(spec, Direction(options.direction), target, 4 if options.dtype == "float32" else 8)
+    if options.stage == "plan":
+        return plan.explain()
+    if not target.is_gpu:
+        return source(plan)
+    backend = "hip" if target.name.startswith("gfx") else "cuda"
+    return runtime.Program(payload(spec)[0]).source(backend, options.dtype, options.direction, target.name)
 
 
 def _export(options: argparse.Namespace) -> str:

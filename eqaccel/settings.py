@@ -20,6 +20,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "EQACCEL_CACHE_LIMIT": "MiB of compiled kernels to keep, 0: all; those not used for longest go (default: 2048)",
         "EQACCEL_DUMP": "folder to write plan, source, compile log and resource use of every kernel to (default: none)",
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
+        "EQACCEL_SHARED_KIB": "shared memory of a GPU block, to run kernels of smaller GPUs (default: the device's)",
         "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
         "EQACCEL_CXX": "host C++ compiler of the CPU backend (default: $CXX, else the first one found)",
         "EQACCEL_COMPILE_LIMIT": "seconds after which the host C++ compiler is ended, as one that hangs (default: 600)",

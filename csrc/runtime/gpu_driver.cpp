@@ -1,9 +1,11 @@
 #include "gpu_driver.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "dynamic_library.h"
+#include "targets.h"
 
 namespace eqaccel {
 namespace {
@@ -172,7 +174,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
             arch,
             attribute(cuda_multiprocessors),
             attribute(cuda_warp_size),
-            attribute(cuda_shared_bytes_per_block),
+            int(std::min<int64_t>(attribute(cuda_shared_bytes_per_block), shared_bytes_limit())),
             attribute(cuda_shared_bytes_per_multiprocessor),
             attribute(cuda_registers_per_multiprocessor),
             attribute(cuda_major) >= 9 && table_->launch_with != nullptr};
@@ -184,8 +186,14 @@ DeviceInfo GpuDriver::read_device(int device) const {
   for (const char* at = rest; at + 256 < rest + sizeof properties->rest; ++at) {
     if (std::memcmp(at, "gfx", 3) != 0) continue;
     const int shared = int(properties->shared_bytes_per_block);
-    return {properties->name, at, properties->multiprocessors, properties->warp_size, shared, shared,
-            properties->registers_per_block, false};
+    return {properties->name,
+            at,
+            properties->multiprocessors,
+            properties->warp_size,
+            int(std::min<int64_t>(shared, shared_bytes_limit())),
+            shared,
+            properties->registers_per_block,
+            false};
   }
   throw std::runtime_error("hip: the runtime does not tell the architecture of device " + std::to_string(device));
 }

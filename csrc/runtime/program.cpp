@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <set>
 
 #include "cache.h"
@@ -93,26 +94,74 @@ std::string Program::plan(Backend backend, Scalar scalar, Direction direction, c
 
 std::string Program::sealed_target(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   for (const std::string& target : usable_targets(backend, arch)) {
-    if (entries_.count(target_entry("binary", target, scalar, direction))) return target;
+    if (!entries_.count(target_entry("binary", target, scalar, direction))) continue;
+    // A later minor revision may have less shared memory than the one that the binary was made for.
+    if (backend == Backend::cpu ||
+        shared_bytes(target_body(backend, scalar, direction, target)) <= available_shared_bytes(backend, arch))
+      return target;
   }
   return "";
+}
+
+int64_t Program::shared_bytes(const std::string& body) const {
+  const auto kernels = numbers_.find(body + "/kernels");
+  int64_t most = 0;  // where the numbers say nothing, as for polynomials
+  for (int64_t n = 0; kernels != numbers_.end() && n < kernels->second; ++n)
+    most = std::max(most, number(body + "/" + std::to_string(n) + "/shared_bytes"));
+  return most;
+}
+
+int64_t Program::available_shared_bytes(Backend backend, const std::string& arch) const {
+  constexpr int64_t unlimited = std::numeric_limits<int64_t>::max();
+  if (arch.empty()) return unlimited;
+  const auto known = numbers_.find("shared_bytes/" + arch.substr(0, arch.find(':')));
+  if (known != numbers_.end()) return std::min(known->second, shared_bytes_limit());
+  for (int device = 0; device < GpuDriver::device_count(backend); ++device) {
+    const DeviceInfo& info = GpuDriver::get(backend).device(device);
+    if (info.arch == arch) return info.shared_bytes_per_block;
+  }
+  return 0;  // of an architecture that nothing is known of: whatever takes least
+}
+
+std::string Program::target_body(Backend backend, Scalar scalar, Direction direction, const std::string& target) const {
+  const std::string tuned = target_entry("tuned", target, scalar, direction);
+  if (entries_.count(tuned)) return tuned;
+  if (backend == Backend::cpu) return std::string("cpu/") + name(direction);
+  const std::string ending = std::string("/") + name(direction) + "/" + name(scalar);
+  const int64_t available = available_shared_bytes(backend, target);
+  std::string fitting, smallest;
+  for (const auto& [entry, text] : entries_) {
+    const bool is_body = entry.rfind("gpu", 0) == 0 && entry.size() > ending.size() &&
+                         entry.compare(entry.size() - ending.size(), ending.size(), ending) == 0;
+    if (!is_body) continue;
+    const int64_t taken = shared_bytes(entry);
+    if (smallest.empty() || taken < shared_bytes(smallest)) smallest = entry;
+    if (taken <= available && (fitting.empty() || taken > shared_bytes(fitting))) fitting = entry;
+  }
+  if (!fitting.empty()) return fitting;
+  if (!smallest.empty() && available == 0) return smallest;
+  throw CompileError(std::string("no plan of the ") + name(scalar) + " " + name(direction) + " kernel fits the " +
+                         std::to_string(available) + " bytes of shared memory of a block of " + target +
+                         ": divide the channels of the tensor product among several" +
+                         (scalar == Scalar::float64 ? ", or run it in float32" : ""),
+                     "");
 }
 
 std::string Program::body(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   // A binary was made from the body of its own target, and is launched with the numbers of that.
   std::string target = sealed_target(backend, scalar, direction, arch);
   if (target.empty()) target = usable_targets(backend, arch).front();
-  const std::string tuned = target_entry("tuned", target, scalar, direction);
-  if (entries_.count(tuned)) return tuned;
-  if (backend == Backend::cpu) return std::string("cpu/") + name(direction);
-  return std::string("gpu/") + name(direction) + "/" + name(scalar);
+  return target_body(backend, scalar, direction, target);
 }
 
 std::string Program::source(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   // Preludes leave out what a direction does not need.
   const std::string text = "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n#define EQ_SCALAR " +
                      (scalar == Scalar::float32 ? "float" : "double") + "\n";
-  return text + entry(std::string("prelude/") + name(backend)) + entry(body(backend, scalar, direction, arch));
+  const std::string of = body(backend, scalar, direction, arch);
+  const auto code = numbers_.find(of + "/code");
+  return text + entry(std::string("prelude/") + name(backend)) + entry(of) +
+         (code == numbers_.end() ? "" : entry("code/" + std::to_string(code->second)));
 }
 
 const std::string& Program::entry(const std::string& name) const {

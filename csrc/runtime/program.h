@@ -58,10 +58,14 @@ struct Compiled {
 // Payload: the line "EQACCEL-PAYLOAD 1\n", then entries "<name> <size>\n<size bytes>\n". Entries:
 //   meta                                     "key=value" lines: abi, x_dim, y_dim, z_dim, w_dim, and for each GPU body
 //                                            "<entry>/kernels", and for each of these kernels "<entry>/<n>/threads",
-//                                            "<entry>/<n>/shared_bytes" and "<entry>/<n>/edges_held"
+//                                            "<entry>/<n>/shared_bytes" and "<entry>/<n>/edges_held"; "<entry>/code"
+//                                            where an entry code/<number> follows it in the source; and
+//                                            "shared_bytes/<architecture>", which a block may take there
 //   prelude/<backend>                        text in front of every body of that backend
 //   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
-//   gpu/<direction>/<scalar>                 body for CUDA and HIP
+//   gpu<class>/<direction>/<scalar>          body for CUDA and HIP; a device takes, of all classes, the body that takes
+//                                            most of the shared memory that it has
+//   code/<number>                            what bodies of several classes or scalars have in common, their second part
 //   tuned/<target>/<direction>/<scalar>      body for one CPU target or GPU architecture, which takes it instead of the
 //                                            above; may be absent
 //   binary/<target>/<direction>/<scalar>     compiled ahead of time for a target of targets.h, taken where it runs; may
@@ -99,6 +103,12 @@ class Program {
  private:
   struct Tools;
   static Tools find_tools(Backend);  // throws MissingCompilerError
+  // Shared memory of a GPU block: what a body takes, and what an architecture has as far as it is known here.
+  int64_t shared_bytes(const std::string& body) const;
+  int64_t available_shared_bytes(Backend, const std::string& arch) const;
+  // Name of the body that is made for a target: of those for GPUs, the one that takes most of the shared memory it has.
+  // Throws CompileError if none fits.
+  std::string target_body(Backend, Scalar, Direction, const std::string& target) const;
   // The target whose binary in the payload runs on an architecture; "" if there is none.
   std::string sealed_target(Backend, Scalar, Direction, const std::string& arch) const;
   std::string plan(Backend, Scalar, Direction, const std::string& arch) const;  // in words, "" if absent

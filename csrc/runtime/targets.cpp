@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <sstream>
 #include <stdexcept>
+
+#include "diagnostics.h"
 
 namespace eqaccel {
 namespace {
@@ -85,6 +89,18 @@ std::vector<std::string> usable_targets(Backend backend, const std::string& arch
     for (char minor = arch.back() - 1; minor >= '0'; --minor) usable.push_back(major + minor);
   }
   return usable;
+}
+
+int64_t shared_bytes_limit() {
+  const std::string value = environment("EQACCEL_SHARED_KIB");
+  if (value.empty()) return std::numeric_limits<int64_t>::max();
+  int64_t kib = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), kib);
+  if (error != std::errc() || end != value.data() + value.size() || kib < 1 || kib > 1024) {
+    throw std::invalid_argument("environment variable EQACCEL_SHARED_KIB: expected a whole number from 1 to 1024, got '" +
+                                value + "'");
+  }
+  return kib * 1024;
 }
 
 }  // namespace eqaccel

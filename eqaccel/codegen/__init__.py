@@ -6,7 +6,17 @@ product and travel inside a module. Knows plans; must not know torch, compilers 
 
 from eqaccel.codegen.body import print_body
 from eqaccel.codegen.matrix_product import matrix_payload
-from eqaccel.codegen.payload import payload, payload_key, prelude, source
+from eqaccel.codegen.payload import gpu_plans, payload, payload_key, prelude, source, travelling_plan
 from eqaccel.codegen.polynomial import polynomial_payload
 
-__all__ = ["matrix_payload", "payload", "payload_key", "polynomial_payload", "prelude", "print_body", "source"]
+__all__ = [
+    "gpu_plans",
+    "matrix_payload",
+    "payload",
+    "payload_key",
+    "polynomial_payload",
+    "prelude",
+    "print_body",
+    "source",
+    "travelling_plan",
+]

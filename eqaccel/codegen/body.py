@@ -29,6 +29,29 @@ def print_body(plan: Plan) -> str:
     Returns:
         C++ text that follows the prelude of the target's backend in a translation unit.
     """
+    return print_launch(plan) + print_code(plan) if plan.target.is_gpu else print_code(plan)
+
+
+def print_launch(plan: Plan) -> str:
+    """The first part of a GPU body: how each kernel fills a block. Plans that differ in no more have the same code."""
+    lines = ["namespace {"]
+    for kernel in plan.kernels:
+        lines += [
+            f"namespace kernel{kernel.number} {{",
+            "struct Launch {",
+            f"  static constexpr int stages = {kernel.stages}, edges_per_stage = {kernel.edges_per_stage};",
+            f"  static constexpr int blocks_per_sm = {kernel.blocks_per_sm}, shared_bytes = {kernel.shared_bytes()};",
+            f"  static constexpr int warps = {kernel.warps}, sums = {kernel.all_sums};",
+        ]
+        for number, segment in enumerate(kernel.segments):
+            sums = kernel.sums(segment)
+            lines.append(f"  static constexpr int members{number} = {segment.members}, sums{number} = {sums};")
+        lines += ["};", "}"]
+    return "\n".join([*lines, "}  // namespace", "", ""])
+
+
+def print_code(plan: Plan) -> str:
+    """The rest of a body: what is computed; on a GPU it follows `print_launch` of this plan, or of one like it."""
     lines = _units(plan)
     for kernel in plan.kernels:
         lines += [
@@ -135,7 +158,7 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
         "    return offsets[component];",
         "  }",
     ]
-    lines += _teams(plan, segment) if plan.target.is_gpu else []
+    lines += _teams(number, segment) if plan.target.is_gpu else []
     if plan.direction is Direction.FORWARD:
         if not plan.target.is_gpu:
             lines += _fetches(plan, number)
@@ -171,13 +194,14 @@ def _fetches(plan: KernelPlan, number: int) -> list[str]:
     return [f"  static constexpr int first_fetch = {first}, end_fetch = {end};"]
 
 
-def _teams(plan: KernelPlan, segment: Segment) -> list[str]:
-    sums = plan.sums(segment)
-    lines = [f"  static constexpr int teams = {segment.teams}, members = {segment.members}, sums = {sums};"]
-    if segment.members > 1:  # a component that is not known when the text is compiled
-        table = _table("int", map(str, segment.z_offsets), "component")
-        lines.append(f"  static EQ_FN int z_offset_at(int component) {{ {table} }}")
-    return lines
+def _teams(number: int, segment: Segment) -> list[str]:
+    # z_offset_at is of a component that is not known when the text is compiled; teams of several warps need it.
+    table = _table("int", map(str, segment.z_offsets), "component")
+    return [
+        f"  static constexpr int teams = {segment.teams}, members = Launch::members{number};",
+        f"  static constexpr int sums = Launch::sums{number};",
+        f"  static EQ_FN int z_offset_at(int component) {{ {table} }}",
+    ]
 
 
 def _x_at(plan: KernelPlan, offset: int) -> str:
@@ -408,7 +432,9 @@ def _gpu_tables(plan: KernelPlan) -> list[str]:
     granule = math.gcd(plan.spec.x_dim, plan.spec.weight_numel, *(n for p in pieces for n in (p.offset, p.length)))
     copied = sum(piece.length for piece in pieces)
     return [
-        f"  static constexpr int warps = {plan.warps}, teams = {plan.teams}, sums = {plan.all_sums};",
+        "  static constexpr int stages = Launch::stages, edges_per_stage = Launch::edges_per_stage;",
+        "  static constexpr int blocks_per_sm = Launch::blocks_per_sm, shared_bytes = Launch::shared_bytes;",
+        f"  static constexpr int warps = Launch::warps, teams = {plan.teams}, sums = Launch::sums;",
         f"  static constexpr bool adds = {str(plan.number > 0).lower()};  // to the gradients of y of kernels before",
         f"  static constexpr int x_staged = {staged(plan.x_pieces)}, w_staged = {staged(plan.w_pieces)};",
         f"  static constexpr int x_pieces = {len(plan.x_pieces)}, pieces = {len(pieces)}, copied = {copied};",
@@ -417,8 +443,6 @@ def _gpu_tables(plan: KernelPlan) -> list[str]:
         f"  static constexpr int single = {len(plan.single_terms)};  // entries of one term; then those of several",
         f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
         f"  static EQ_FN Term term(int n) {{ {_table('Term', table)} }}",
-        f"  static constexpr int stages = {plan.stages}, "
-        f"edges_per_stage = {plan.edges_per_stage}, blocks_per_sm = {plan.blocks_per_sm};",
     ]
 
 

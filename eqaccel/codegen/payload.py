@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -9,14 +10,13 @@ from collections.abc import Mapping
 from importlib import resources
 
 from eqaccel.codegen import check
-from eqaccel.codegen.body import print_body
-from eqaccel.plan import TARGETS, Direction, Plan, TunedKernel, host_target, make_plan
+from eqaccel.codegen.body import print_body, print_code, print_launch
+from eqaccel.errors import UnsupportedError
+from eqaccel.plan import MACHINE_CLASSES, TARGETS, Direction, Plan, Target, TunedKernel, host_target, make_plan
 from eqaccel.spec import TensorProductSpec
 
 _SCALAR_BYTES = {"float32": 4, "float64": 8}
 _SCALARS = {number: name for name, number in _SCALAR_BYTES.items()}
-# GPU plans hold for every architecture of a kind; the body asks the compiler for the rest.
-_GPU_TARGET = TARGETS["sm_90"]
 
 
 @functools.lru_cache(maxsize=256)
@@ -37,30 +37,63 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     meta = {"abi": abi_number(), "x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
     meta["w_dim"] = spec.weight_numel
     meta["covers_all"] = int(_covers_all(spec))
+    meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
     entries["check/blocks"] = check.blocks(spec)
+    codes: dict[str, int] = {}
     for direction in Direction:
         plan = make_plan(spec, direction, host_target(), 4)
-        _add_body(entries, f"cpu/{direction.value}", plan)
+        _add_body(entries, f"cpu/{direction.value}", plan, print_body(plan))
         entries[f"check/{direction.value}"] = check.figures(plan)
         for scalar, scalar_bytes in _SCALAR_BYTES.items():
-            name = f"gpu/{direction.value}/{scalar}"
-            plan = make_plan(spec, direction, _GPU_TARGET, scalar_bytes)
-            _add_body(entries, name, plan)
-            meta |= _launch_numbers(name, plan)
+            for plan in gpu_plans(spec, direction, scalar_bytes):
+                name = f"{plan.target.name}/{direction.value}/{scalar}"
+                _add_body(entries, name, plan, print_launch(plan))
+                meta |= _launch_numbers(name, plan)
+                # Machines, and the two scalars, differ in launches more often than in code, which is long.
+                meta[f"{name}/code"] = codes.setdefault(print_code(plan), len(codes))
+    entries |= {f"code/{number}": text for text, number in codes.items()}
     for kernel in tuned:
         plan = make_plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
         name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{_SCALARS[kernel.scalar_bytes]}"
-        _add_body(entries, name, plan)
+        _add_body(entries, name, plan, print_body(plan))
         if kernel.target.is_gpu:
             meta |= _launch_numbers(name, plan)
     entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
     return pack(entries)
 
 
-def _add_body(entries: dict[str, str], name: str, plan: Plan) -> None:
-    entries[name] = print_body(plan)
+def _add_body(entries: dict[str, str], name: str, plan: Plan, text: str) -> None:
+    entries[name] = text
     # What EQACCEL_DUMP writes beside a source, also where no Python is: some kilobytes, where a body has tens of them.
     entries[f"plan/{name}"] = plan.explain() + "\n"
+
+
+def gpu_plans(spec: TensorProductSpec, direction: Direction, scalar_bytes: int) -> list[Plan]:
+    """The plans of a kernel that travel in its payload, the one that takes most shared memory first.
+
+    A device runs the first one that fits it; a class of machines has a plan of its own only where those of larger ones
+    do not fit it.
+    """
+    plans: list[Plan] = []
+    for target in MACHINE_CLASSES:
+        if any(plan.shared_bytes() <= target.shared_bytes for plan in plans):
+            continue
+        with contextlib.suppress(UnsupportedError):  # the runtime says so where it is asked for a kernel
+            plans.append(make_plan(spec, direction, target, scalar_bytes))
+    return plans
+
+
+def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> Plan:
+    """The plan of the kernel that a target runs: on a GPU the one in its payload for machines of the target's class.
+
+    Raises:
+        UnsupportedError: If there is none, because the target has too little shared memory.
+    """
+    if target.is_gpu:
+        for plan in gpu_plans(spec, direction, scalar_bytes):
+            if plan.shared_bytes() <= target.shared_bytes:
+                return plan
+    return make_plan(spec, direction, target, scalar_bytes)
 
 
 def pack(entries: Mapping[str, str]) -> tuple[bytes, int]:

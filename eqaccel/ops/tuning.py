@@ -7,7 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from eqaccel import runtime
 from eqaccel.codegen import payload, source
 from eqaccel.errors import CacheWarning, TuningError, TuningWarning
 from eqaccel.ops.trials import Problem, Task, call, medians, scales, small_problem, typical_problem
-from eqaccel.plan import TARGETS, Target, TunedKernel, Tuning, candidates, host_target, make_plan
+from eqaccel.plan import Target, TunedKernel, Tuning, candidates, host_target, make_plan
 from eqaccel.testing import ERROR_CONSTANT
 
 _NEEDED_GAIN = 1.03
@@ -179,9 +179,8 @@ def _processor(backend: str, device: int) -> tuple[Target, str]:
     if backend == "cpu":
         return host_target(), f"{host_target().name} {runtime.host_target()}"
     found = (runtime.hip_devices if backend == "hip" else runtime.cuda_devices)()[device]
-    alike = TARGETS.get(found["arch"], TARGETS["gfx90a" if backend == "hip" else "sm_90"])
-    target = replace(alike, name=found["arch"], shared_bytes=found["shared_bytes_per_block"])
-    return target, f"{found['arch']} {found['name']}"
+    target = Target(found["arch"], True, shared_bytes=found["shared_bytes_per_block"])
+    return target, f"{found['arch']} {found['name']} {found['shared_bytes_per_block']}"
 
 
 def _compiler(backend: str) -> str:

@@ -21,10 +21,11 @@ from eqaccel.plan.model import (
 )
 from eqaccel.plan.polynomial import execute_polynomial
 from eqaccel.plan.reference import execute
-from eqaccel.plan.target import TARGETS, Target, host_target
+from eqaccel.plan.target import MACHINE_CLASSES, TARGETS, Target, host_target
 from eqaccel.plan.tuning import UNTUNED, TunedKernel, Tuning
 
 __all__ = [
+    "MACHINE_CLASSES",
     "TARGETS",
     "UNTUNED",
     "Block",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from eqaccel.errors import UnsupportedError
 from eqaccel.plan.matrices import edge_matrices
 from eqaccel.plan.model import (
     Block,
@@ -62,6 +63,7 @@ def make_plan(
 
     Raises:
         TuningError: If the target cannot run what the tuning asks for.
+        UnsupportedError: If the rows of a path do not fit the shared memory of the target.
     """
     cpu_forward = not target.is_gpu and direction is Direction.FORWARD
     matrices, matrix_of = edge_matrices(spec, distinct=target.is_gpu or cpu_forward, by_entry=cpu_forward)
@@ -112,15 +114,41 @@ class _Builder(Purpose):
         return segments
 
     def gpu_kernels(self) -> list[KernelPlan]:
-        """As few kernels as the instruction cache allows; none where there are no paths."""
+        """As few kernels as the instruction cache and the shared memory allow; none where there are no paths.
+
+        Raises:
+            UnsupportedError: If a path on its own takes more shared memory than the target has.
+        """
         kernels: list[KernelPlan] = []
         for numbers in self._code_of_kernels():
-            segments = [
-                replace(segment, blocks=tuple(replace(b, adds=_reads(kernels, b.x_offset)) for b in segment.blocks))
-                for segment in self._gpu_segments(numbers)
-            ]
-            kernels.append(self.tuning.pipeline(_with_pipeline(self.kernel(len(kernels), segments))))
+            for fitting in self._that_fit(numbers):
+                kernels.append(self.tuning.pipeline(self._gpu_kernel(fitting, kernels)))
         return kernels
+
+    def _gpu_kernel(self, numbers: Sequence[int], before: Sequence[KernelPlan]) -> KernelPlan:
+        segments = [
+            replace(segment, blocks=tuple(replace(b, adds=_reads(before, b.x_offset)) for b in segment.blocks))
+            for segment in self._gpu_segments(numbers)
+        ]
+        return _with_pipeline(self.kernel(len(before), segments))
+
+    def _that_fit(self, numbers: Sequence[int]) -> list[list[int]]:
+        """These paths in parts whose rows fit the shared memory, which holds what the paths of a kernel read."""
+        taken = self._gpu_kernel(numbers, ()).shared_bytes()
+        if taken <= self.target.shared_bytes:
+            return [list(numbers)]
+        units = self._units(numbers)
+        if len(units) == 1:
+            units = self._units(numbers, share_x=True)
+        if len(units) == 1:
+            limit = f"the {self.target.shared_bytes} bytes of shared memory of {self.target.name}"
+            kernel = f"the {self.direction.value} kernel of {8 * self.scalar_bytes} bits"
+            raise UnsupportedError(
+                f"spec: expected rows that fit {limit}, got a path {self.spec.paths[numbers[0]]} that takes {taken} in "
+                f"{kernel}: divide its channels among several tensor products"
+            )
+        halves = _split(units, -(-self._cost(numbers) // 2), self._cost, self._cost)
+        return [part for half in halves for part in self._that_fit(half)]
 
     def _code_of_kernels(self) -> list[list[int]]:
         """The paths of each kernel: all of them if their code fits, or else of one multiplicity, as far as it fits."""

@@ -277,6 +277,10 @@ class Plan(Purpose):
         """The segments of all kernels."""
         return tuple(segment for kernel in self.kernels for segment in kernel.segments)
 
+    def shared_bytes(self) -> int:
+        """Shared memory of a GPU block of the kernel that takes most."""
+        return max((kernel.shared_bytes() for kernel in self.kernels), default=0)
+
     def multiply_adds(self) -> int:
         """Multiply-adds per edge over all channels, edge matrices excluded: the arithmetic of the roofline."""
         return sum(segment_work(self.direction, self.matrices, segment) * segment.mul for segment in self.segments)

@@ -15,21 +15,35 @@ class Target:
     Attributes:
         name: "cpu-avx512", "sm_90", "gfx90a", ...
         is_gpu: Whether lanes are threads (True) or SIMD elements (False).
-        registers: Vector registers of a CPU core, or 32-bit registers that a GPU thread may hold.
-        simd_bytes: Bytes of a CPU vector register; 4 on a GPU.
-        shared_bytes: Shared memory that one GPU block may take.
-        multiprocessors: Multiprocessors of a typical device; a running device tells its own number.
-        bulk_copy: Whether rows reach shared memory by the bulk copy engine.
+        registers: Vector registers of a CPU core; 0 on a GPU.
+        simd_bytes: Bytes of a CPU vector register; 0 on a GPU.
+        shared_bytes: Shared memory that one GPU block may take; 0 on a CPU.
     """
 
     name: str
     is_gpu: bool
-    registers: int
-    simd_bytes: int
+    registers: int = 0
+    simd_bytes: int = 0
     shared_bytes: int = 0
-    multiprocessors: int = 0
-    bulk_copy: bool = False
 
+
+_SHARED_KIB = {
+    "sm_75": 64,
+    "sm_80": 163,
+    "sm_86": 99,
+    "sm_87": 163,
+    "sm_89": 99,
+    "sm_90": 227,
+    "sm_100": 227,
+    "sm_103": 227,
+    "sm_110": 227,
+    "sm_120": 99,
+    "sm_121": 99,
+    "gfx90a": 64,
+    "gfx942": 64,
+}
+"""Shared memory that a block may take, by GPU architecture. Source: CUDA C++ Programming Guide, "Compute Capabilities",
+and the local data share in AMD's instruction set manuals."""
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -38,13 +52,15 @@ TARGETS: dict[str, Target] = {
         Target("cpu-avx2", False, registers=16, simd_bytes=32),
         Target("cpu-neon", False, registers=32, simd_bytes=16),
         Target("cpu-generic", False, registers=16, simd_bytes=16),
-        Target("sm_80", True, 255, 4, shared_bytes=163 * 1024, multiprocessors=108),
-        Target("sm_90", True, 255, 4, shared_bytes=227 * 1024, multiprocessors=132, bulk_copy=True),
-        Target("sm_100", True, 255, 4, shared_bytes=227 * 1024, multiprocessors=148, bulk_copy=True),
-        Target("gfx90a", True, 255, 4, shared_bytes=64 * 1024, multiprocessors=104),
-        Target("gfx942", True, 255, 4, shared_bytes=64 * 1024, multiprocessors=304),
+        *(Target(name, True, shared_bytes=kib * 1024) for name, kib in _SHARED_KIB.items()),
     )
 }
+
+MACHINE_CLASSES: tuple[Target, ...] = tuple(
+    Target(f"gpu-{kib}", True, shared_bytes=kib * 1024) for kib in sorted(set(_SHARED_KIB.values()), reverse=True)
+)
+"""The kinds of GPU that plans are made for, the one with the most shared memory first: a plan runs on all that have as
+much. Everything else about a device is asked of it when kernels are compiled and launched."""
 
 
 @functools.lru_cache(maxsize=1)

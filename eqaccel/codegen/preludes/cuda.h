@@ -7,6 +7,11 @@
 #else
 #define EQ_BULK_COPY 0
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define EQ_ASYNC_COPY 1
+#else
+#define EQ_ASYNC_COPY 0
+#endif
 // Plans are measured on sm_90; elsewhere one resident block fewer leaves the registers that its code may need there.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 #define EQ_RESIDENT(blocks) ((blocks) > 1 ? (blocks) - 1 : 1)
@@ -20,6 +25,7 @@ typedef EQ_SCALAR T;
 
 EQ_FN unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
 
+#if EQ_ASYNC_COPY
 // One element from device to shared memory without passing a register; finished by wait_copies.
 EQ_FN void copy_element(T* to, const T* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(sizeof(T)) : "memory");
@@ -32,6 +38,14 @@ template <int pending>
 EQ_FN void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+#else
+// Through registers: finished for this thread at once, and for the block at its next barrier.
+EQ_FN void copy_element(T* to, const T* from) { *to = *from; }
+EQ_FN void copy_16_bytes(T* to, const T* from) { *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from); }
+EQ_FN void commit_copies() {}
+template <int pending>
+EQ_FN void wait_copies() {}
+#endif
 
 #if EQ_BULK_COPY
 // Whole rows by the bulk copy engine, which reports to a barrier in shared memory.

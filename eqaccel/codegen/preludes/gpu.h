@@ -289,6 +289,7 @@ EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
 #define EQ_EXPORT_MAIN(name, P)                                                                                        \
   EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                  \
       name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                                    \
+    static_assert(Layout<P>::bytes == P::shared_bytes, "the plan and the layout count shared memory alike");           \
     extern __shared__ __align__(128) unsigned char shared[];                                                           \
     run_block<P>(o, shares, reinterpret_cast<T*>(shared));                                                             \
   }

@@ -4,7 +4,7 @@ namespace {
 constexpr int tangents = EQ_DIRECTION == 2 ? 2 : 1;
 EQ_FN constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Shared memory of a block, in elements; `KernelPlan.shared_bytes` counts the same.
+// Shared memory of a block, in elements; `KernelPlan.shared_bytes` counts the same, as every kernel asserts.
 template <class P>
 struct Layout {
   static constexpr int edges = P::edges_per_stage, stages = P::stages, threads = 32 * (P::warps > 0 ? P::warps : 1);
@@ -17,6 +17,8 @@ struct Layout {
   static constexpr int barriers = sums + P::sums;
   // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
   static constexpr int id_stages = stages + 3, ids_bytes = 8 * round_up(edges * id_stages, 2);
+  static constexpr int terms_bytes = sizeof(Term) * (P::single + P::terms * P::several);
+  static constexpr int bytes = barriers * sizeof(T) + 8 * round_up(stages, 2) + ids_bytes + terms_bytes;
 };
 
 // The edges of a block, brought to shared memory stage by stage.
@@ -40,7 +42,7 @@ struct Pipeline {
   EQ_FN Pipeline(const eq_operands& o_, T* shared_, int first_, int last_)
       : o(o_), shared(shared_), thread(threadIdx.x), lane(threadIdx.x % 32), warp(threadIdx.x / 32), first(first_),
         last(last_), steps((last_ - first_ + L::edges - 1) / L::edges) {
-    unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * (L::stages + L::stages % 2);
+    unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * round_up(L::stages, 2);
     ids = reinterpret_cast<int2*>(tail);
     terms = reinterpret_cast<Term*>(tail + L::ids_bytes);
     for (int t = thread; t < P::single + P::terms * P::several; t += L::threads) terms[t] = P::term(t);
