@@ -1,4 +1,4 @@
-"""Graphs: the packed order, its errors, and the memory of `packed_index`."""
+"""Graphs: the packed order, and its errors."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 
 from eqaccel import Graph, TensorProductConv, TensorProductSpec
 from eqaccel.errors import GraphError
-from eqaccel.ops.graph import packed_index, packed_rows
 
 SPEC = TensorProductSpec.channelwise("2x0e", "0e", "0e")
 
@@ -109,48 +108,3 @@ def test_gpu_indices_are_checked_on_request(monkeypatch):
     monkeypatch.setenv("EQACCEL_CHECK_INDICES", "1")
     with pytest.raises(GraphError, match="got 5 at position 1"):
         Graph(torch.tensor([0, 5], device="cuda"), torch.tensor([0, 1], device="cuda"), 5)
-
-
-def test_layers_share_one_sort(device):
-    edge_index = torch.stack(random_edges(6, 6, 30, device))
-    first = packed_index(edge_index, 6, 6)
-    assert packed_index(edge_index, 6, 6) is first
-    assert packed_index(edge_index, 7, 6) is not first
-    assert packed_index(first, 6, 6) is first
-
-
-def test_rows_of_one_edge_index_are_remembered_with_it(device):
-    edges = torch.stack([*random_edges(6, 6, 30, device), *random_edges(6, 6, 30, device, seed=1)])
-    first = packed_rows(edges[0], edges[1], 6, 6)
-    assert packed_rows(edges[0], edges[1], 6, 6) is first
-    for receiver, sender in ((edges[1], edges[0]), (edges[2], edges[3]), (edges[0].clone(), edges[1])):
-        assert torch.equal(packed_rows(receiver, sender, 6, 6), Graph(receiver, sender, 6).index)
-
-
-def test_modified_edges_are_sorted_again(device):
-    edge_index = torch.stack(random_edges(6, 6, 30, device))
-    packed_index(edge_index, 6, 6)
-    edge_index.copy_(torch.stack(random_edges(6, 6, 30, device, seed=1)))
-    assert torch.equal(packed_index(edge_index, 6, 6), Graph.from_edge_index(edge_index, 6).index)
-
-
-def test_nothing_is_remembered_while_tracing(device):
-    edge_index = torch.stack(random_edges(6, 6, 30, device))
-    packed_index(edge_index, 6, 6)
-    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda e: packed_index(e, 6, 6))(edge_index)
-    other = torch.stack(random_edges(6, 6, 30, device, seed=1))
-    assert torch.equal(traced(other), Graph.from_edge_index(other, 6).index)
-    with torch.inference_mode():
-        inside = edge_index.clone()
-        assert torch.equal(packed_index(inside, 6, 6), packed_index(edge_index, 6, 6))
-
-
-def test_memory_does_not_keep_edges_alive():
-    from eqaccel.ops import graph
-
-    edge_index = torch.stack(random_edges(6, 6, 30, "cpu"))
-    before = len(graph._remembered)
-    packed_index(edge_index, 6, 6)
-    assert len(graph._remembered) == before + 1
-    del edge_index
-    assert len(graph._remembered) == before

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from eqaccel.errors import GraphError
 from eqaccel.ops.library import load_library, translate
@@ -111,7 +114,7 @@ class Graph:
 
 
 def packed_index(edge_index: Tensor, num_receivers: int, num_senders: int) -> Tensor:
-    """`Graph.index` of a MACE-like edge index, remembered so that the layers of a model sort it once.
+    """`Graph.index` of a MACE-like edge index; inside a `sorting_scope`, layers with the same edges share one sort.
 
     Args:
         edge_index: (2, num_edges) int32 or int64, senders in row 0 and receivers in row 1; or a packed index, which is
@@ -130,12 +133,7 @@ def packed_index(edge_index: Tensor, num_receivers: int, num_senders: int) -> Te
 
 
 def packed_rows(receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> Tensor:
-    """`Graph.index` of two rows of one edge index, remembered so that the layers of a model sort it once.
-
-    What is remembered belongs to the tensor that both are views of, because every layer takes the rows anew. It is kept
-    for as long as that tensor is alive and has not been modified in place; a change that torch does not see (through
-    `.data` or NumPy) is not seen here either. Nothing is remembered while a program is traced or a CUDA graph captured:
-    there the sort belongs to what is recorded.
+    """`Graph.index` of the two rows of an edge index; inside a `sorting_scope`, layers with the same rows share it.
 
     Args:
         receiver: (num_edges,) int32 or int64.
@@ -148,31 +146,89 @@ def packed_rows(receiver: Tensor, sender: Tensor, num_receivers: int, num_sender
     """
     if torch.compiler.is_compiling():
         return torch.ops.eqaccel.graph(receiver, sender, num_receivers, num_senders)
-    owner = receiver._base
-    if owner is None or sender._base is not owner or not _may_remember(owner):
+    known = _scope.known
+    rows = (receiver, sender)
+    if known is None or not all(map(_may_share, rows)):
         return _sort(receiver, sender, num_receivers, num_senders)
-    stream = torch.cuda.current_stream(owner.device).cuda_stream if owner.is_cuda else 0
-    rows = [(row.storage_offset(), row.stride(), row.shape) for row in (receiver, sender)]
-    state = (owner._version, rows, num_receivers, num_senders, stream)
-    known = _remembered.get(owner)
-    if known is not None and known[0] == state:
-        return known[1]
-    index = _sort(receiver, sender, num_receivers, num_senders)
-    _remembered[owner] = (state, index)
-    return index
+    key = (*map(_identity, rows), num_receivers, num_senders)
+    if key not in known or not known[key].is_of(rows):
+        index = _sort(receiver, sender, num_receivers, num_senders)
+        known[key] = _SortedRows.of(rows, index)
+    return known[key].index
 
 
-_remembered: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+def sorting_scope() -> AbstractContextManager[None]:
+    """Inside of it, layers that are called with the same edges share one sort: open it around one call of a model.
+
+    Outside of every scope nothing is remembered, and a scope forgets everything when it ends, whether by an error or
+    not. So edges may change between calls in any way, through NumPy, DLPack, shared memory or `.data` too. Within one
+    scope the same edges are the same memory, seen through the same shape, strides and dtype, on the same stream, that
+    torch has not modified in place since. On a CPU they are compared with a copy as well, which costs little beside
+    the sort.
+
+    A scope belongs to the thread that opened it. A scope inside of another starts empty, and the outer one goes on
+    when it ends. While a program is traced, compiled or transformed, or a CUDA graph is captured, scopes change
+    nothing: there every sort belongs to what is recorded.
+
+    Example:
+        with sorting_scope():
+            for conv, y, w in layers:
+                x = conv(x, y, w, edge_index)
+    """
+    return nullcontext() if torch.compiler.is_compiling() else _open_scope()
 
 
-def _may_remember(tensor: Tensor) -> bool:
+class _Scope(threading.local):
+    """The sorts of the innermost open scope of a thread; None outside of every scope."""
+
+    known: dict[Hashable, _SortedRows] | None = None
+
+
+_scope = _Scope()
+
+
+@contextmanager
+def _open_scope() -> Iterator[None]:
+    outer = _scope.known
+    _scope.known = {}
+    try:
+        yield
+    finally:
+        _scope.known = outer
+
+
+@dataclass(frozen=True)
+class _SortedRows:
+    """A sort, and what tells whether it is still that of the rows it was made of."""
+
+    index: Tensor
+    copies: tuple[Tensor, ...]  # of rows on a CPU; elsewhere comparing them would wait for the device
+    memory: tuple[torch.UntypedStorage, ...]  # held, so that no other rows can come to lie at the same address
+
+    @classmethod
+    def of(cls, rows: tuple[Tensor, Tensor], index: Tensor) -> _SortedRows:
+        copies = tuple(row.clone() for row in rows if row.is_cpu)
+        return cls(index, copies, tuple(row.untyped_storage() for row in rows))
+
+    def is_of(self, rows: tuple[Tensor, Tensor]) -> bool:
+        return not self.copies or all(map(torch.equal, self.copies, rows))
+
+
+def _identity(row: Tensor) -> Hashable:
+    """What two rows have in common that hold the same edges, unless these were written to behind torch's back."""
+    version = 0 if row.is_inference() else row._version
+    stream = torch.cuda.current_stream(row.device).cuda_stream if row.is_cuda else 0
+    return row.data_ptr(), row.device, row.dtype, row.shape, row.stride(), version, stream
+
+
+def _may_share(row: Tensor) -> bool:
     return not (
-        type(tensor) is not Tensor
-        or tensor.is_inference()
+        type(row) is not Tensor
+        or (row.is_inference() and not row.is_cpu)  # without a version, so that only comparing finds changes
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, make_fx, export
         or torch._C._functorch.peek_interpreter_stack() is not None  # vmap and friends
-        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        or (row.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 
 

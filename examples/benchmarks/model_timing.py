@@ -10,6 +10,8 @@ from eqaccel.benchmarks.families import ModelCase
 from eqaccel.benchmarks.timing import Timing, measure
 from torch import Tensor
 
+from eqaccel.ops.graph import sorting_scope
+
 Call = Callable[[], object]
 
 
@@ -97,9 +99,9 @@ def _replays(
 
     def convolve() -> list[Tensor]:
         edges = case.inputs["edge_index"].clone()  # new ones for every step, and the same for all layers, as in a call
-        return [
-            case.convolve(product, *given, edges) for product, given in zip(case.products(model), operands, strict=True)
-        ]
+        layers = zip(case.products(model), operands, strict=True)
+        with sorting_scope():
+            return [case.convolve(product, *given, edges) for product, given in layers]
 
     def forward() -> Call:
         return torch.no_grad()(convolve)
