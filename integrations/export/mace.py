@@ -111,7 +111,7 @@ class MacePotential(Potential):
     def __init__(self, model: Any, head: int) -> None:
         super().__init__(model_dtype(model), [block.node_feats_irreps.dim for block in list(model.interactions)[1:]])
         for block in model.interactions:
-            block.conv_tp = MaceConvolution(block.conv_tp.conv)
+            block.conv_tp = MaceConvolution(block.conv_tp.eqaccel)
         for parent in list(model.modules()):
             for name, child in parent.named_children():
                 if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):
