@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from eqaccel.patches.core import Row, Swap, class_names
-from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.replacement import Replacement, plain_class
 from eqaccel.patches.verify import model_device, model_dtype
 from torch import Tensor
 
@@ -101,9 +101,10 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
 
 def _replacement(layer: Any) -> type[_Layer] | None:
     """What a layer becomes; None if it is of no known kind."""
-    kind = type(layer).__name__
+    own = plain_class(layer)
+    kind = own.__name__
     if kind == "_Layer" and {"h_in", "var_in", "var_out", "act"} <= vars(layer).keys() | layer._modules.keys():
         return RadialLayer
     if kind == "ScalarLinearLayer" and hasattr(layer, "alpha"):
         return RadialScaledLinear
-    return RadialLinear if type(layer) is torch.nn.Linear else None
+    return RadialLinear if own is torch.nn.Linear else None

@@ -100,7 +100,7 @@ class Replacement(Changed):
         """
         if self._made_from.holds() or torch._C._len_torch_dispatch_stack() > 0:
             return
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
             now = Snapshot(self)
             if not now.equals(self._made_from):
                 try:
@@ -222,13 +222,12 @@ def _contents(module: nn.Module, path: str) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _bytes(name: str, tensor: Tensor) -> bytes:
-    try:
-        return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    except RuntimeError as error:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise PatchError(
             f"{name}: expected an ordinary tensor in a patched model, got one that a transformation of torch.func put "
-            f"there ({error}); call eqaccel.unpatch(model) before you transform its buffers"
-        ) from None
+            f"there; call eqaccel.unpatch(model) before you transform its buffers"
+        )
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def become(module: nn.Module, kind: type[Changed], added: nn.Module | None = None) -> None:
@@ -250,8 +249,13 @@ def preview(module: nn.Module, kind: type[Replacement], added: nn.Module) -> Any
     return twin
 
 
+def plain_class(module: nn.Module) -> type:
+    """The class of a module, without what torch makes of it for parametrizations."""
+    return parametrize.type_before_parametrizations(module)
+
+
 def _become(module: nn.Module, kind: type[Changed], added: nn.Module | None) -> None:
-    came_as = type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
+    came_as = plain_class(module)
     _set_class(module, came_as, _changed_class(kind, came_as))
     if added is not None:
         module.add_module(ADDED, added.train(module.training))
