@@ -21,12 +21,13 @@ from eqaccel.patches.convolution import build_convolution
 from eqaccel.patches.core import Swap, _restore
 from eqaccel.patches.mace import MaceConvolution
 from eqaccel.patches.nequip import NequipConvolution
-from eqaccel.patches.radial import radial_swaps
-from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.radial import RadialLinear, radial_swaps
+from eqaccel.patches.replacement import Entrance, Replacement, become
 from eqaccel.patches.verify import default_dtype
 from patch_checks import assert_close, duplicated
 
 from eqaccel.errors import PatchError
+from eqaccel.ops import MatrixProduct
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RECEIVERS, SENDERS = torch.tensor([0, 0, 0, 2, 2, 4, 4]), torch.tensor([1, 2, 3, 1, 4, 0, 1])
@@ -476,7 +477,7 @@ def test_coefficients_that_are_none() -> None:
     """Without a kernel for them, NequIP's module computes as it came, and MACE's block, which cannot, is told so."""
     for make in (nequip_convolution, mace_convolution):
         pair = Pair(make)
-        pair.do(lambda module: [buffer.mul_(1.5) for buffer in module.buffers()])
+        pair.do(lambda module: [b.mul_(1.5) for b in module.buffers() if b.is_floating_point()])
         if make is nequip_convolution:
             pair.check()
             assert not isinstance(pair.part(pair.fast), Replacement)
@@ -544,6 +545,45 @@ def test_transformed_buffers_are_an_error() -> None:
     x = pair.case.operands[0].requires_grad_()
     expected = torch.autograd.grad(pair.part(pair.plain)(*pair.case.operands).sum(), x)[0]
     assert_close(torch.autograd.grad(work(x), x)[0], expected)
+
+
+# Compiled and called as a model
+
+
+class Model(nn.Module):
+    """A model of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.part(x))
+
+
+def test_compiled_models() -> None:
+    """`torch.compile` goes through the entrance of a model, and through a replacement, to the forward methods."""
+    plain = Model()
+    fast = copy.deepcopy(plain)
+    become(fast.part, RadialLinear, MatrixProduct())
+    become(fast, Entrance)
+    torch._dynamo.reset()
+    compiled = torch.compile(fast, backend="eager", fullgraph=True)
+    x = random(6, 4)
+    assert_close(compiled(x), plain(x))
+    assert_close(torch.jit.script(fast)(x), plain(x))
+    assert_close(torch.export.export(fast, (x,)).module()(x), plain(x))
+
+
+def test_an_entrance_is_the_model() -> None:
+    model = Model()
+    become(model, Entrance)
+    assert type(model).__name__ == "Model"
+    for twin in (duplicated(model, "deepcopy"), duplicated(model, "save")):
+        assert isinstance(twin, Entrance)
+        _restore(twin)
+        assert type(twin) is Model
+    assert type(type(model)()) is Model
 
 
 # Autocast

@@ -34,10 +34,15 @@ Model = torch.nn.Module
 FULL = {"compute_force": True, "compute_stress": True}
 
 
+def everywhere(x: torch.Tensor) -> bool:
+    """Stands in for `prefers_dense`, in TorchScript too."""
+    return x.dim() > 0
+
+
 @pytest.fixture(autouse=True)
 def forms_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On a CPU too."""
-    monkeypatch.setattr(dense, "prefers_dense", lambda x: x.dim() > 0)
+    monkeypatch.setattr(dense, "prefers_dense", everywhere)
     with default_dtype(torch.float64):
         yield
 
@@ -202,12 +207,3 @@ def test_sums_of_calculators() -> None:
     assert report(unpatch(calculator)).accelerated == 0
     with pytest.raises(PatchError, match=r"expected a torch\.nn\.Module or an ASE calculator"):
         patch(SumCalculator([Dispersion()]))
-
-
-def test_compiled_models() -> None:
-    """`torch.compile` goes through the entrance of a model to its forward method."""
-    plain, fast = mm.energy_model(), patch(mm.energy_model())
-    torch._dynamo.reset()
-    compiled = torch.compile(fast, backend="eager")
-    value = compiled(mm.batch(fast), compute_force=False)["energy"]
-    assert_close(value, plain(mm.batch(plain), compute_force=False)["energy"])
