@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from eqaccel.patches.core import Replacement
+from eqaccel.patches.replacement import Replacement
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,51 +24,10 @@ from eqaccel.spec import PolynomialSpec, Term
 
 
 class PolynomialContraction(Replacement):
-    """Stands in for a `Contraction` of MACE: one output irrep of a symmetric contraction.
-
-    Args:
-        original: The module that the model came with.
-
-    Raises:
-        PatchError: If its polynomial is zero.
-    """
+    """A `Contraction` of MACE: one output irrep of a symmetric contraction, computed by `ContractionPolynomial`."""
 
     note = "replaced by eqaccel.Polynomial"
     gains_on_cpu = True
-
-    def __init__(self, original: Any) -> None:
-        super().__init__(original)
-        self._take_coefficients()
-
-    def share_parameters(self) -> None:
-        """See `Replacement`; the coefficients are in the state dict of the original too."""
-        super().share_parameters()
-        self._take_coefficients()
-
-    def _take_coefficients(self) -> None:
-        correlation = self.original.correlation
-        largest = self.original.U_tensors(correlation)
-        terms: list[Term] = []
-        mixes: list[Tensor] = []
-        self.num_weights = 0
-        for degree in range(correlation, 0, -1):
-            tensor = self.original.U_tensors(degree).detach()
-            # (num_outputs, num_ell, ..., num_weights); a scalar has no first dimension.
-            tensor = tensor if tensor.dim() == degree + 2 else tensor.unsqueeze(0)
-            features, coefficients = _by_features(tensor.double().cpu().numpy(), degree)
-            rounding = torch.finfo(tensor.dtype).eps * float(tensor.abs().max())
-            kept, mix = _independent(coefficients, rounding)
-            for output, number, weight in np.argwhere(kept).tolist():
-                coefficient = float(kept[output, number, weight])
-                terms.append(Term(output, self.num_weights + weight, features[number], coefficient))
-            mixes.append(torch.from_numpy(mix))
-            self.num_weights += kept.shape[2]
-        if not terms:
-            raise PatchError("its outputs are zero, whatever the features are")
-        self.num_ell, self.num_outputs = largest.size(-2), kept.shape[0]
-        spec = PolynomialSpec(self.num_ell, self.num_weights, self.num_outputs, tuple(terms))
-        self.polynomial = Polynomial(spec).to(largest.device).train(self.training)
-        self.register_buffer("mix", torch.block_diag(*mixes).to(largest), persistent=False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The contraction.
@@ -84,11 +43,56 @@ class PolynomialContraction(Replacement):
 
     def dense(self, x: Tensor, y: Tensor) -> Tensor:
         """`forward`, under the name that all replacements of node-wise modules have it."""
-        num_nodes, channels = x.size(0), x.size(1)
-        weights = [self.original.weights_max]
-        for weight in self.original.weights:
+        weights = [self.weights_max]
+        for weight in self.weights:
             weights.append(weight)
-        by_element = torch.cat(weights, 1).transpose(1, 2) @ self.mix
+        return self.eqaccel(x, y, torch.cat(weights, 1))
+
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`: the polynomial of the coefficients that the module has now."""
+        return ContractionPolynomial(self)
+
+
+class ContractionPolynomial(torch.nn.Module):
+    """The polynomial of a symmetric contraction, and how its weights follow from those of the contraction.
+
+    Args:
+        contraction: A `Contraction` of MACE, whose coefficients are read and not kept.
+
+    Raises:
+        PatchError: If its polynomial is zero.
+    """
+
+    def __init__(self, contraction: Any) -> None:
+        super().__init__()
+        correlation = contraction.correlation
+        largest = contraction.U_tensors(correlation)
+        terms: list[Term] = []
+        mixes: list[Tensor] = []
+        self.num_weights = 0
+        for degree in range(correlation, 0, -1):
+            tensor = contraction.U_tensors(degree).detach()
+            # (num_outputs, num_ell, ..., num_weights); a scalar has no first dimension.
+            tensor = tensor if tensor.dim() == degree + 2 else tensor.unsqueeze(0)
+            features, coefficients = _by_features(tensor.double().cpu().numpy(), degree)
+            rounding = torch.finfo(tensor.dtype).eps * float(tensor.abs().max())
+            kept, mix = _independent(coefficients, rounding)
+            for output, number, weight in np.argwhere(kept).tolist():
+                coefficient = float(kept[output, number, weight])
+                terms.append(Term(output, self.num_weights + weight, features[number], coefficient))
+            mixes.append(torch.from_numpy(mix))
+            self.num_weights += kept.shape[2]
+        if not terms:
+            raise PatchError("its outputs are zero, whatever the features are")
+        self.num_ell, self.num_outputs = largest.size(-2), kept.shape[0]
+        spec = PolynomialSpec(self.num_ell, self.num_weights, self.num_outputs, tuple(terms))
+        self.polynomial = Polynomial(spec).to(largest.device)
+        self.register_buffer("mix", torch.block_diag(*mixes).to(largest), persistent=False)
+
+    def forward(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """The contraction of `x` and `y`, as there, with (num_elements, num_paths, num_channels) weights."""
+        num_nodes, channels = x.size(0), x.size(1)
+        by_element = weights.transpose(1, 2) @ self.mix
         of_row = (y @ by_element.flatten(1)).view(num_nodes * channels, self.num_weights)
         z = self.polynomial(x.reshape(num_nodes * channels, self.num_ell), of_row)
         return z.view(num_nodes, channels * self.num_outputs)

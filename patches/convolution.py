@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from eqaccel.patches.core import Replacement, Row, class_names
+from eqaccel.patches.core import Row, class_names
+from eqaccel.patches.replacement import Replacement
 
 from eqaccel.errors import PatchError, SpecError
 from eqaccel.ops import TensorProductConv
@@ -40,13 +41,26 @@ def build_convolution(path: str, product: Any, deterministic: bool, device: torc
         raise PatchError(f"{path}: {error}; use the model unpatched") from error
 
 
+def rebuilt_convolution(product: Any, conv: Any) -> torch.nn.Module:
+    """The accelerated convolution of a product whose coefficients may have changed, otherwise like `conv`.
+
+    Raises:
+        PatchError: If eqaccel has no kernel for it.
+    """
+    built = build_convolution(type(product).__name__, product, not conv.atomic, conv.payload.device)
+    if built.spec == conv.spec:
+        return conv
+    built.retune(conv.tuned)
+    return built
+
+
 def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Callable[[], None]) -> Row:
     """The line of a report about a convolution, replaced or not.
 
     Args:
         path: Where it is in the model.
-        module: What is there now.
-        product: The e3nn tensor product that it came with.
+        module: The module, replaced or not.
+        product: Its e3nn tensor product.
         check: Raises `PatchError` if the convolution cannot be replaced; called if it is not.
     """
     replaced = isinstance(module, Replacement)
@@ -62,7 +76,7 @@ def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Cal
     mul = {product.irreps_in1[item.i_in1].mul for item in instructions or ()}
     return Row(
         path=path,
-        kind=type(module.original if replaced else module).__name__,
+        kind=type(module).__name__,
         accelerated=replaced,
         note=note,
         paths=None if instructions is None else len(instructions),

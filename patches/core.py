@@ -6,97 +6,48 @@ every check has passed, so a refused model is left exactly as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
+from eqaccel.patches.replacement import Changed, Entrance, Replacement, become, restore
 from eqaccel.patches.verify import Structure, Verification
 
 from eqaccel import settings
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops import warmup
+from eqaccel.ops.held import held_modules
 
 T = TypeVar("T")
 
 
-class Replacement(torch.nn.Module):
-    """Base of the modules that stand in for one of a model's own; it keeps the module it stands in for.
-
-    The original stays a sub-module, so it follows the model through `.to()`, `.double()`, pickling and `deepcopy`, but
-    the state dict shows its entries under the replaced module's own name: keys and their order do not change, and
-    checkpoints load into patched and unpatched models alike. The original's own parameters, and those children of it
-    that have any, are registered here too, so that their names stay as well. A subclass must own no others, and no
-    persistent buffers.
-
-    Args:
-        original: The module to stand in for; `unpatch` puts it back.
-        conv: The accelerated convolution, if it is one that is replaced.
-        switches: Attributes that the swap sets on the parent module, and that `unpatch` removes again.
-    """
-
-    def __init__(
-        self, original: torch.nn.Module, conv: torch.nn.Module | None = None, switches: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__()
-        # Before the original, because parameters go by the first name under which they are found.
-        for name, child in original.named_children():
-            if any(True for _ in child.parameters()):
-                self.add_module(name, child)
-        self.owning = tuple(self._modules)
-        self.original = original
-        Replacement.share_parameters(self)
-        if conv is not None:
-            self.conv = conv.train(original.training)
-        self.switches = switches
-        self.training = original.training
-        self.register_load_state_dict_post_hook(_after_loading)
-
-    def share_parameters(self) -> None:
-        """Registers the parameters that the original has now, those of its children left out."""
-        for name, parameter in self.original.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the state dict of the original module, under the prefix of this one."""
-        return self.original.state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *_args: Any, **_kwargs: Any) -> None:
-        # torch descends into the children with a prefix made of their names: move our entries to where it will look.
-        # It hands every module a dict of its own, so renaming in place is seen by nobody else. Nothing is left to load
-        # here, since what is registered here is the original's.
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            name = key.removeprefix(prefix)
-            state_dict[f"{prefix}original.{name}"] = state_dict[key]
-            if name.partition(".")[0] not in self.owning:
-                del state_dict[key]
-
-
-def _after_loading(replacement: Replacement, _keys: Any) -> None:
-    """`load_state_dict(..., assign=True)` has put other parameters in the place of the original's."""
-    replacement.share_parameters()
-
-
 @dataclass(frozen=True)
 class Swap:
-    """One sub-module to be swapped: what a family proposes and `patch` carries out.
+    """One sub-module to be replaced: what a family proposes and `patch` carries out.
 
     Attributes:
         parent: Module that owns the attribute.
-        name: Attribute of `parent` that is replaced.
-        module: What goes there.
-        switches: Attributes to set on `parent` along with it.
+        name: Attribute of `parent` whose module is replaced.
+        kind: What that module becomes.
+        added: What the kind computes with.
     """
 
     parent: torch.nn.Module
     name: str
-    module: Replacement
-    switches: Mapping[str, Any]
+    kind: type[Replacement]
+    added: torch.nn.Module
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module that is replaced, and stays the same object."""
+        return getattr(self.parent, self.name)
 
     def apply(self) -> None:
-        """Puts the replacement in; assigning to an existing name keeps the order of the state dict."""
-        setattr(self.parent, self.name, self.module)
-        for switch, value in self.switches.items():
+        """Makes the module a replacement; one that has several parents is changed once."""
+        if not isinstance(self.module, Replacement):
+            become(self.module, self.kind, self.added)
+        for switch, value in self.kind.switches.items():
             setattr(self.parent, switch, value)
 
 
@@ -201,13 +152,14 @@ def class_names(module: object) -> set[str]:
 def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     """Accelerates a model in place.
 
-    Parameters stay the same objects and the state dict keeps its keys, so optimizers, checkpoints and fine-tuning go
-    on as before; `unpatch` takes it all back. With EQACCEL_TUNE=1 the kernels are tuned for energies and forces on the
-    device that the model is on, as by `warmup(model, tune=True)`, before the model is verified.
+    Its modules stay the same objects, with their parameters, attributes and hooks, and the state dict keeps its keys,
+    so optimizers, checkpoints, adapters and fine-tuning go on as before; `unpatch` takes it all back. With
+    EQACCEL_TUNE=1 the kernels are tuned for energies and forces on the device that the model is on, as by
+    `warmup(model, tune=True)`, before the model is verified.
 
     Args:
-        model: A MACE or NequIP model, or what holds such models: an ASE calculator, a training module, a container of
-            modules. All models in it are patched.
+        model: A MACE or NequIP model, or what holds such models: an ASE calculator or a sum of calculators, a training
+            module, a container of modules, or a list of these. All models in it are patched.
         verify: Whether to run the model before and after on two small generated structures, and in a rotated frame,
             and to refuse the patch if energy, forces, stress or other outputs differ by more than rounding.
         deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
@@ -223,8 +175,14 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
         Whatever is raised, the model is as it was before the call.
     """
     tune = settings.current().tune
+    with torch.inference_mode(False):  # tensors made inside of it could never take part in gradients
+        _patch(_members(model), verify, deterministic, tune)
+    return model
+
+
+def _patch(members: list[tuple[str, torch.nn.Module]], verify: bool, deterministic: bool, tune: bool) -> None:
     plans = []
-    for _, member in _members(model):
+    for _, member in members:
         family = _family(member)
         plans.append((member, family, family.swaps(member, deterministic)))
     try:
@@ -232,6 +190,7 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
             verification = Verification(family, member) if verify else None
             for swap in swaps:
                 swap.apply()
+            become(member, Entrance)
             if tune:
                 warmup(member, tune=True)
             if verification is not None:
@@ -240,7 +199,6 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
         for member, _, _ in plans:
             _restore(member)
         raise
-    return model
 
 
 def unpatch(model: T) -> T:
@@ -282,21 +240,10 @@ def report(model: Any) -> Report:
 
 def _members(target: Any) -> list[tuple[str, torch.nn.Module]]:
     """The models in what the user handed over, each once, with the prefix of their paths."""
-    if isinstance(target, torch.nn.Module):
-        return list(_models_in(target)) or [("", target)]
-    held = {"models": getattr(target, "models", None), "model": getattr(target, "model", None)}
-    if isinstance(held["models"], (list, tuple)):
-        held = {f"models.{number}": module for number, module in enumerate(held["models"])}
-    modules = {name: module for name, module in held.items() if module is not None}
-    if not modules or not all(isinstance(module, torch.nn.Module) for module in modules.values()):
-        raise PatchError(
-            f"model: expected a torch.nn.Module, or an ASE calculator with one in `model` or a list of them in "
-            f"`models`, got {type(target).__name__}"
-        )
     unique: dict[int, tuple[str, torch.nn.Module]] = {}
-    for name, module in modules.items():
+    for held, module in held_modules(target, PatchError):
         for path, member in _models_in(module) or [("", module)]:
-            unique.setdefault(id(member), (f"{name}.{path}", member))
+            unique.setdefault(id(member), (f"{held}.{path}" if held else path, member))
     return list(unique.values())
 
 
@@ -341,25 +288,22 @@ def _refuse_frozen(model: torch.nn.Module) -> None:
         )
 
 
-def _replacements(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, Replacement]]:
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, Replacement):
-                yield parent, name, child
-
-
 def _restore(model: torch.nn.Module) -> None:
-    """Puts the original modules back, reading all that it needs from the model itself (it may have been unpickled)."""
-    for parent, name, replacement in list(_replacements(model)):
-        setattr(parent, name, replacement.original)
-        for switch in replacement.switches:
-            delattr(parent, switch)
+    """Takes all changes back, reading all that it needs from the model itself (it may have been unpickled)."""
+    for parent in model.modules():
+        for child in parent._modules.values():
+            for switch in child.switches if isinstance(child, Replacement) else ():
+                vars(parent).pop(switch, None)  # several children may have set it
+    for module in list(model.modules()):
+        if isinstance(module, Changed):
+            restore(module)
 
 
 def refuse_patched(model: torch.nn.Module) -> None:
     """Raises `AlreadyPatchedError` if any module of the model was replaced by eqaccel already."""
-    for _, name, replacement in _replacements(model):
-        raise AlreadyPatchedError(
-            f"model: eqaccel has patched {type(model).__name__} already ({name} is a {type(replacement).__name__}); "
-            f"use it as it is, or call eqaccel.unpatch(model) first"
-        )
+    for name, module in model.named_modules():
+        if isinstance(module, Changed):
+            raise AlreadyPatchedError(
+                f"model: eqaccel has patched {type(model).__name__} already ({name or 'the model itself'} is changed); "
+                f"use it as it is, or call eqaccel.unpatch(model) first"
+            )

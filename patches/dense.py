@@ -3,7 +3,7 @@
 e3nn multiplies block by block: slices, an einsum and a concatenation per irrep, forward and backward, which take a GPU
 longer to launch than to run. Here the weights are laid out as matrices over components, zeros included, so that one
 product does it for all blocks, or for all of an irrep. On a CPU the zeros would cost more than they save, so there the
-module that was replaced goes on doing the work. Everything is composed of differentiable operators of torch, and
+plain form of the module goes on doing the work. Everything is composed of differentiable operators of torch, and
 nothing is kept between calls.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from eqaccel.patches.blocks import BlockProduct
-from eqaccel.patches.core import Replacement
+from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 
@@ -24,105 +24,132 @@ def prefers_dense(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def _keep_irreps(replacement: Replacement, original: torch.nn.Module) -> None:
-    """Other modules read the irreps of a module that they are next to."""
-    for name in ("irreps_in", "irreps_in1", "irreps_in2", "irreps_out"):
-        if hasattr(original, name):
-            setattr(replacement, name, getattr(original, name))
-
-
 class DenseLinear(Replacement):
-    """Stands in for an `e3nn.o3.Linear` with weights of its own and no bias.
+    """An `e3nn.o3.Linear` with weights of its own and no bias; `eqaccel` multiplies by the matrix that they make.
 
-    Training of its weights keeps the original: their gradients would be sums in no fixed order.
-
-    Args:
-        original: The module that the model came with.
-        product: Multiplies by the matrix that `original.weight` makes.
+    Training of its weights keeps the plain form: their gradients would be sums in no fixed order.
     """
 
     note = "replaced by matrix products on a GPU, outside training"
     gains_on_cpu = False
 
-    def __init__(self, original: torch.nn.Module, product: BlockProduct) -> None:
-        super().__init__(original)
-        _keep_irreps(self, original)
-        self.product = product.train(original.training)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim)."""
-        if prefers_dense(features) and not (self.training and self.original.weight.requires_grad):
+    def forward(
+        self,
+        features: Tensor,
+        weight: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
+        bias: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
+    ) -> Tensor:
+        """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim); given weights and biases are e3nn's."""
+        own = weight is None and bias is None and features.dim() == 2
+        if own and prefers_dense(features) and not (self.training and self.weight.requires_grad):
             return self.dense(features)
-        return self.original(features)
+        return self.plain_forward(features, weight, bias)
 
     def dense(self, features: Tensor) -> Tensor:
         """`forward` as matrix products."""
-        return self.product(features, self.original.weight).squeeze(2)
+        return self.eqaccel(features, self.weight).squeeze(2)
 
 
 class TypedProduct(Replacement):
-    """Stands in for a `FullyConnectedTensorProduct` of features with the embedding of the type of each atom.
+    """A `FullyConnectedTensorProduct` of features with the embedding of the type of each atom.
 
-    A product with one of a few vectors of scalars is linear, with a matrix for each type: all of them are applied, and
-    the one of each atom's type is kept. Types are told by comparing the scalars with the rows of the embedding, so rows
-    of no type give NaN. Training of its weights, and scalars that need a gradient, keep the original.
-
-    Args:
-        original: The module that the model came with.
-        embedding: Module of the model whose `weight` (num_types, num_scalars) holds the scalars of each type.
-        gather: (num_values * num_scalars,) int32: where in `original.weight` the weights of each scalar are.
-        product: Multiplies by the matrices of all types, made of (num_values, num_types) values.
+    A product with one of a few vectors of scalars is linear, with a matrix for each type (`TypeMatrices`): all of them
+    are applied, and the one of each atom's type is kept. Training of its weights, and scalars that need a gradient,
+    keep the plain form.
     """
 
     note = "replaced by matrix products on a GPU, outside training, where the embedding of types needs no gradient"
     gains_on_cpu = False
 
-    def __init__(
-        self, original: torch.nn.Module, embedding: torch.nn.Module, gather: Tensor, product: BlockProduct
-    ) -> None:
-        super().__init__(original)
-        _keep_irreps(self, original)
-        # Its weight is registered, not the module: `torch.func.functional_call` cannot swap what two paths lead to.
-        self.source = (embedding,)
-        self.register_parameter("table", embedding.weight)
-        self.product = product.train(original.training)
-        self.register_buffer("gather", gather, persistent=False)
-
-    def share_parameters(self) -> None:
-        """See `Replacement`."""
-        super().share_parameters()
-        self.register_parameter("table", self.source[0].weight)
-
-    def forward(self, features: Tensor, node_attrs: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
+    ) -> Tensor:
         """Computes the product.
 
         Args:
-            features: (num_nodes, irreps_in1.dim).
-            node_attrs: (num_nodes, num_scalars), a row of the embedding for each node.
+            x: (num_nodes, irreps_in1.dim).
+            y: (num_nodes, num_scalars), a row of the embedding for each node.
+            weight: Weights in the place of its own, as e3nn takes them.
 
         Returns:
             (num_nodes, irreps_out.dim)
         """
-        trains = self.training and self.original.weight.requires_grad
-        if prefers_dense(features) and not trains and not node_attrs.requires_grad:
-            return self.dense(features, node_attrs)
-        return self.original(features, node_attrs)
+        own = weight is None and x.dim() == 2 and y.dim() == 2
+        trains = self.training and self.weight.requires_grad
+        if own and prefers_dense(x) and not trains and not y.requires_grad:
+            return self.dense(x, y)
+        return self.plain_forward(x, y, weight)
 
-    def dense(self, features: Tensor, node_attrs: Tensor) -> Tensor:
-        """`forward` as matrix products; no gradient in `node_attrs`."""
-        table = self.table.detach()
-        is_type = (node_attrs.unsqueeze(1) == table).all(2).to(features.dtype)
+    def dense(self, x: Tensor, y: Tensor) -> Tensor:
+        """`forward` as matrix products; no gradient in `y`."""
+        return self.eqaccel(x, y, self.weight)
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """See `Replacement`; a scripted module cannot look at the embedding."""
+        self.eqaccel.take_table()
+        return super().__prepare_scriptable__()
+
+
+class TypeMatrices(torch.nn.Module):
+    """Multiplies the features of each node by the matrix of its type.
+
+    Types are told by comparing scalars with the rows of the embedding, so rows of no type give NaN.
+
+    Args:
+        embedding: Module of the model whose `weight` (num_types, num_scalars) holds the scalars of each type.
+        gather: (num_values * num_scalars,) int32: where among the weights of the product those of each scalar are.
+        product: Multiplies by the matrices of all types, made of (num_values, num_types) values.
+    """
+
+    def __init__(self, embedding: torch.nn.Module, gather: Tensor, product: BlockProduct) -> None:
+        super().__init__()
+        self.embedding = (embedding,)  # in a tuple, since it is no child of this one
+        self.product = product
+        self.register_buffer("gather", gather, persistent=False)
+        self.register_buffer("table", None, persistent=False)
+        self.take_table()
+
+    def take_table(self) -> None:
+        """Copies the scalars of each type from the embedding."""
+        self.table = self.embedding[0].weight.detach().clone()
+
+    def forward(self, features: Tensor, scalars: Tensor, weight: Tensor) -> Tensor:
+        """The products (num_nodes, irreps_out.dim) of `features` and `scalars`, under the weights of the product."""
+        if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript reads the branch that is taken)
+            table = self.table
+        else:
+            table = self.embedding[0].weight.detach()
+        is_type = (scalars.unsqueeze(1) == table).all(2).to(features.dtype)
         share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
-        weights = torch.index_select(self.original.weight, 0, self.gather).view(-1, table.size(1))
+        weights = torch.index_select(weight, 0, self.gather).view(-1, table.size(1))
         products = self.product(features, (weights @ table.t()).view(-1))
         return (products * share.unsqueeze(1)).sum(2)
 
 
 class FlatGate(Replacement):
-    """Stands in for an `e3nn.nn.Gate`: columns of equal activations together, and all gates repeated by one product.
+    """An `e3nn.nn.Gate`, computed by `FlatActivations`."""
+
+    note = "replaced by fewer operators on a GPU"
+    gains_on_cpu = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim)."""
+        if features.dim() == 2 and prefers_dense(features):
+            return self.dense(features)
+        return self.plain_forward(features)
+
+    def dense(self, features: Tensor) -> Tensor:
+        """`forward` in few operators."""
+        return self.eqaccel(features)
+
+
+class FlatActivations(torch.nn.Module):
+    """A gate: columns of equal activations together, and all gates repeated by one product.
 
     Args:
-        original: The module that the model came with.
         activations: For each column of the input, the module that it goes through; None for gated columns.
         scalars: Columns of the input that become the scalars of the output.
         gates: Columns of the input that are gates, one for each irrep of those gated.
@@ -130,20 +157,15 @@ class FlatGate(Replacement):
         multiplicand: For each of `gated`, the number of its gate.
     """
 
-    note = "replaced by fewer operators on a GPU"
-    gains_on_cpu = False
-
     def __init__(
         self,
-        original: torch.nn.Module,
         activations: Sequence[torch.nn.Module | None],
         scalars: Sequence[int],
         gates: Sequence[int],
         gated: Sequence[int],
         multiplicand: Sequence[int],
     ) -> None:
-        super().__init__(original)
-        _keep_irreps(self, original)
+        super().__init__()
         runs = _runs(activations)
         self.runs = [length for _, length in runs]
         self.activated = [number for number, (module, _) in enumerate(runs) if module is not None]
@@ -161,12 +183,6 @@ class FlatGate(Replacement):
 
     def forward(self, features: Tensor) -> Tensor:
         """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim)."""
-        if prefers_dense(features):
-            return self.dense(features)
-        return self.original(features)
-
-    def dense(self, features: Tensor) -> Tensor:
-        """`forward` in few operators."""
         columns = features.split(self.runs, 1)
         parts: list[Tensor] = []
         for number, act in enumerate(self.acts):

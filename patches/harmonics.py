@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from eqaccel.patches.core import Replacement
+from eqaccel.patches.replacement import Replacement
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,37 +21,34 @@ _ROUNDING = 1e-12
 
 
 class PolynomialHarmonics(Replacement):
-    """Stands in for an `e3nn.o3.SphericalHarmonics` of degree three at most.
-
-    Args:
-        original: The module that the model came with.
-
-    Raises:
-        PatchError: If it has higher degrees.
-    """
+    """An `e3nn.o3.SphericalHarmonics` of degree three at most."""
 
     note = "replaced by eqaccel.Polynomial"
     gains_on_cpu = True
 
-    def __init__(self, original: Any) -> None:
-        super().__init__(original)
-        if original._lmax > MAX_POWER:
-            raise PatchError(f"no kernel for spherical harmonics of degree {original._lmax}, above {MAX_POWER}")
-        self.irreps_in, self.irreps_out = original.irreps_in, original.irreps_out
-        self.normalize = original.normalize
-        self.polynomial = Polynomial(_harmonics(original)).train(original.training)
-
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (num_edges, 3) to (num_edges, irreps_out.dim)."""
+        """Maps (..., 3) to (..., irreps_out.dim)."""
         if x.dim() == 2:
             return self.dense(x)
-        return self.original(x)
+        shape = list(x.size()[:-1]) + [self.eqaccel.num_outputs]  # noqa: RUF005 (TorchScript)
+        return self.dense(x.reshape(-1, 3)).view(shape)
 
     def dense(self, x: Tensor) -> Tensor:
-        """`forward`, under the name that all replacements of node-wise modules have it."""
+        """`forward` of (num_edges, 3)."""
         if self.normalize:
             x = torch.nn.functional.normalize(x, dim=-1)
-        return self.polynomial(x, x.new_ones(x.size(0), 1))
+        return self.eqaccel(x, x.new_ones(x.size(0), 1))
+
+
+def harmonics_polynomial(harmonics: Any) -> Polynomial:
+    """The polynomials of a `SphericalHarmonics`.
+
+    Raises:
+        PatchError: If it has degrees above three.
+    """
+    if harmonics._lmax > MAX_POWER:
+        raise PatchError(f"no kernel for spherical harmonics of degree {harmonics._lmax}, above {MAX_POWER}")
+    return Polynomial(_harmonics(harmonics))
 
 
 def _harmonics(harmonics: Any) -> PolynomialSpec:

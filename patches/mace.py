@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Optional
 
 import torch
-from eqaccel.patches.convolution import build_convolution, check_product, convolution_row
-from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
+from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
+from eqaccel.patches.core import Row, Swap, class_names, refuse_patched
 from eqaccel.patches.nodes import node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
+from eqaccel.patches.replacement import Replacement
 from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -47,35 +48,35 @@ _SHORT_RANGE_PARTS = frozenset(
 
 
 class MaceConvolution(Replacement):
-    """Stands in for the `conv_tp` of an interaction block: gather, tensor product and scatter in one operation.
+    """The `conv_tp` of an interaction block, an e3nn `TensorProduct`: gather, product and scatter in one operation."""
 
-    Args:
-        original: The e3nn `TensorProduct` that the block came with.
-        conv: The accelerated convolution.
-    """
-
-    def __init__(self, original: torch.nn.Module, conv: torch.nn.Module) -> None:
-        super().__init__(original, conv, switches=(_SWITCH,))
+    switches = MappingProxyType({_SWITCH: True})
 
     def forward(
         self,
-        node_feats: torch.Tensor,
-        edge_attrs: torch.Tensor,
-        tp_weights: torch.Tensor,
-        edge_index: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: Optional[torch.Tensor] = None,  # noqa: UP045 (TorchScript)
+        edge_index: Optional[torch.Tensor] = None,  # noqa: UP045 (TorchScript)
     ) -> torch.Tensor:
-        """Computes the messages summed over the edges of each receiver.
+        """Computes the messages summed over the edges of each receiver; without edges, the product of rows.
 
         Args:
-            node_feats: (num_nodes, irreps_in1.dim).
-            edge_attrs: (num_edges, irreps_in2.dim).
-            tp_weights: (num_edges, weight_numel).
+            x: (num_nodes, irreps_in1.dim).
+            y: (num_edges, irreps_in2.dim).
+            weight: (num_edges, weight_numel).
             edge_index: (2, num_edges), senders then receivers.
 
         Returns:
             (num_nodes, irreps_out.dim)
         """
-        return self.conv(node_feats, edge_attrs, tp_weights, edge_index, node_feats.shape[0])
+        if edge_index is None:
+            return self.plain_forward(x, y, weight)
+        return self.eqaccel(x, y, weight, edge_index, x.size(0))
+
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`."""
+        return rebuilt_convolution(self, self.eqaccel)
 
 
 class MaceFamily:
@@ -120,11 +121,8 @@ class MaceFamily:
             Swap(
                 parent=interaction,
                 name="conv_tp",
-                module=MaceConvolution(
-                    interaction.conv_tp,
-                    build_convolution(f"{path}.conv_tp", interaction.conv_tp, deterministic, device),
-                ),
-                switches={_SWITCH: True},
+                kind=MaceConvolution,
+                added=build_convolution(f"{path}.conv_tp", interaction.conv_tp, deterministic, device),
             )
             for path, interaction in interactions
         ]
@@ -135,9 +133,8 @@ class MaceFamily:
         """The convolutions, the other costly modules around them, node-wise modules, what long-range models add."""
         rows = []
         for path, interaction in _interactions(model):
-            module = interaction.conv_tp
-            product = module.original if isinstance(module, Replacement) else module
-            rows.append(convolution_row(f"{path}.conv_tp", module, product, partial(_check, path, interaction)))
+            product = interaction.conv_tp
+            rows.append(convolution_row(f"{path}.conv_tp", product, product, partial(_check, path, interaction)))
             rows += radial_rows(f"{path}.conv_tp_weights", model, getattr(interaction, "conv_tp_weights", None))
         rows += node_rows(model)
         for kind in sorted(class_names(model) & _LONG_RANGE):

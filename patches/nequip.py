@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from eqaccel.patches.convolution import build_convolution, check_product, convolution_row
-from eqaccel.patches.core import Replacement, Row, Swap, class_names, refuse_patched
+from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
+from eqaccel.patches.core import Row, Swap, class_names, refuse_patched
 from eqaccel.patches.nodes import node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
+from eqaccel.patches.replacement import Replacement
 from eqaccel.patches.verify import Structure, model_device, small_structures
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -46,12 +47,7 @@ _OUTPUTS: Mapping[str, str] = MappingProxyType(
 
 
 class NequipConvolution(Replacement):
-    """Stands in for the `TensorProductScatter` of an interaction block.
-
-    Args:
-        original: The module that the block came with.
-        conv: The accelerated convolution.
-    """
+    """The `TensorProductScatter` of an interaction block."""
 
     _nequip_custom_ops_libs = ("eqaccel.ops",)  # nequip-compile writes it into the .pt2, whose loader imports it
 
@@ -80,7 +76,11 @@ class NequipConvolution(Replacement):
             index = torch.ops.eqaccel.graph(edge_dst, edge_src, num_nodes, num_nodes)
         else:
             index = packed_rows(edge_dst, edge_src, num_nodes, num_nodes)
-        return self.conv(x, edge_attr, edge_weight, index, num_nodes)
+        return self.eqaccel(x, edge_attr, edge_weight, index, num_nodes)
+
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`."""
+        return rebuilt_convolution(self.tp, self.eqaccel)
 
 
 class NequipFamily:
@@ -111,8 +111,8 @@ class NequipFamily:
             Swap(
                 parent=parent,
                 name=path.rpartition(".")[2],
-                module=NequipConvolution(scatter, build_convolution(f"{path}.tp", scatter.tp, deterministic, device)),
-                switches={},
+                kind=NequipConvolution,
+                added=build_convolution(f"{path}.tp", scatter.tp, deterministic, device),
             )
             for path, parent, scatter in scatters
         ]
@@ -123,9 +123,8 @@ class NequipFamily:
         """The convolutions and the costly modules of edges layer by layer, then the node-wise modules."""
         rows = []
         for path, parent, scatter in _scatters(model):
-            module = getattr(parent, path.rpartition(".")[2])
             product = getattr(scatter, "tp", None)
-            rows.append(convolution_row(path, module, product, partial(_check, path, scatter)))
+            rows.append(convolution_row(path, scatter, product, partial(_check, path, scatter)))
             rows += radial_rows(f"{path.rpartition('.')[0]}.edge_mlp", model, getattr(parent, "edge_mlp", None))
         if rows:
             rows += node_rows(model)
@@ -152,12 +151,9 @@ class NequipFamily:
 
 
 def _scatters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Any]]:
-    """The scatters that a model came with: path, owner, and module, also where eqaccel has replaced it."""
+    """The scatters of a model, replaced or not: path, owner, and module."""
     for prefix, parent in model.named_modules():
-        if isinstance(parent, Replacement):
-            continue
-        for name, child in parent.named_children():
-            scatter = child.original if isinstance(child, Replacement) else child
+        for name, scatter in parent.named_children():
             if _SCATTER in class_names(scatter):
                 yield f"{prefix}.{name}".lstrip("."), parent, scatter
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from eqaccel.patches import dense
 from eqaccel.patches.blocks import Block, BlockProduct, joined
-from eqaccel.patches.contraction import PolynomialContraction
-from eqaccel.patches.core import Replacement, Row, Swap, class_names
-from eqaccel.patches.dense import DenseLinear, FlatGate, TypedProduct
-from eqaccel.patches.harmonics import PolynomialHarmonics
+from eqaccel.patches.contraction import ContractionPolynomial, PolynomialContraction
+from eqaccel.patches.core import Row, Swap, class_names
+from eqaccel.patches.dense import DenseLinear, FlatActivations, FlatGate, TypedProduct, TypeMatrices
+from eqaccel.patches.harmonics import PolynomialHarmonics, harmonics_polynomial
+from eqaccel.patches.replacement import ADDED, Replacement, preview
 from eqaccel.patches.verify import default_dtype, model_device
 
 from eqaccel.errors import PatchError
@@ -25,6 +26,9 @@ from eqaccel.spec import MAX_POWER
 
 _DISAGREEMENT = 1e-2
 """Difference, relative to the largest entry, that can be no rounding, not even that of TensorFloat-32."""
+
+_Built = tuple[type[Replacement], torch.nn.Module, tuple[torch.Tensor, ...]]
+"""What a module becomes, what that computes with, and operands to compare both forms on."""
 
 _MULTIPLICATIONS = 2**19
 """Multiplications per node that a GPU does in the time of a few launches."""
@@ -34,7 +38,7 @@ def node_swaps(model: torch.nn.Module) -> Iterator[Swap]:
     """The replacements of node-wise modules that have a dense form; the model is not changed."""
     for _, parent, name, module in _modules(model):
         try:
-            yield Swap(parent, name, _build(model, module), {})
+            yield Swap(parent, name, *_build(model, module))
         except PatchError:  # the report says why
             continue
 
@@ -42,11 +46,10 @@ def node_swaps(model: torch.nn.Module) -> Iterator[Swap]:
 def node_rows(model: torch.nn.Module) -> Iterator[Row]:
     """A line of a report for each node-wise module, replaced or not; some replacements change nothing on a CPU."""
     prefers_dense = dense.prefers_dense(torch.empty(0, device=model_device(model)))
-    for path, parent, name, module in _modules(model):
-        current = getattr(parent, name)
-        accelerated = isinstance(current, Replacement) and (prefers_dense or current.gains_on_cpu)
-        if isinstance(current, Replacement):
-            note = current.note + ("" if accelerated else "; left as it was on the CPU")
+    for path, _, _, module in _modules(model):
+        accelerated = isinstance(module, Replacement) and (prefers_dense or module.gains_on_cpu)
+        if isinstance(module, Replacement):
+            note = module.note + ("" if accelerated else "; left as it was on the CPU")
         else:
             try:
                 _build(model, module)
@@ -61,8 +64,7 @@ def _modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str
     for prefix, parent in model.named_modules():
         if isinstance(parent, (Replacement, torch.jit.ScriptModule)):
             continue
-        for name, child in parent.named_children():
-            module = child.original if isinstance(child, Replacement) else child
+        for name, module in parent.named_children():
             if _kind(module):
                 yield f"{prefix}.{name}".lstrip("."), parent, name, module
 
@@ -74,8 +76,8 @@ def _kind(module: Any) -> str:
     return next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _BUILDERS), "")
 
 
-def _build(model: torch.nn.Module, module: Any) -> Replacement:
-    """The replacement of a module.
+def _build(model: torch.nn.Module, module: Any) -> tuple[type[Replacement], torch.nn.Module]:
+    """What a module becomes, and what that computes with.
 
     Raises:
         PatchError: If it has no dense form, or one that gives other numbers.
@@ -84,23 +86,25 @@ def _build(model: torch.nn.Module, module: Any) -> Replacement:
     owner = next((cls.__name__ for cls in type(module).__mro__ if "forward" in vars(cls)), "")
     if owner not in (kind, "TensorProduct"):
         raise PatchError(f"its forward method is that of {owner}, not of e3nn's {kind}")
+    if ADDED in vars(module) or ADDED in module._modules:
+        raise PatchError(f"it has an attribute `{ADDED}` of its own")
     try:
         with default_dtype(torch.float64):
-            replacement, examples = _BUILDERS[kind](model, module)
-        _compare(replacement, examples)
+            replacement, added, examples = _BUILDERS[kind](model, module)
+        _compare(preview(module, replacement, added), examples)
     except PatchError:
         raise
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
         # A module of another version of e3nn may look different; the model works with it as it is.
         raise PatchError(f"its structure is unknown here ({type(error).__name__}: {error})") from error
-    return replacement
+    return replacement, added
 
 
 def _compare(replacement: Any, examples: tuple[torch.Tensor, ...]) -> None:
     """Raises `PatchError` if both forms disagree on the examples."""
     unprofiled = torch.jit.optimized_execution(False)  # e3nn scripts its parts; specialising them here would be slow
     with torch.inference_mode(False), torch.no_grad(), unprofiled:
-        expected, value = replacement.original(*examples), replacement.dense(*examples)
+        expected, value = replacement.plain_forward(*examples), replacement.dense(*examples)
     if value.shape != expected.shape or not (value - expected).abs().max() <= _DISAGREEMENT * expected.abs().max():
         raise PatchError("its dense form gives other numbers; please report this with the version of e3nn")
 
@@ -115,7 +119,7 @@ def _check_weights(module: Any) -> None:
         raise PatchError("its weights are not a vector of its own")
 
 
-def _linear(_: torch.nn.Module, linear: Any) -> tuple[DenseLinear, tuple[torch.Tensor, ...]]:
+def _linear(_: torch.nn.Module, linear: Any) -> _Built:
     _check_weights(linear)
     if any(item.i_in < 0 for item in linear.instructions):
         raise PatchError("it has biases")
@@ -128,10 +132,10 @@ def _linear(_: torch.nn.Module, linear: Any) -> tuple[DenseLinear, tuple[torch.T
         dim = linear.irreps_in[item.i_in].ir.dim
         blocks.append(Block(rows[item.i_in].start, columns[item.i_out].start, dim, values, item.path_weight))
     product = _product(linear.irreps_in.dim, linear.irreps_out.dim, blocks, 1, linear.weight)
-    return DenseLinear(linear, product), (_random(3, linear.irreps_in.dim, linear.weight),)
+    return DenseLinear, product, (_random(3, linear.irreps_in.dim, linear.weight),)
 
 
-def _typed(model: torch.nn.Module, product: Any) -> tuple[TypedProduct, tuple[torch.Tensor, ...]]:
+def _typed(model: torch.nn.Module, product: Any) -> _Built:
     _check_weights(product)
     table = _type_embedding(model)
     num_types, num_scalars = table.weight.shape
@@ -160,7 +164,7 @@ def _typed(model: torch.nn.Module, product: Any) -> tuple[TypedProduct, tuple[to
     atom = torch.arange(2 * num_types) % num_types
     attributes = table.weight.detach()[atom.to(table.weight.device)]
     examples = (_random(len(atom), dims[0], product.weight), attributes)
-    return TypedProduct(product, table, index, matrices), examples
+    return TypedProduct, TypeMatrices(table, index, matrices), examples
 
 
 def _type_embedding(model: torch.nn.Module) -> Any:
@@ -183,7 +187,7 @@ def _product(dim_in: int, dim_out: int, blocks: list[Block], copies: int, like: 
     return BlockProduct(dim_in, dim_out, blocks, copies).to(like.device, like.dtype)
 
 
-def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tensor, ...]]:
+def _gate(model: torch.nn.Module, gate: Any) -> _Built:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     # The module that takes the input apart says itself which column goes where.
     width = gate.irreps_in.dim
@@ -199,27 +203,29 @@ def _gate(model: torch.nn.Module, gate: Any) -> tuple[FlatGate, tuple[torch.Tens
             activations[column] = known.setdefault((getattr(act, "f", act), getattr(act, "cst", None)), act)
     dims = [ir.dim for mul, ir in gate.irreps_gated for _ in range(mul)]
     multiplicand = [number for number, dim in enumerate(dims) for _ in range(dim)]
-    replacement = FlatGate(gate, activations, scalars, gates, gated, multiplicand).to(like.device)
-    replacement.repeat = replacement.repeat.to(like.dtype)
-    return replacement, (_random(3, width, like),)
+    if any(True for act in known.values() for _ in (*act.parameters(), *act.buffers())):
+        raise PatchError("its activations have parameters or buffers")
+    flat = FlatActivations(activations, scalars, gates, gated, multiplicand).to(like.device)
+    flat.repeat = flat.repeat.to(like.dtype)
+    return FlatGate, flat, (_random(3, width, like),)
 
 
-def _contraction(_: torch.nn.Module, contraction: Any) -> tuple[PolynomialContraction, tuple[torch.Tensor, ...]]:
+def _contraction(_: torch.nn.Module, contraction: Any) -> _Built:
     if contraction.correlation > MAX_POWER:
         raise PatchError(f"no kernel for a correlation of {contraction.correlation}, above {MAX_POWER}")
     num_elements, _, channels = contraction.weights_max.shape
-    replacement = PolynomialContraction(contraction)
-    features = _random(2 * channels, replacement.num_ell, contraction.weights_max).view(2, channels, -1)
+    polynomial = ContractionPolynomial(contraction)
+    features = _random(2 * channels, polynomial.num_ell, contraction.weights_max).view(2, channels, -1)
     elements = torch.nn.functional.one_hot(torch.tensor([0, num_elements - 1]), num_elements)
-    return replacement, (features, elements.to(features))
+    return PolynomialContraction, polynomial, (features, elements.to(features))
 
 
-def _harmonics(model: torch.nn.Module, harmonics: Any) -> tuple[PolynomialHarmonics, tuple[torch.Tensor, ...]]:
+def _harmonics(model: torch.nn.Module, harmonics: Any) -> _Built:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    return PolynomialHarmonics(harmonics).to(like.device), (_random(4, 3, like),)
+    return PolynomialHarmonics, harmonics_polynomial(harmonics).to(like.device), (_random(4, 3, like),)
 
 
-_BUILDERS: Mapping[str, Callable[[torch.nn.Module, Any], tuple[Any, tuple[torch.Tensor, ...]]]] = MappingProxyType(
+_BUILDERS: Mapping[str, Callable[[torch.nn.Module, Any], _Built]] = MappingProxyType(
     {
         "Linear": _linear,
         "FullyConnectedTensorProduct": _typed,

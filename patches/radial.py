@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from eqaccel.patches.core import Replacement, Row, Swap, class_names
+from eqaccel.patches.core import Row, Swap, class_names
+from eqaccel.patches.replacement import Replacement, plain_class
 from eqaccel.patches.verify import model_device, model_dtype
 from torch import Tensor
 
@@ -23,59 +24,44 @@ _NETWORKS = {"FullyConnectedNet", "RadialMLP", "ScalarMLPFunction"}
 class _Layer(Replacement):
     """A layer whose matrix product is eqaccel's, on the devices that this has a form for."""
 
-    def __init__(self, original: Any) -> None:
-        super().__init__(original)
-        self.product = MatrixProduct().to(original.weight.device).train(original.training)
-
     def forward(self, x: Tensor) -> Tensor:
         """Maps (num_edges, inputs) to (num_edges, outputs)."""
-        if x.is_cuda or x.is_cpu:
+        if x.dim() == 2 and (x.is_cuda or x.is_cpu):
             return self.dense(x)
-        return self.original(x)
+        return self.plain_forward(x)
+
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`; factors are read at every call."""
+        return self.eqaccel
 
 
 class RadialLinear(_Layer):
-    """Stands in for a linear layer of a radial network: `torch.nn.Linear`, or NequIP's `ScalarLinearLayer`.
-
-    Args:
-        original: The module that the model came with.
-        scale: Factor of its weights, a scalar.
-        transposed: Whether its weights are (out_features, in_features).
-    """
-
-    def __init__(self, original: Any, scale: Tensor, transposed: bool) -> None:
-        super().__init__(original)
-        self.register_buffer("scale", scale, persistent=False)
-        self.transposed = transposed
+    """A `torch.nn.Linear` of a radial network."""
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
-        weight = self.original.weight
-        if self.transposed:
-            weight = weight.t()
-        y = self.product(x, weight * self.scale)
-        bias = self.original.bias
-        return y if bias is None else y + bias
+        y = self.eqaccel(x, self.weight.t())
+        return y if self.bias is None else y + self.bias
+
+
+class RadialScaledLinear(_Layer):
+    """A `ScalarLinearLayer` of NequIP's, whose weights are (in_features, out_features) and have a factor."""
+
+    def dense(self, x: Tensor) -> Tensor:
+        """`forward` with eqaccel's product."""
+        y = self.eqaccel(x, self.weight * self.alpha)
+        return y if self.bias is None else y + self.bias
 
 
 class RadialLayer(_Layer):
-    """Stands in for a layer of e3nn's `FullyConnectedNet`: linear, then an activation or none.
-
-    Args:
-        original: The module that the model came with.
-        scale: Factor of its weights.
-        factor: Factor of its output.
-    """
-
-    def __init__(self, original: Any, scale: float, factor: float) -> None:
-        super().__init__(original)
-        self.act = torch.nn.Identity() if original.act is None else original.act
-        self.scale, self.factor = scale, factor
+    """A layer of e3nn's `FullyConnectedNet`: linear, then an activation or none."""
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
-        y = self.act(self.product(x, self.original.weight * self.scale))
-        return y if self.factor == 1.0 else y * self.factor
+        if self.act is None:
+            return self.eqaccel(x, self.weight * (self.h_in * self.var_in / self.var_out) ** -0.5)
+        y = self.act(self.eqaccel(x, self.weight * (self.h_in * self.var_in) ** -0.5))
+        return y if self.var_out == 1.0 else y * self.var_out**0.5
 
 
 def radial_swaps(network: Any) -> Iterator[Swap]:
@@ -84,9 +70,10 @@ def radial_swaps(network: Any) -> Iterator[Swap]:
         return
     for parent in network.modules():
         for name, layer in parent.named_children():
-            replacement = _replacement(layer)
-            if replacement is not None:
-                yield Swap(parent, name, replacement, {})
+            kind = _replacement(layer)
+            if kind is not None:
+                product = MatrixProduct().to(layer.weight.device)
+                yield Swap(parent, name, kind, product)
 
 
 def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
@@ -112,15 +99,12 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
     return [Row(path, type(network).__name__, accelerated, note)]
 
 
-def _replacement(layer: Any) -> Replacement | None:
-    """What stands in for a layer; None if it is of no known kind."""
-    kind = type(layer).__name__
+def _replacement(layer: Any) -> type[_Layer] | None:
+    """What a layer becomes; None if it is of no known kind."""
+    own = plain_class(layer)
+    kind = own.__name__
     if kind == "_Layer" and {"h_in", "var_in", "var_out", "act"} <= vars(layer).keys() | layer._modules.keys():
-        if layer.act is None:
-            return RadialLayer(layer, float(layer.h_in * layer.var_in / layer.var_out) ** -0.5, 1.0)
-        return RadialLayer(layer, float(layer.h_in * layer.var_in) ** -0.5, float(layer.var_out) ** 0.5)
+        return RadialLayer
     if kind == "ScalarLinearLayer" and hasattr(layer, "alpha"):
-        return RadialLinear(layer, layer.alpha, False)
-    if type(layer) is torch.nn.Linear:
-        return RadialLinear(layer, layer.weight.detach().new_ones(()), True)
-    return None
+        return RadialScaledLinear
+    return RadialLinear if own is torch.nn.Linear else None

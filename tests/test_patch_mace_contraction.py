@@ -15,6 +15,7 @@ from e3nn import o3
 from e3nn.util import jit
 from eqaccel.patches import nodes
 from eqaccel.patches.contraction import PolynomialContraction
+from eqaccel.patches.replacement import preview
 from eqaccel.patches.verify import default_dtype
 from mace.modules.symmetric_contraction import Contraction
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
@@ -38,7 +39,7 @@ def contraction(
 
 def pair(out: str, **options: object) -> tuple[Contraction, PolynomialContraction]:
     original = contraction(out, **options)
-    return original, nodes._build(original, original)
+    return original, preview(original, *nodes._build(original, original))
 
 
 def operands(original: Contraction, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +79,7 @@ def test_lower_correlations(out: str, correlation: int) -> None:
 
 @pytest.mark.parametrize(("out", "terms"), [("0e", 94), ("1o", 392), ("2o", 408)])
 def test_dependent_paths_share_a_weight(out: str, terms: int) -> None:
-    assert len(pair(out)[1].polynomial.spec.terms) == terms
+    assert len(pair(out)[1].eqaccel.polynomial.spec.terms) == terms
 
 
 def test_coefficients_depend_on_the_model_alone() -> None:
@@ -89,9 +90,9 @@ def test_coefficients_depend_on_the_model_alone() -> None:
         tensor = original.U_tensors(degree)
         memory = torch.empty(tensor.numel() + degree, dtype=tensor.dtype)[degree:]
         setattr(moved, f"U_matrix_{degree}", memory.view_as(tensor).copy_(tensor))
-    again = nodes._build(moved, moved)
-    assert again.polynomial.key == fast.polynomial.key
-    assert torch.equal(again.mix, fast.mix)
+    again = preview(moved, *nodes._build(moved, moved))
+    assert again.eqaccel.polynomial.key == fast.eqaccel.polynomial.key
+    assert torch.equal(again.eqaccel.mix, fast.eqaccel.mix)
 
 
 @pytest.mark.parametrize(("out", "correlation"), [("0o", 3), ("1e", 2), ("4e", 1)])
@@ -201,7 +202,9 @@ def test_a_model_built_in_single_precision_and_widened() -> None:
     modules = [module for module in fast.modules() if isinstance(module, PolynomialContraction)]
     assert len(modules) == 3
     for module in modules:
-        num_elements, _, channels = module.original.weights_max.shape
-        x = torch.randn(4, channels, module.num_ell, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        num_elements, _, channels = module.weights_max.shape
+        x = torch.randn(
+            4, channels, module.eqaccel.num_ell, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         y = torch.nn.functional.one_hot(torch.arange(4) % num_elements, num_elements).double()
-        assert_close(module(x, y), module.original(x, y))
+        assert_close(module(x, y), module.plain_forward(x, y))

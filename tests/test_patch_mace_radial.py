@@ -13,7 +13,7 @@ import mace_models as mm
 from e3nn.nn import FullyConnectedNet
 from e3nn.util import jit
 from eqaccel.patches import radial
-from eqaccel.patches.core import Replacement
+from eqaccel.patches.replacement import Replacement
 from eqaccel.patches.verify import default_dtype
 from mace.modules.radial import RadialMLP
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched

@@ -16,6 +16,7 @@ import nequip_models as nm
 from e3nn.util import jit
 from eqaccel.patches import convolution
 from eqaccel.patches.nequip import NequipConvolution
+from eqaccel.patches.replacement import preview
 from nequip.data import AtomicDataDict
 from nequip.integrations.ase import NequIPCalculator
 from nequip.model import modify
@@ -411,8 +412,10 @@ def test_edges_of_a_batch_start_at_their_receivers() -> None:
     shapes = ((5, product.irreps_in1.dim), (7, product.irreps_in2.dim), (7, product.weight_numel))
     operands = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     receivers, senders = torch.tensor([0, 0, 0, 2, 2, 4, 4]), torch.tensor([1, 2, 3, 1, 4, 0, 1])
-    replacement = NequipConvolution(scatter, convolution.build_convolution("tp", product, True, operands[0].device))
-    assert_close(replacement(*operands, receivers, senders), scatter(*operands, receivers, senders))
+    conv = convolution.build_convolution("tp", product, True, operands[0].device)
+    assert_close(
+        preview(scatter, NequipConvolution, conv)(*operands, receivers, senders), scatter(*operands, receivers, senders)
+    )
 
 
 def test_batches_agree_with_their_frames(model: Model) -> None:

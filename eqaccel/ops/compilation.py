@@ -17,6 +17,7 @@ from torch import nn
 
 from eqaccel import runtime, settings
 from eqaccel.errors import WarmupError
+from eqaccel.ops.held import held_modules
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.trials import Task
 from eqaccel.ops.tuning import Choice, choose_plans, tuned_kernel
@@ -117,8 +118,8 @@ def warmup(
     before scripting, compiling, exporting or capturing: what is made of a tuned model keeps its kernels.
 
     Args:
-        model: A patched model, an ASE calculator with such models in its `models`, or any module that is or holds
-            `TensorProduct` or `TensorProductConv`, scripted ones too unless they are to be tuned.
+        model: A patched model, an ASE calculator with such models, or any module that is or holds `TensorProduct` or
+            `TensorProductConv`, scripted ones too unless they are to be tuned; or a list of these.
         directions: What will be computed: "forward", "backward" for gradients and forces, "double_backward" for
             training on forces and for Hessians.
         dtypes: torch.float32, torch.float64 or both; default: the one of the model's parameters, or torch's default
@@ -142,7 +143,8 @@ def warmup(
     targets = None if devices is None else [_target(value) for value in _listed(devices)]
 
     wanted, untuned = [], []  # untuned: kernels of which there is one plan
-    for root, prefix in _roots(model):
+    for held, root in held_modules(model, WarmupError):
+        prefix = f"{held}." if held else ""
         own = [_dtype(_own_dtype(root))] if wanted_dtypes is None else wanted_dtypes
         for path, module in _products(root):
             name = prefix + path or type(module).__name__
@@ -241,21 +243,6 @@ def _listed(values: Any) -> list[Any]:
     """One value or several as a list, each once."""
     several = isinstance(values, Iterable) and not isinstance(values, str)
     return list(dict.fromkeys(values if several else [values]))
-
-
-def _roots(model: Any) -> Iterator[tuple[nn.Module, str]]:
-    """The modules in what the user handed over, and how their paths start."""
-    if isinstance(model, nn.Module):
-        yield model, ""
-        return
-    members = getattr(model, "models", None)
-    if not isinstance(members, (list, tuple)) or not all(isinstance(member, nn.Module) for member in members):
-        raise WarmupError(
-            f"model: expected a torch.nn.Module or an ASE calculator with a list of them in `models`, got "
-            f"{type(model).__name__}"
-        )
-    for number, member in enumerate(members):
-        yield member, f"models.{number}."
 
 
 def _products(root: nn.Module) -> Iterator[tuple[str, Any]]:

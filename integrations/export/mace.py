@@ -113,7 +113,7 @@ class MacePotential(Potential):
         widths = [block.node_feats_irreps.dim for block in list(model.interactions)[1:]]
         super().__init__(model_dtype(model), widths, constants)
         for block in model.interactions:
-            block.conv_tp = MaceConvolution(block.conv_tp.conv)
+            block.conv_tp = MaceConvolution(block.conv_tp.eqaccel)
         for parent in list(model.modules()):
             for name, child in parent.named_children():
                 if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):

@@ -52,7 +52,7 @@ class NequipPotential(Potential):
         blocks = [block for _, block in _blocks(model)]
         super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]], constants)
         for block in blocks:
-            block.tp_scatter = NequipConvolution(block.tp_scatter.conv)
+            block.tp_scatter = NequipConvolution(block.tp_scatter.eqaccel)
             block.ghost_exchange = GhostExchange()
         self.network = getattr(model.model, "func", model.model)
 

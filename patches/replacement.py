@@ -1,0 +1,321 @@
+"""What a replacement is: the module that a model came with, in another class.
+
+`become` changes the class of the very module to one that derives from a kind of replacement and from the class that the
+module had, and adds one child, `eqaccel`, which holds what the kind computes with. So parameters, buffers, hooks,
+parametrizations, attributes and identity are the module's own, because it is the module: whatever reads it, assigns
+to it or wraps it finds what it knows. `restore` takes the class and the child away again.
+
+What is computed with may be made from buffers, such as coupling coefficients. Every call makes sure that these still
+are what they were (`Snapshot`), whatever kind of replacement it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from eqaccel.errors import PatchError
+from eqaccel.ops.graph import sorting_scope
+
+ADDED = "eqaccel"
+"""Name of the child that a replacement adds to a module."""
+
+
+class _AsBefore(type):
+    """Metaclass of changed classes: to call one, as in `type(module)(...)`, makes a module as the model came with."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._came_as(*args, **kwargs)
+
+
+class Changed(nn.Module):
+    """A module whose class eqaccel has changed.
+
+    The class is made when it is needed (`_changed_class`) and nobody can import it, so copies and pickles name its two
+    parts.
+    """
+
+    _kind: type[Changed]
+    _came_as: type[nn.Module]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _blank, (self._kind, self._came_as), *state
+
+
+class Entrance(Changed):
+    """A model with replacements in it. Layers that are called in one call of it share the sort of their edges.
+
+    Calls only are its own: `forward` is that of the model, for TorchScript and whatever else traces it.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model."""
+        if torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)
+        _refuse_autocast(self, next(self.parameters(), None))
+        with sorting_scope():
+            return super().__call__(*args, **kwargs)
+
+
+class Replacement(Changed):
+    """Base of the kinds of replacements: each has a `forward` that computes what the module does, faster.
+
+    A kind reads the parameters of the module (`self.weight`) whenever it is called, so that they may be assigned,
+    parametrized or written to. `self.plain_forward` is the method that the module came with. A kind owns no parameters;
+    what it computes with is the child `self.eqaccel`, without parameters and persistent buffers, so that state dicts
+    stay as they are. If that child is made from buffers of the module, the kind has a `remake`.
+    """
+
+    switches: Mapping[str, Any] = MappingProxyType({})
+    """Attributes that the parent of the module gets along with the replacement, and loses with it."""
+
+    plain_forward: Callable[..., Any]
+    __e3nn_compile_mode__ = None  # TorchScript takes it along with its parent, however e3nn would treat the module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module, with what belongs to the buffers that it has now."""
+        if not torch.compiler.is_compiling():
+            _refuse_autocast(self, args[0] if args else None)
+            self.update()
+            if not isinstance(self, Replacement):
+                return self(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def update(self) -> None:
+        """Makes what it computes with anew, if buffers or children that the module came with have changed since.
+
+        Where the kind cannot do that, the module becomes again what it came as. While a program is traced, in which
+        tensors are stand-ins, nothing is compared.
+
+        Raises:
+            PatchError: If it can neither be made anew nor taken back.
+        """
+        if self._made_from.holds() or torch._C._len_torch_dispatch_stack() > 0:
+            return
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
+            now = Snapshot(self)
+            if not now.equals(self._made_from):
+                try:
+                    setattr(self, ADDED, self.remake().train(self.training))
+                except PatchError:
+                    if self.switches:
+                        raise
+                    restore(self)
+                    return
+            self._made_from = now
+
+    def remake(self) -> nn.Module:
+        """The child `eqaccel` for the buffers that the module has now.
+
+        Raises:
+            PatchError: If there is none.
+        """
+        raise PatchError(f"{type(self).__name__}: its buffers have changed since it was patched")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the module, in which the added child leaves no metadata either."""
+        state = super().state_dict(*args, **kwargs)
+        added = f"{kwargs.get('prefix', args[1] if len(args) > 1 else '')}{ADDED}"
+        for name in [name for name in state._metadata if name == added or name.startswith(f"{added}.")]:
+            del state._metadata[name]
+        return state
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._made_from.doubt()  # also what scripted children are about to load
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        self.update()
+        if not isinstance(self, Replacement):
+            return self._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        if torch._C._len_torch_dispatch_stack() == 0:
+            self._made_from = Snapshot(self)  # the same coefficients elsewhere, or rounded
+        return self
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by `torch.jit.script`, whose programs keep what they were made with."""
+        self.update()
+        return self
+
+
+class Snapshot:
+    """What a replacement was made from: all buffers of the module, in its children too, and these children.
+
+    To see that nothing has changed takes a look at identities and at the versions of tensors. Where these differ, the
+    digest of all values tells whether that matters. Copies and pickles keep the digest alone.
+
+    Args:
+        module: The replacement.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors: list[tuple[Mapping[str, Any], str, Tensor, int]] = []
+        self._children: list[tuple[Mapping[str, Any], str, nn.Module]] = []
+        self._known = True
+        digest = hashlib.sha256()
+        for path, holder, name, value in _contents(module, ""):
+            digest.update(f"{path}{name} {type(value).__name__}\n".encode())
+            if isinstance(value, nn.Module):
+                self._children.append((holder, name, value))
+                continue
+            self._known = self._known and not value.is_inference()  # those do not count their versions
+            self._tensors.append((holder, name, value, 0 if value.is_inference() else value._version))
+            digest.update(f"{value.dtype} {tuple(value.shape)}\n".encode())
+            if not value.is_meta:
+                digest.update(_bytes(path + name, value))
+        self._digest = digest.digest()
+
+    def holds(self) -> bool:
+        """Whether nothing can have changed; False says that it is not known."""
+        return (
+            self._known
+            and all(holder.get(name) is tensor and tensor._version == n for holder, name, tensor, n in self._tensors)
+            and all(holder.get(name) is child for holder, name, child in self._children)
+        )
+
+    def equals(self, earlier: Snapshot) -> bool:
+        """Whether all values are those of an earlier snapshot, and all children the same objects."""
+        before, now = ([child for _, _, child in snapshot._children] for snapshot in (earlier, self))
+        same = not before or all(map(_is, before, now))
+        return self._digest == earlier._digest and same
+
+    def doubt(self) -> None:
+        """Has the values compared at the next look."""
+        self._known = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remembered, (self._digest,)
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+def _remembered(digest: bytes) -> Snapshot:
+    snapshot = Snapshot.__new__(Snapshot)
+    snapshot._tensors, snapshot._children, snapshot._known, snapshot._digest = [], [], False, digest
+    return snapshot
+
+
+def _contents(module: nn.Module, path: str) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
+    """The buffers and children of a module and of all in it: path of the owner, its dictionary, name, value."""
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    for holder in (module._buffers, module._modules):
+        entries = dict(holder.items()) if scripted else holder
+        for name, value in entries.items():
+            if value is None or (not path and name == ADDED) or name == "parametrizations":
+                continue
+            # What a scripted module has is given out by new objects; the module itself is one of the contents.
+            if not (scripted and isinstance(value, nn.Module)):
+                yield path, entries, name, value
+            if isinstance(value, nn.Module):
+                yield from _contents(value, f"{path}{name}.")
+
+
+def _bytes(name: str, tensor: Tensor) -> bytes:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise PatchError(
+            f"{name}: expected an ordinary tensor in a patched model, got one that a transformation of torch.func put "
+            f"there; call eqaccel.unpatch(model) before you transform its buffers"
+        )
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def become(module: nn.Module, kind: type[Changed], added: nn.Module | None = None) -> None:
+    """Changes the class of a module, in place.
+
+    Args:
+        module: A module of a model.
+        kind: What it becomes besides what it is.
+        added: What a kind of replacement computes with.
+    """
+    _become(module, kind, added)
+
+
+def preview(module: nn.Module, kind: type[Replacement], added: nn.Module) -> Any:
+    """What `become` would make of a module, as another object with the very same contents; the module stays."""
+    twin = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__, _modules=dict(module._modules))
+    _become(twin, kind, added)
+    return twin
+
+
+def plain_class(module: nn.Module) -> type:
+    """The class of a module, without what torch makes of it for parametrizations."""
+    return parametrize.type_before_parametrizations(module)
+
+
+def _become(module: nn.Module, kind: type[Changed], added: nn.Module | None) -> None:
+    came_as = plain_class(module)
+    _set_class(module, came_as, _changed_class(kind, came_as))
+    if added is not None:
+        module.add_module(ADDED, added.train(module.training))
+        module._made_from = Snapshot(module)
+
+
+def restore(module: Changed) -> None:
+    """Takes the change of a module back: its class is the one that it came with, and the added child is gone."""
+    changed = next(cls for cls in type(module).__mro__ if "_came_as" in vars(cls))
+    if isinstance(module, Replacement):
+        delattr(module, ADDED)
+        del module._made_from
+    _set_class(module, changed, changed._came_as)
+
+
+def _set_class(module: nn.Module, old: type, new: type) -> None:
+    """Puts a class in the place of another one that a module is of, directly or through a parametrization."""
+
+    def moved(cls: type) -> type:
+        if cls is old:
+            return new
+        # torch gives a module with parametrizations a class of its own, and reads the class before from its bases.
+        contents = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        return type(new)(cls.__name__, tuple(map(moved, cls.__bases__)), contents)
+
+    module.__class__ = moved(type(module))
+
+
+@functools.lru_cache(maxsize=256)
+def _changed_class(kind: type[Changed], came_as: type[nn.Module]) -> type:
+    """The class of a module of class `came_as` that has become a `kind`; it has the name of `came_as`."""
+    meta = _AsBefore if type(came_as) is type else type("_AsBefore", (_AsBefore, type(came_as)), {})
+    contents = {name: getattr(came_as, name) for name in ("__module__", "__qualname__", "__doc__")}
+    contents |= {"_kind": kind, "_came_as": came_as, "plain_forward": _renamed(came_as.forward, "plain_forward")}
+    return meta(came_as.__name__, (kind, came_as), contents)
+
+
+def _renamed(function: Any, name: str) -> Any:
+    """A method under another name, which TorchScript takes from the function and not from the class."""
+    if not isinstance(function, FunctionType):
+        return function
+    parts = (function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
+    renamed = functools.update_wrapper(FunctionType(*parts), function, assigned=("__module__", "__doc__"))
+    renamed.__kwdefaults__, renamed.__annotations__ = function.__kwdefaults__, dict(function.__annotations__)
+    del renamed.__wrapped__
+    return renamed
+
+
+def _blank(kind: type[Changed], came_as: type[nn.Module]) -> Any:
+    """An object that a copy or an unpickled one is filled into."""
+    return object.__new__(_changed_class(kind, came_as))
+
+
+def _refuse_autocast(module: nn.Module, operand: Any) -> None:
+    """Raises where autocast would compute parts of a model in another type."""
+    device = operand.device.type if isinstance(operand, Tensor) else ""
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        raise PatchError(
+            f"{type(module).__name__}: expected no autocast around a patched model, got {dtype} on {device!r}, which "
+            f"loses the digits that forces need; call the model inside of "
+            f"`torch.autocast({device!r}, enabled=False)`, or outside of the autocast region"
+        )
