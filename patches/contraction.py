@@ -93,6 +93,37 @@ class PolynomialContraction(Replacement):
         z = self.polynomial(x.reshape(num_nodes * channels, self.num_ell), of_row)
         return z.view(num_nodes, channels * self.num_outputs)
 
+    @torch.jit.unused
+    def polynomial_tensors(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """The tensors U_n that the polynomial and its mix stand for, for verification.
+
+        Returns:
+            For each degree n the tensor, (num_outputs, num_ell, ..., num_paths) float64 on the CPU, symmetric in the
+            features; and for each path (num_paths,) the sizes (root of the sum of squares) of all that it is made of.
+        """
+        correlation = self.original.correlation
+        num_paths = [self.original.U_tensors(degree).size(-1) for degree in range(correlation, 0, -1)]
+        return _tensors(self.polynomial.spec, self.mix, num_paths)
+
+
+def _tensors(polynomial: PolynomialSpec, mix: Tensor, num_paths: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+    """See `PolynomialContraction.polynomial_tensors`."""
+    rows, columns, tensors = 0, 0, {}
+    for degree, paths in zip(range(len(num_paths), 0, -1), num_paths, strict=True):
+        of_degree = [term for term in polynomial.terms if len(term.features) == degree]
+        kept = len({term.weight for term in of_degree})
+        tensor = np.zeros((polynomial.num_outputs, *[polynomial.num_features] * degree, kept))
+        for term in of_degree:
+            orders = set(permutations(term.features))
+            for order in orders:
+                tensor[(term.output, *order, term.weight - columns)] = term.coefficient / len(orders)
+        made_of = mix[rows : rows + paths, columns : columns + kept].double().cpu()
+        sizes = torch.from_numpy(tensor).flatten(0, -2).norm(dim=0)
+        whole = torch.from_numpy(tensor) @ made_of.T
+        tensors[degree] = whole, whole.flatten(0, -2).norm(dim=0) + made_of.abs() @ sizes
+        rows, columns = rows + paths, columns + kept
+    return tensors
+
 
 def _by_features(tensor: NDArray, degree: int) -> tuple[list[tuple[int, ...]], NDArray]:
     """Sums over all orders of the features: their sorted indices, and (num_outputs, num_products, num_weights)."""

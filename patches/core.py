@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
-from eqaccel.patches.verify import Structure, Verification
+from eqaccel.patches.verify import Runnable, Verification
 
 from eqaccel import settings
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -149,16 +149,14 @@ class Report:
         return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])
 
 
-class ModelFamily(Protocol):
+class ModelFamily(Runnable, Protocol):
     """One kind of model: how to recognise it, what to swap in it, and how to run it for verification.
 
     Attributes:
         name: What users call it.
-        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
     """
 
     name: str
-    ranks: Mapping[str, int]
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether the model is of this family; must not raise."""
@@ -170,14 +168,6 @@ class ModelFamily(Protocol):
 
     def rows(self, model: torch.nn.Module) -> list[Row]:
         """What is and what is not accelerated in a model, patched or not."""
-        ...
-
-    def structures(self, model: torch.nn.Module) -> list[Structure]:
-        """Small structures to verify the model on."""
-        ...
-
-    def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
-        """Runs the model; returns its outputs by name, detached, in float64 on the CPU."""
         ...
 
 
@@ -208,8 +198,9 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     Args:
         model: A MACE or NequIP model, or what holds such models: an ASE calculator, a training module, a container of
             modules. All models in it are patched.
-        verify: Whether to run the model before and after on two small generated structures, and in a rotated frame,
-            and to refuse the patch if energy, forces, stress or other outputs differ by more than rounding.
+        verify: Whether to compare the model with a copy from before, on generated structures, and to refuse the patch
+            if energy, forces, stress, other outputs or derivatives of theirs differ by more than rounding
+            (docs/verification.md).
         deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
 
     Returns:

@@ -11,7 +11,7 @@ pytest.importorskip("e3nn", reason="needs e3nn")
 from e3nn import o3
 from eqaccel.patches import nodes
 from eqaccel.patches.harmonics import PolynomialHarmonics
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from patch_checks import assert_close
 
 from eqaccel.errors import PatchError
