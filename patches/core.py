@@ -210,6 +210,7 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
         AlreadyPatchedError: If it is accelerated already, by eqaccel, cuEquivariance or OpenEquivariance.
         VerificationError: If the patched model does not reproduce the original.
         PatchError: If the kind of model is unknown, or it holds something that cannot be replaced.
+        CompileError: If a kernel does not compile; MissingCompilerError if there is no compiler for it.
         WarmupError: If EQACCEL_TUNE is 1 and the model is not in float32 or float64, or not on a CPU or GPU.
         Whatever is raised, the model is as it was before the call.
     """

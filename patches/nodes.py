@@ -59,7 +59,7 @@ def node_rows(model: torch.nn.Module) -> Iterator[Row]:
             try:
                 _build(model, module)
                 note = "left: not patched yet, eqaccel.patch(model) replaces it"
-            except PatchError as error:
+            except (PatchError, CompileError) as error:
                 note = f"left: {error}"
         yield Row(path, type(module).__name__, accelerated, note)
 

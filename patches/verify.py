@@ -42,6 +42,7 @@ from eqaccel.ops import warmup
 Outputs = dict[str, torch.Tensor]
 
 _DERIVATIVE = "derivative of a loss in "
+_TINY = torch.finfo(torch.float64).tiny
 
 
 class Runnable(Protocol):
@@ -182,11 +183,8 @@ class Verification:
         eps = rounding_unit(dtype, model_device(self._model))
         floor = STAGES if dtype == torch.float32 else ROUNDING
         for (structure, run), right in zip(self._runs(), truth, strict=True):
-            noise = dict(right.noise)
             before = self._before.get(structure.name)
-            if before is not None:
-                apart = _apart(before, right.results, eps)
-                noise = {name: max(units, apart[name]) for name, units in noise.items()}
+            noise = right.noise if before is None else _apart(before, right.results, eps)
             bounds = {name: eps * (floor + FACTOR * units) for name, units in noise.items()}
             self._compare(structure, dtype, run(self._model, structure), right.results, bounds)
 
@@ -197,8 +195,10 @@ class Verification:
     def _compare(
         self, structure: Structure, dtype: torch.dtype, value: _Results, truth: _Results, bounds: Mapping[str, float]
     ) -> None:
-        """Raises if a result differs from the truth by more than its bound, which is relative to its scale."""
-        for name, error, bound in _excesses(value, truth, bounds):
+        """Raises if results differ from the truth by more than their bounds, which are relative to their scales."""
+        excesses = list(_excesses(value, truth, bounds))
+        if excesses:
+            name, error, bound = max(excesses, key=lambda excess: excess[1] / max(excess[2], _TINY))
             what = f"{name} of the {structure.name} changed in {str(dtype).removeprefix('torch.')}"
             raise self._failure(what, error, bound, truth.scales[name])
 
@@ -221,7 +221,6 @@ class Verification:
         """Raises if forces or stress are no slopes of the energy, unless those of the original are not either."""
         if "energy" not in value.values:
             return
-
         for path in paths(self._periodic, value.values):
             found = mismatch(lambda at: self._outputs(patched, at).values, path, value.values)
             scale = value.scales["energy"] / path.half + value.scales[path.output]
