@@ -52,6 +52,16 @@ class PolynomialContraction(Replacement):
         """See `Replacement`: the polynomial of the coefficients that the module has now."""
         return ContractionPolynomial(self)
 
+    def polynomial_tensors(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """The tensors U_n that the polynomial and its mix stand for, for verification.
+
+        Returns:
+            For each degree n the tensor, (num_outputs, num_ell, ..., num_paths) float64 on the CPU, symmetric in the
+            features; and for each path (num_paths,) the sizes (root of the sum of squares) of all that it is made of.
+        """
+        num_paths = [self.U_tensors(degree).size(-1) for degree in range(self.correlation, 0, -1)]
+        return _tensors(self.eqaccel.polynomial.spec, self.eqaccel.mix, num_paths)
+
 
 class ContractionPolynomial(torch.nn.Module):
     """The polynomial of a symmetric contraction, and how its weights follow from those of the contraction.
@@ -96,6 +106,25 @@ class ContractionPolynomial(torch.nn.Module):
         of_row = (y @ by_element.flatten(1)).view(num_nodes * channels, self.num_weights)
         z = self.polynomial(x.reshape(num_nodes * channels, self.num_ell), of_row)
         return z.view(num_nodes, channels * self.num_outputs)
+
+
+def _tensors(polynomial: PolynomialSpec, mix: Tensor, num_paths: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+    """See `PolynomialContraction.polynomial_tensors`."""
+    rows, columns, tensors = 0, 0, {}
+    for degree, paths in zip(range(len(num_paths), 0, -1), num_paths, strict=True):
+        of_degree = [term for term in polynomial.terms if len(term.features) == degree]
+        kept = len({term.weight for term in of_degree})
+        tensor = np.zeros((polynomial.num_outputs, *[polynomial.num_features] * degree, kept))
+        for term in of_degree:
+            orders = set(permutations(term.features))
+            for order in orders:
+                tensor[(term.output, *order, term.weight - columns)] = term.coefficient / len(orders)
+        made_of = mix[rows : rows + paths, columns : columns + kept].double().cpu()
+        sizes = torch.from_numpy(tensor).flatten(0, -2).norm(dim=0)
+        whole = torch.from_numpy(tensor) @ made_of.T
+        tensors[degree] = whole, whole.flatten(0, -2).norm(dim=0) + made_of.abs() @ sizes
+        rows, columns = rows + paths, columns + kept
+    return tensors
 
 
 def _by_features(tensor: NDArray, degree: int) -> tuple[list[tuple[int, ...]], NDArray]:

@@ -6,13 +6,12 @@ every check has passed, so a refused model is left exactly as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from eqaccel.patches.replacement import Changed, Entrance, Replacement, become, restore
-from eqaccel.patches.verify import Structure, Verification
+from eqaccel.patches.verify import Runnable, Verification
 
 from eqaccel import settings
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -100,16 +99,14 @@ class Report:
         return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])
 
 
-class ModelFamily(Protocol):
+class ModelFamily(Runnable, Protocol):
     """One kind of model: how to recognise it, what to swap in it, and how to run it for verification.
 
     Attributes:
         name: What users call it.
-        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
     """
 
     name: str
-    ranks: Mapping[str, int]
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether the model is of this family; must not raise."""
@@ -121,14 +118,6 @@ class ModelFamily(Protocol):
 
     def rows(self, model: torch.nn.Module) -> list[Row]:
         """What is and what is not accelerated in a model, patched or not."""
-        ...
-
-    def structures(self, model: torch.nn.Module) -> list[Structure]:
-        """Small structures to verify the model on."""
-        ...
-
-    def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
-        """Runs the model; returns its outputs by name, detached, in float64 on the CPU."""
         ...
 
 
@@ -160,8 +149,9 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     Args:
         model: A MACE or NequIP model, or what holds such models: an ASE calculator or a sum of calculators, a training
             module, a container of modules, or a list of these. All models in it are patched.
-        verify: Whether to run the model before and after on two small generated structures, and in a rotated frame,
-            and to refuse the patch if energy, forces, stress or other outputs differ by more than rounding.
+        verify: Whether to compare the model with a copy from before, on generated structures, and to refuse the patch
+            if energy, forces, stress, other outputs or derivatives of theirs differ by more than rounding
+            (docs/verification.md).
         deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
 
     Returns:
@@ -171,6 +161,7 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
         AlreadyPatchedError: If it is accelerated already, by eqaccel, cuEquivariance or OpenEquivariance.
         VerificationError: If the patched model does not reproduce the original.
         PatchError: If the kind of model is unknown, or it holds something that cannot be replaced.
+        CompileError: If a kernel does not compile; MissingCompilerError if there is no compiler for it.
         WarmupError: If EQACCEL_TUNE is 1 and the model is not in float32 or float64, or not on a CPU or GPU.
         Whatever is raised, the model is as it was before the call.
     """

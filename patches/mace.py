@@ -20,7 +20,8 @@ from eqaccel.patches.core import Row, Swap, class_names, refuse_patched
 from eqaccel.patches.nodes import node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
+from eqaccel.patches.structures import Structure
+from eqaccel.patches.torch_state import model_device, model_dtype
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 
@@ -91,6 +92,8 @@ class MaceFamily:
             "forces": 1,
             "virials": 2,
             "stress": 2,
+            "atomic_virials": 2,
+            "atomic_stresses": 2,
             "charges": 0,
             "dipole": 1,
             "atomic_dipoles": 1,
@@ -143,18 +146,23 @@ class MaceFamily:
                     rows.append(Row(name, type(part).__name__, False, f"left: {kind} adds it, eqaccel has no kernel"))
         return rows
 
-    def structures(self, model: torch.nn.Module) -> list[Structure]:
-        """Small structures of the model's own elements."""
-        return small_structures(float(model.r_max), len(model.atomic_numbers))
+    def extent(self, model: torch.nn.Module) -> tuple[float, int]:
+        """The cutoff, and the number of elements."""
+        return float(model.r_max), _num_elements(model)
 
     def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
         """Runs the model for everything it predicts, with first derivatives."""
-        outputs = model(_inputs(model, structure), **_requests(model))
-        return {
-            name: outputs[name].detach().to("cpu", torch.float64)
-            for name in self._COMPARED
-            if isinstance(outputs.get(name), torch.Tensor)
-        }
+        outputs = model(_inputs(model, structure), **_requests(model), **_per_atom(model))
+        return {name: output.detach().to("cpu", torch.float64) for name, output in self._compared(outputs).items()}
+
+    def train(self, model: torch.nn.Module, structure: Structure) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Runs the model so that its outputs can be differentiated once more."""
+        inputs = _inputs(model, structure)
+        positions = inputs["positions"].requires_grad_()
+        return self._compared(model(inputs, training=True, **_requests(model))), positions
+
+    def _compared(self, outputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {name: outputs[name] for name in self._COMPARED if isinstance(outputs.get(name), torch.Tensor)}
 
 
 def _interactions(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -218,11 +226,24 @@ def _requests(model: torch.nn.Module) -> dict[str, bool]:
     return {name: value for name, value in wanted.items() if name in known}
 
 
+def _per_atom(model: torch.nn.Module) -> dict[str, bool]:
+    """The further request for virials and stresses of each atom, if the model's forward has it."""
+    known = inspect.signature(model.forward).parameters
+    asks_for_forces = "compute_force" in _requests(model)
+    return {name: True for name in ("compute_atomic_stresses",) if asks_for_forces and name in known}
+
+
+def _num_elements(model: torch.nn.Module) -> int:
+    """Number of elements that a model embeds; some models are given a longer list of atomic numbers."""
+    linear = getattr(getattr(model, "node_embedding", None), "linear", None)
+    return linear.irreps_in.dim if hasattr(linear, "irreps_in") else len(model.atomic_numbers)
+
+
 def _inputs(model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
     """The dictionary that `mace.data.AtomicData` batches would give for one structure: neutral, and in no field."""
     device, dtype = model_device(model), model_dtype(model)
     num_atoms = len(structure.positions)
-    one_hot = torch.nn.functional.one_hot(structure.species, len(model.atomic_numbers))
+    one_hot = torch.nn.functional.one_hot(structure.species, _num_elements(model))
     floating = {
         "positions": structure.positions,
         "cell": structure.cell,

@@ -19,7 +19,8 @@ from eqaccel.patches.core import Row, Swap, class_names, refuse_patched
 from eqaccel.patches.nodes import node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.verify import Structure, model_device, small_structures
+from eqaccel.patches.structures import Structure
+from eqaccel.patches.torch_state import model_device, training_mode
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import packed_rows
@@ -132,22 +133,30 @@ class NequipFamily:
             rows.append(Row("", type(model).__name__, False, f"left: {_nothing_to_replace(model)}"))
         return rows
 
-    def structures(self, model: torch.nn.Module) -> list[Structure]:
-        """Small structures of the model's own atom types."""
-        return small_structures(float(model.metadata["r_max"]), len(model.type_names))
+    def extent(self, model: torch.nn.Module) -> tuple[float, int]:
+        """The cutoff, and the number of atom types."""
+        return float(model.metadata["r_max"]), len(model.type_names)
 
     def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
         """Runs the model for everything it predicts; forces that it leaves to others are added."""
-        inputs = model_inputs(model, structure)
-        positions = inputs["pos"].requires_grad_()
-        outputs = model(inputs)
-        if "forces" not in outputs:
-            outputs["forces"] = -torch.autograd.grad(outputs["total_energy"].sum(), positions)[0]
-        return {
-            name: outputs[field].detach().to("cpu", torch.float64)
-            for name, field in _OUTPUTS.items()
-            if isinstance(outputs.get(field), torch.Tensor)
-        }
+        outputs, _ = _run(model, structure)
+        return {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
+
+    def train(self, model: torch.nn.Module, structure: Structure) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Runs the model in training mode, in which it keeps what derivatives of forces take."""
+        with training_mode(model):
+            return _run(model, structure)
+
+
+def _run(model: torch.nn.Module, structure: Structure) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    inputs = model_inputs(model, structure)
+    positions = inputs["pos"].requires_grad_()
+    outputs = model(inputs)
+    if "forces" not in outputs:
+        energy = outputs["total_energy"].sum()
+        outputs["forces"] = -torch.autograd.grad(energy, positions, create_graph=model.training)[0]
+    found = {name: outputs.get(field) for name, field in _OUTPUTS.items()}
+    return {name: output for name, output in found.items() if isinstance(output, torch.Tensor)}, positions
 
 
 def _scatters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Any]]:

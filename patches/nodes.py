@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from eqaccel.patches import dense
 from eqaccel.patches.blocks import Block, BlockProduct, joined
+from eqaccel.patches.coefficients import share_contraction, sharpen
 from eqaccel.patches.contraction import ContractionPolynomial, PolynomialContraction
 from eqaccel.patches.core import Row, Swap, class_names
 from eqaccel.patches.dense import DenseLinear, FlatActivations, FlatGate, TypedProduct, TypeMatrices
 from eqaccel.patches.harmonics import PolynomialHarmonics, harmonics_polynomial
 from eqaccel.patches.replacement import ADDED, Replacement, preview
-from eqaccel.patches.verify import default_dtype, model_device
+from eqaccel.patches.rounding import ROUNDING, distance
+from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_device, widened
 
-from eqaccel.errors import PatchError
+from eqaccel.errors import CompileError, PatchError, VerificationError
+from eqaccel.ops.library import translate
 from eqaccel.spec import MAX_POWER
-
-_DISAGREEMENT = 1e-2
-"""Difference, relative to the largest entry, that can be no rounding, not even that of TensorFloat-32."""
 
 _Built = tuple[type[Replacement], torch.nn.Module, tuple[torch.Tensor, ...]]
 """What a module becomes, what that computes with, and operands to compare both forms on."""
@@ -35,10 +35,18 @@ _MULTIPLICATIONS = 2**19
 
 
 def node_swaps(model: torch.nn.Module) -> Iterator[Swap]:
-    """The replacements of node-wise modules that have a dense form; the model is not changed."""
-    for _, parent, name, module in _modules(model):
+    """The replacements of node-wise modules that have a dense form; the model is not changed.
+
+    Raises:
+        VerificationError: If a form gives other numbers than its module.
+        CompileError: If a kernel does not compile.
+        MissingCompilerError: If there is no compiler for it.
+    """
+    for path, parent, name, module in _modules(model):
         try:
             yield Swap(parent, name, *_build(model, module))
+        except VerificationError as error:
+            raise VerificationError(f"{path}: {error}") from error
         except PatchError:  # the report says why
             continue
 
@@ -54,7 +62,7 @@ def node_rows(model: torch.nn.Module) -> Iterator[Row]:
             try:
                 _build(model, module)
                 note = "left: not patched yet, eqaccel.patch(model) replaces it"
-            except PatchError as error:
+            except (PatchError, CompileError) as error:
                 note = f"left: {error}"
         yield Row(path, type(module).__name__, accelerated, note)
 
@@ -80,7 +88,9 @@ def _build(model: torch.nn.Module, module: Any) -> tuple[type[Replacement], torc
     """What a module becomes, and what that computes with.
 
     Raises:
-        PatchError: If it has no dense form, or one that gives other numbers.
+        PatchError: If it has no dense form.
+        VerificationError: If it has one that gives other numbers.
+        CompileError: If a kernel of it does not compile.
     """
     kind = _kind(module)
     owner = next((cls.__name__ for cls in type(module).__mro__ if "forward" in vars(cls)), "")
@@ -91,22 +101,42 @@ def _build(model: torch.nn.Module, module: Any) -> tuple[type[Replacement], torc
     try:
         with default_dtype(torch.float64):
             replacement, added, examples = _BUILDERS[kind](model, module)
-        _compare(preview(module, replacement, added), examples)
+            _compare(preview(module, replacement, added), examples)
     except PatchError:
         raise
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        meant = translate(error)
+        if isinstance(meant, CompileError):
+            raise meant from error
         # A module of another version of e3nn may look different; the model works with it as it is.
         raise PatchError(f"its structure is unknown here ({type(error).__name__}: {error})") from error
     return replacement, added
 
 
 def _compare(replacement: Any, examples: tuple[torch.Tensor, ...]) -> None:
-    """Raises `PatchError` if both forms disagree on the examples."""
+    """Compares both forms on examples, in float64 and with the same exact coefficients.
+
+    Raises:
+        PatchError: If the module gives NaN.
+        VerificationError: If they differ by more than rounding.
+    """
     unprofiled = torch.jit.optimized_execution(False)  # e3nn scripts its parts; specialising them here would be slow
     with torch.inference_mode(False), torch.no_grad(), unprofiled:
-        expected, value = replacement.plain_forward(*examples), replacement.dense(*examples)
-    if value.shape != expected.shape or not (value - expected).abs().max() <= _DISAGREEMENT * expected.abs().max():
-        raise PatchError("its dense form gives other numbers; please report this with the version of e3nn")
+        twin = widened(replacement)
+        sharpen(twin)
+        if isinstance(twin, PolynomialContraction):
+            share_contraction(twin, twin, examples[0].dtype)
+        operands = [example.double() for example in examples]
+        expected, value = twin.plain_forward(*operands), twin.dense(*operands)
+    if not bool(torch.isfinite(expected).all()):
+        raise PatchError(f"it gives NaN or infinity itself; not finite: {first_not_finite(twin)}")
+    scale = float(expected.abs().sum(1).max())  # of one row: each is computed for itself
+    error, bound = distance(value, expected), ROUNDING * torch.finfo(torch.float64).eps * scale
+    if not error <= bound:
+        raise VerificationError(
+            f"its dense form gives other numbers, by {error:.3e} where at most {bound:.3e} is rounding; the model is "
+            f"as it was. Please report this with the version of e3nn"
+        )
 
 
 def _random(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from eqaccel.patches.core import Row, Swap, class_names
 from eqaccel.patches.replacement import Replacement, plain_class
-from eqaccel.patches.verify import model_device, model_dtype
+from eqaccel.patches.torch_state import model_device, model_dtype
 from torch import Tensor
 
 from eqaccel.ops import MatrixProduct, has_matrix_kernel

@@ -1,193 +1,278 @@
-"""The check that a patched model still is the same model: same outputs, and outputs that turn with the structure.
+"""The check that a patched model still is the same model.
 
-A model is run before and after the patch on two small generated structures, each also in a rotated frame. What is
-required follows from the dtype, not from a number chosen per model:
+A model is compared with a copy from before the patch on small generated structures, and on one that has thousands of
+edges and atoms with very different numbers of them. Copies of both are in float64, with the same exact coefficients
+(`eqaccel.patches.coefficients`), so that they agree to float64 rounding:
 
-    |after - before| <= ROUNDING * eps(dtype) * scale
+    |patched - original| <= ROUNDING * eps(float64) * scale
 
-where `scale` is the sum of the absolute values of what the output is made of (`_scales`), and ROUNDING covers the
-chain of sums inside a network, some tens of stages of up to a thousand terms. A wrong kernel is off by a sizeable part
-of `scale`, a right one by a small part of the bound.
+where `scale` is the sum of the absolute values of what a result is made of (`eqaccel.patches.rounding`). Then the model
+itself, in its own dtype, may be only a few times as far from that truth as the original was. What is compared are the
+outputs, and the derivatives of a random sum of them in all parameters and in the positions, which for forces and stress
+are second derivatives: what training and Hessians use. Besides, forces and stress have to be the slopes of the energy,
+and outputs have to turn with the structure.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from eqaccel.patches.coefficients import share_contractions, sharpen
+from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES, derivative_scales, distance, scales
+from eqaccel.patches.structures import Structure, crowded_structure, small_structures
+from eqaccel.patches.torch_state import (
+    all_trainable,
+    first_not_finite,
+    model_device,
+    model_dtype,
+    rounding_unit,
+    untouched_state,
+    widened,
+)
+from eqaccel.patches.work import mismatch, paths
 
-from eqaccel.errors import VerificationError
-
-if TYPE_CHECKING:
-    from eqaccel.patches.core import ModelFamily
-
-ROUNDING = 1024
-"""How many units of rounding, relative to the absolute contributions, two evaluations of a model may be apart."""
+from eqaccel.errors import MissingCompilerError, VerificationError
+from eqaccel.ops import warmup
 
 Outputs = dict[str, torch.Tensor]
 
+_DERIVATIVE = "derivative of a loss in "
+_TINY = torch.finfo(torch.float64).tiny
 
-@dataclass(frozen=True)
-class Structure:
-    """Atoms and their neighbours, as plain float64 tensors on the CPU.
+
+class Runnable(Protocol):
+    """How to run one kind of model for verification.
 
     Attributes:
-        name: What messages call it.
-        positions: (num_atoms, 3), angstrom.
-        cell: (3, 3), a lattice vector per row, angstrom; a box around the atoms if not periodic.
-        periodic: Whether the cell repeats in all three directions.
-        species: (num_atoms,), index of each atom's element among those of the model.
-        edge_index: (2, num_edges), senders and receivers, sorted by sender.
-        unit_shifts: (num_edges, 3), lattice vectors to add in `positions[receiver] - positions[sender] + shift`.
-        cutoff: Radius that the neighbours were searched in, angstrom.
+        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
     """
 
-    name: str
-    positions: torch.Tensor
-    cell: torch.Tensor
-    periodic: bool
-    species: torch.Tensor
-    edge_index: torch.Tensor
-    unit_shifts: torch.Tensor
-    cutoff: float
+    ranks: Mapping[str, int]
 
-    def rotated(self, rotation: torch.Tensor) -> Structure:
-        """The same structure in another frame, with the very same edges."""
-        return replace(
-            self,
-            name=f"{self.name} (rotated)",
-            positions=self.positions @ rotation.T,
-            cell=self.cell @ rotation.T,
-        )
+    def extent(self, model: torch.nn.Module) -> tuple[float, int]:
+        """The cutoff of a model in angstrom, and the number of elements that it knows."""
+        ...
 
+    def evaluate(self, model: torch.nn.Module, structure: Structure) -> Outputs:
+        """Runs the model as a simulation does; returns its outputs by name, detached, in float64 on the CPU."""
+        ...
 
-def small_structures(cutoff: float, num_species: int) -> list[Structure]:
-    """Builds one periodic and one isolated structure, the same ones at every call.
-
-    The periodic one is a jittered 2x2x2 lattice in a sheared cell smaller than the cutoff, so atoms see several images
-    of their neighbours and of themselves. The isolated one adds an atom with few neighbours and one with none.
-
-    Args:
-        cutoff: Cutoff radius of the model, angstrom.
-        num_species: Number of elements the model knows; the atoms are spread evenly over them.
-    """
-    spacing = 0.45 * cutoff
-    generator = torch.Generator().manual_seed(20240521)  # a generator of its own: the global RNG stays untouched
-    lattice = torch.cartesian_prod(*[torch.arange(2, dtype=torch.float64)] * 3) * spacing
-    lattice += spacing * 0.2 * (torch.rand(lattice.shape, generator=generator, dtype=torch.float64) - 0.5)
-    sheared = torch.tensor([[1.0, 0.0, 0.0], [0.1, 1.0, 0.0], [0.05, -0.1, 1.0]], dtype=torch.float64)
-    cell = 2 * spacing * sheared
-    box = 8 * cutoff * torch.eye(3, dtype=torch.float64)
-    far = torch.tensor([[-0.8, 0.1, 0.05], [3.5, 0.0, 0.0]], dtype=torch.float64) * cutoff
-    return [
-        _structure("periodic structure", lattice, cell, True, num_species, cutoff),
-        _structure("isolated structure", torch.cat([lattice, far]), box, False, num_species, cutoff),
-    ]
-
-
-def _structure(
-    name: str, positions: torch.Tensor, cell: torch.Tensor, periodic: bool, num_species: int, cutoff: float
-) -> Structure:
-    species = (torch.arange(len(positions)) * max(1.0, num_species / len(positions))).long() % num_species
-    edge_index, unit_shifts = _neighbours(positions, cell, periodic, cutoff)
-    return Structure(name, positions, cell, periodic, species, edge_index, unit_shifts, cutoff)
-
-
-def _neighbours(
-    positions: torch.Tensor, cell: torch.Tensor, periodic: bool, cutoff: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """All ordered pairs within the cutoff, by trying every pair of atoms and every image that could matter."""
-    images = torch.zeros(1, 3, dtype=torch.float64)
-    if periodic:
-        heights = 1.0 / torch.linalg.inv(cell).norm(dim=0)
-        reach = [math.ceil(cutoff / height) + 1 for height in heights.tolist()]
-        images = torch.cartesian_prod(*[torch.arange(-n, n + 1, dtype=torch.float64) for n in reach])
-    vectors = positions[None, :, None] - positions[:, None, None] + images @ cell
-    near = vectors.norm(dim=-1) < cutoff
-    itself = torch.eye(len(positions), dtype=torch.bool)[:, :, None] & (images == 0).all(dim=-1)
-    senders, receivers, image = torch.nonzero(near & ~itself, as_tuple=True)
-    return torch.stack([senders, receivers]), images[image]
+    def train(self, model: torch.nn.Module, structure: Structure) -> tuple[Outputs, torch.Tensor]:
+        """Runs the model as a training step does; returns outputs to differentiate, and the positions (leaf)."""
+        ...
 
 
 @dataclass(frozen=True)
-class _Frames:
-    """Outputs for one structure as generated and in the rotated frame."""
+class _Results:
+    """What a model gives for one structure, in float64 on the CPU, and what its rounding is proportional to."""
+
+    values: Outputs
+    scales: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """What the original gives for one structure in float64.
+
+    Attributes:
+        structure: The structure.
+        results: The results.
+        noise: How far two right evaluations were apart in each, in units of rounding, relative to its scale.
+    """
 
     structure: Structure
-    plain: Outputs
-    rotated: Outputs
+    results: _Results
+    noise: dict[str, float]
 
 
 class Verification:
     """Remembers what a model gives before it is patched, to compare with what it gives afterwards.
 
-    Parameters, their gradients, the training flag and the states of the random number generators are left alone.
+    Parameters, their gradients, training flags and the states of the random number generators are left alone.
 
     Args:
         family: Knows how to run the model.
-        model: The model, not patched yet; it is run here.
+        model: The model, not patched yet; it is run and copied here.
 
     Raises:
-        VerificationError: If the model cannot be run on generated structures at all.
+        VerificationError: If the model cannot be run on generated structures at all, or gives NaN.
     """
 
-    def __init__(self, family: ModelFamily, model: torch.nn.Module) -> None:
+    def __init__(self, family: Runnable, model: torch.nn.Module) -> None:
         self._family = family
         self._model = model
         try:
-            self._before = self._run()
+            extent = family.extent(model)
+            self._periodic, self._isolated = small_structures(*extent)
+            self._crowded = crowded_structure(*extent)
+            # In float64 a copy says the same about the last structure, the largest one, where rounding is small anyway.
+            runs = self._runs()[:2] if model_dtype(model) == torch.float64 else self._runs()
+            self._before = {structure.name: run(model, structure) for structure, run in runs}
+            self._original = widened(model)
         except Exception as error:
             raise VerificationError(
                 f"model: {type(model).__name__} could not be run on a small generated structure before it was patched "
                 f"({type(error).__name__}: {error}); if it needs inputs of its own, call patch(model, verify=False) "
                 f"and compare its results yourself"
             ) from error
+        self._refuse_nan()
 
     def check(self) -> None:
         """Runs the model again, now patched, and compares.
 
         Raises:
-            VerificationError: If an output differs by more than rounding, or does not turn with the structure.
+            VerificationError: If something differs by more than rounding, or does not turn with the structure, or if
+                forces or stress are no slopes of the energy.
         """
-        eps = max(torch.finfo(model_dtype(self._model)).eps, _coefficient_eps(self._model))
-        for before, after in zip(self._before, self._run(), strict=True):
-            scales = _scales(before.plain, before.structure)
-            bounds = {name: ROUNDING * eps * scale for name, scale in scales.items()}
-            for frame in ("plain", "rotated"):
-                label = before.structure.name + (" in a rotated frame" if frame == "rotated" else "")
-                for name, expected in getattr(before, frame).items():
-                    error = _distance(getattr(after, frame)[name], expected)
-                    if not error <= bounds[name]:  # written so that NaN fails
-                        raise self._failure(f"{name} of the {label} changed", error, bounds[name], scales[name])
-            for name in self._family.ranks.keys() & after.plain.keys():
-                error, own = self._turning_error(after, name), self._turning_error(before, name)
-                # A model that is not equivariant by itself is not the patch's fault.
-                if not error <= max(bounds[name], 2 * own):
-                    label = f"{name} of the {before.structure.name} does not turn with the structure"
-                    raise self._failure(label, error, bounds[name], scales[name])
+        device = self._compile()
+        stored = model_dtype(self._model)
+        patched = widened(self._model).to(device)
+        self._original.to(device)
+        for duplicate in (self._original, patched):
+            sharpen(duplicate)
+        share_contractions(self._original, patched, stored)
+        self._check_own(self._check_exact(patched))
 
-    def _run(self) -> list[_Frames]:
-        with _untouched_state(self._model):
-            return [
-                _Frames(
-                    structure,
-                    self._family.evaluate(self._model, structure),
-                    self._family.evaluate(self._model, structure.rotated(_ROTATION)),
-                )
-                for structure in self._family.structures(self._model)
-            ]
+    def _compile(self) -> torch.device:
+        """Compiles all kernels side by side; gives the device for the copies in float64.
 
-    def _turning_error(self, frames: _Frames, name: str) -> float:
-        turned = frames.plain[name]
+        That is the model's own, unless a kernel in float64 needs more memory than a processor of this GPU has, which a
+        model in float32 does not mind. Then the copies run on the CPU, and on the GPU there is the check in float32.
+        """
+        directions = ("forward", "backward", "double_backward")
+        device, dtype = model_device(self._model), model_dtype(self._model)
+        if dtype != torch.float64:
+            warmup(self._model, directions=directions, dtypes=dtype, tune=False)
+        try:
+            warmup(self._model, directions=directions, dtypes=torch.float64, tune=False)
+        except MissingCompilerError:
+            raise
+        except RuntimeError as error:
+            if device.type == "cpu" or dtype == torch.float64 or "bytes of shared memory" not in str(error):
+                raise
+            return torch.device("cpu")
+        return device
+
+    def _check_exact(self, patched: torch.nn.Module) -> list[_Truth]:
+        """Compares the copies in float64; returns what the original gives."""
+        eps = torch.finfo(torch.float64).eps
+        unit = ROUNDING * eps
+        found = []
+        for structure, run in self._runs():
+            right, value = run(self._original, structure), run(patched, structure)
+            bounds = dict.fromkeys(right.values, unit)
+            if next(_excesses(value, right, bounds), None) is not None:
+                # A model may multiply rounding by more than usual. How much is seen where its input is rounded anew.
+                sensitivity = _apart(run(self._original, _rounded_anew(structure)), right, eps)
+                bounds = {name: unit + FACTOR * eps * sensitivity[name] for name in bounds}
+            self._compare(structure, torch.float64, value, right, bounds)
+            found.append(_Truth(structure, right, _apart(value, right, eps)))
+            if structure is self._periodic:
+                self._check_turning(patched, value, unit)
+                self._check_work(patched, value, unit)
+        return found
+
+    def _check_own(self, truth: list[_Truth]) -> None:
+        """Compares the model in its own dtype with the truth, from which the original may be as far away."""
+        dtype = model_dtype(self._model)
+        eps = rounding_unit(dtype, model_device(self._model))
+        floor = STAGES if dtype == torch.float32 else ROUNDING
+        for (structure, run), right in zip(self._runs(), truth, strict=True):
+            before = self._before.get(structure.name)
+            noise = right.noise if before is None else _apart(before, right.results, eps)
+            bounds = {name: eps * (floor + FACTOR * units) for name, units in noise.items()}
+            self._compare(structure, dtype, run(self._model, structure), right.results, bounds)
+
+    def _runs(self) -> list[tuple[Structure, Callable[[torch.nn.Module, Structure], _Results]]]:
+        """What is compared on which structure."""
+        return [(self._periodic, self._outputs), (self._isolated, self._training), (self._crowded, self._training)]
+
+    def _compare(
+        self, structure: Structure, dtype: torch.dtype, value: _Results, truth: _Results, bounds: Mapping[str, float]
+    ) -> None:
+        """Raises if results differ from the truth by more than their bounds, which are relative to their scales."""
+        excesses = list(_excesses(value, truth, bounds))
+        if excesses:
+            name, error, bound = max(excesses, key=lambda excess: excess[1] / max(excess[2], _TINY))
+            what = f"{name} of the {structure.name} changed in {str(dtype).removeprefix('torch.')}"
+            raise self._failure(what, error, bound, truth.scales[name])
+
+    def _check_turning(self, patched: torch.nn.Module, value: _Results, unit: float) -> None:
+        """Raises if outputs do not turn with the structure, unless those of the original do not either."""
+        turned = self._outputs(patched, self._periodic.rotated(_ROTATION)).values
+        own = None
+        for name in self._family.ranks.keys() & turned.keys():
+            bound = unit * value.scales[name]
+            error = distance(turned[name], self._turned(name, value.values[name]))
+            if not error <= bound:
+                own = own or self._outputs(self._original, self._periodic.rotated(_ROTATION)).values
+                # The values of the original, in this frame, are those of the patched model up to rounding.
+                allowed = 2 * distance(own[name], self._turned(name, value.values[name])) + bound
+                if not error <= allowed:
+                    what = f"{name} of the {self._periodic.name} does not turn with the structure"
+                    raise self._failure(what, error, allowed, value.scales[name])
+
+    def _check_work(self, patched: torch.nn.Module, value: _Results, unit: float) -> None:
+        """Raises if forces or stress are no slopes of the energy, unless those of the original are not either."""
+        if "energy" not in value.values:
+            return
+        for path in paths(self._periodic, value.values):
+            found = mismatch(lambda at: self._outputs(patched, at).values, path, value.values)
+            scale = value.scales["energy"] / path.half + value.scales[path.output]
+            bound = found.truncation + unit * scale
+            if not found.error <= bound:
+                own = mismatch(lambda at: self._outputs(self._original, at).values, path, value.values)
+                if not found.error <= 2 * own.error + bound:
+                    what = f"{path.output} of the {self._periodic.name} is not the slope of the energy"
+                    raise self._failure(what, found.error, bound, scale)
+
+    def _outputs(self, model: torch.nn.Module, structure: Structure) -> _Results:
+        with untouched_state(model):
+            values = self._family.evaluate(model, structure)
+        return _Results(values, scales(values, structure))
+
+    def _training(self, model: torch.nn.Module, structure: Structure) -> _Results:
+        """Outputs, and the derivatives of a random sum of them."""
+        with untouched_state(model), all_trainable(model) as parameters:
+            outputs, positions = self._family.train(model, structure)
+            values = {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
+            weights = {name: _random(name, value) for name, value in values.items() if outputs[name].requires_grad}
+            loss = sum((outputs[name] * weight.to(outputs[name])).sum() for name, weight in weights.items())
+            variables = {**parameters, "positions": positions}
+            gradients = torch.autograd.grad(loss, list(variables.values()), allow_unused=True)
+        derivatives = {
+            f"{_DERIVATIVE}{name}": torch.zeros(variable.shape, dtype=torch.float64)
+            if gradient is None
+            else gradient.to("cpu", torch.float64)
+            for (name, variable), gradient in zip(variables.items(), gradients, strict=True)
+        }
+        sizes = [float(variable.detach().double().abs().sum()) for variable in parameters.values()]
+        contributions = sum(float((weight * values[name]).abs().sum()) for name, weight in weights.items())
+        of_derivatives = derivative_scales(
+            derivatives, dict(zip(derivatives, [*sizes, structure.cutoff], strict=True)), contributions
+        )
+        return _Results(values | derivatives, scales(values, structure) | of_derivatives)
+
+    def _turned(self, name: str, value: torch.Tensor) -> torch.Tensor:
         if self._family.ranks[name] >= 1:
-            turned = turned @ _ROTATION.T
-        if self._family.ranks[name] == 2:
-            turned = _ROTATION @ turned
-        return _distance(frames.rotated[name], turned)
+            value = value @ _ROTATION.T
+        return _ROTATION @ value if self._family.ranks[name] == 2 else value
+
+    def _refuse_nan(self) -> None:
+        for results in self._before.values():
+            for name, value in results.values.items():
+                if not bool(torch.isfinite(value).all()):
+                    culprit = first_not_finite(self._model)
+                    cause = "all parameters and buffers are finite" if culprit is None else f"{culprit} is not finite"
+                    raise VerificationError(
+                        f"model: {type(self._model).__name__} itself gives NaN or infinity before it is patched "
+                        f"({name}); {cause}: load or train it again"
+                    )
 
     def _failure(self, what: str, error: float, bound: float, scale: float) -> VerificationError:
         return VerificationError(
@@ -197,76 +282,37 @@ class Verification:
         )
 
 
-def _coefficient_eps(model: torch.nn.Module) -> float:
-    """Rounding of the coupling coefficients that a model carries: a model saved in float32 keeps it in float64.
+def _excesses(value: _Results, truth: _Results, bounds: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Results that differ from the truth by more than their bounds: name, error, and the bound times the scale."""
+    for name, expected in truth.values.items():
+        error, bound = distance(value.values[name], expected), bounds[name] * truth.scales[name]
+        if not error <= bound:  # written so that NaN fails
+            yield name, error, bound
 
-    eqaccel's coefficients are exact, so such a model changes by the rounding of its own.
+
+def _rounded_anew(structure: Structure) -> Structure:
+    """The structure with positions that differ by what the rounding of all stages of a network may come to."""
+    size = math.sqrt(STAGES) * torch.finfo(torch.float64).eps * structure.cutoff
+    return structure.displaced(size * _random("positions", structure.positions))
+
+
+def _apart(value: _Results, truth: _Results, eps: float) -> dict[str, float]:
+    """How far results are from the truth, in units of rounding relative to their scales.
+
+    Derivatives of one loss share the largest of theirs: the rounding of a single one may be small by chance.
     """
-    stored = [buffer for name, buffer in model.named_buffers() if "_w3j_" in name and buffer.dtype == torch.float64]
-    rounded = [torch.equal(buffer.float().double(), buffer) for buffer in stored]
-    return torch.finfo(torch.float32).eps if rounded and all(rounded) else 0.0
+    units = {
+        name: distance(value.values[name], expected) / (eps * truth.scales[name]) if truth.scales[name] > 0 else 0.0
+        for name, expected in truth.values.items()
+    }
+    shared = max((units[name] for name in units if name.startswith(_DERIVATIVE)), default=0.0)
+    return {name: shared if name.startswith(_DERIVATIVE) else own for name, own in units.items()}
 
 
-def model_dtype(model: torch.nn.Module) -> torch.dtype:
-    """The floating-point type a model computes in, read from its parameters."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
-
-
-def model_device(model: torch.nn.Module) -> torch.device:
-    """The device a model is on, read from its parameters."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets torch's default dtype, in which MACE and e3nn build their constants."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _distance(value: torch.Tensor, expected: torch.Tensor) -> float:
-    if value.shape != expected.shape:
-        return math.inf
-    return float((value - expected).abs().max()) if value.numel() else 0.0
-
-
-def _scales(outputs: Outputs, structure: Structure) -> dict[str, float]:
-    """Sums of the absolute values that each output is made of, which its rounding error is proportional to.
-
-    Entries of one output are sums over the same neighbours, so they share a scale: the sum over all of them. Totals
-    add their per-atom terms. An energy and a virial also add the work of all forces over one cutoff, since both are
-    sums of terms of that size that may cancel.
-    """
-    scales = {name: float(value.abs().sum()) for name, value in outputs.items()}
-    work = scales.get("forces", 0.0) * structure.cutoff
-    for name in ("energy", "interaction_energy", "node_energy", "virials"):
-        if name in scales:
-            scales[name] += work + scales.get("node_energy" if name == "energy" else "", 0.0)
-    if "stress" in scales:
-        scales["stress"] += work / float(torch.linalg.det(structure.cell).abs())
-    if "dipole" in scales:
-        scales["dipole"] += scales.get("atomic_dipoles", 0.0)
-        if "charges" in outputs:
-            scales["dipole"] += float((outputs["charges"].abs()[:, None] * structure.positions.abs()).sum())
-    return scales
-
-
-@contextlib.contextmanager
-def _untouched_state(model: torch.nn.Module) -> Iterator[None]:
-    """Runs a model with gradients on and its own dtype as the default, and leaves no trace in torch's global state."""
-    device, dtype = model_device(model), torch.get_default_dtype()
-    cuda = [device.index or 0] if device.type == "cuda" else []
-    unprofiled = torch.jit.optimized_execution(False)  # e3nn scripts its parts; specialising them here would be slow
-    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad(), unprofiled:
-        torch.set_default_dtype(model_dtype(model))  # models create small constants in the default dtype
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
+def _random(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Weights of the entries of an output in the loss, the same ones at every call."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64)
 
 
 def _rotation(axis: tuple[float, float, float], angle: float) -> torch.Tensor:

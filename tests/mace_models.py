@@ -12,7 +12,7 @@ import mace  # noqa: F401
 import numpy as np
 import torch
 from e3nn import o3
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils

@@ -12,7 +12,7 @@ from e3nn import o3
 from eqaccel.patches import nodes
 from eqaccel.patches.harmonics import harmonics_polynomial
 from eqaccel.patches.replacement import preview
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from patch_checks import assert_close
 
 from eqaccel.errors import PatchError

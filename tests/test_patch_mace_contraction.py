@@ -16,7 +16,7 @@ from e3nn.util import jit
 from eqaccel.patches import nodes
 from eqaccel.patches.contraction import PolynomialContraction
 from eqaccel.patches.replacement import preview
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from mace.modules.symmetric_contraction import Contraction
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
 from torch.autograd import grad

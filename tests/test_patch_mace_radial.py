@@ -14,7 +14,7 @@ from e3nn.nn import FullyConnectedNet
 from e3nn.util import jit
 from eqaccel.patches import radial
 from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from mace.modules.radial import RadialMLP
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
 from radial_checks import assert_layers_agree

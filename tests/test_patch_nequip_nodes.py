@@ -23,6 +23,7 @@ from patch_checks import assert_close, assert_same_gradients, duplicated
 from torch.autograd import grad
 
 from eqaccel import export, load_exported, patch, report, unpatch
+from eqaccel.errors import VerificationError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 Model = torch.nn.Module
@@ -243,10 +244,10 @@ class Wrong(dense.DenseLinear):
     """A dense form that is off."""
 
     def dense(self, features: torch.Tensor) -> torch.Tensor:
-        return super().dense(features) * 1.1
+        return super().dense(features) * 1.001
 
 
-def test_what_is_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_says_why() -> None:
     many = nm.model(type_names=ELEMENTS, per_type_energy_scales=1.0, per_type_energy_shifts=0.0, num_features=[64, 64])
     charge = {"field": "charge", "num_features": 4, "min": -2, "max": 2}
     cases = [(many, "sc", "each of 89"), (nm.model(categorical_graph_field_embed=[charge]), "sc", "more than the atom")]
@@ -259,9 +260,15 @@ def test_what_is_left_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     for model, name, why in cases:
         rows = report(patch(model, verify=False)).rows
         assert why in next(row.note for row in rows if row.path.endswith(name) and not row.accelerated)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_forms_that_are_off_are_refused(monkeypatch: pytest.MonkeyPatch, verify: bool) -> None:
     monkeypatch.setattr(nodes, "DenseLinear", Wrong)
-    notes = [row.note for row in report(patch(nm.model())).rows if row.kind == "Linear"]
-    assert all("gives other numbers" in note for note in notes)
+    model = nm.model(dtype="float32")
+    with pytest.raises(VerificationError, match=r"linear_1: its dense form gives other numbers"):
+        patch(model, verify=verify)
+    assert report(model).accelerated == 0
 
 
 ELEMENTS = [f"type{number}" for number in range(89)]

@@ -23,7 +23,7 @@ from eqaccel.patches.mace import MaceConvolution
 from eqaccel.patches.nequip import NequipConvolution
 from eqaccel.patches.radial import RadialLinear, radial_swaps
 from eqaccel.patches.replacement import Entrance, Replacement, become
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from patch_checks import assert_close, duplicated
 
 from eqaccel.errors import PatchError

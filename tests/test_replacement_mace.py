@@ -17,7 +17,7 @@ from ase.calculators.mixing import SumCalculator
 from e3nn import o3
 from eqaccel.patches import dense
 from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from mace.calculators import MACECalculator
 from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.tools import AtomicNumberTable

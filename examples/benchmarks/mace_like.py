@@ -15,7 +15,7 @@ from e3nn import o3
 from eqaccel.benchmarks.families import ModelCase
 from eqaccel.benchmarks.structures import diamond
 from eqaccel.patches import Replacement
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils

@@ -14,7 +14,7 @@ import ase
 import torch
 from eqaccel.benchmarks.families import ModelCase
 from eqaccel.benchmarks.structures import diamond, water
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.model import NequIPGNNModel, PresetNequIPGNNModel, modify

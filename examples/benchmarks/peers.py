@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from eqaccel.benchmarks.contender import Contender, Factory, Product, instructions
 from eqaccel.benchmarks.graphs import EdgeList
-from eqaccel.patches.verify import default_dtype
+from eqaccel.patches.torch_state import default_dtype
 from torch import Tensor
 
 import eqaccel

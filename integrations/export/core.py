@@ -24,7 +24,9 @@ from eqaccel.integrations.export.sealing import (
     sealed_matrix_entries,
     sealed_polynomial_entries,
 )
-from eqaccel.patches.verify import ROUNDING, Structure, default_dtype, model_device
+from eqaccel.patches.rounding import ROUNDING
+from eqaccel.patches.structures import Structure
+from eqaccel.patches.torch_state import default_dtype, model_device
 from torch import Tensor, nn
 
 import eqaccel

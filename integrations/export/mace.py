@@ -15,7 +15,8 @@ import torch
 from eqaccel.integrations.export.core import Facts
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.patches.core import Replacement, class_names
-from eqaccel.patches.verify import Structure, model_device, model_dtype, small_structures
+from eqaccel.patches.structures import Structure, small_structures
+from eqaccel.patches.torch_state import model_device, model_dtype
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError

@@ -15,7 +15,7 @@ from eqaccel.integrations.export.core import Facts
 from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.patches.core import Replacement, class_names
 from eqaccel.patches.nequip import model_inputs
-from eqaccel.patches.verify import Structure, small_structures
+from eqaccel.patches.structures import Structure, small_structures
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError

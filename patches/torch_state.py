@@ -1,0 +1,95 @@
+"""What a model runs in: its dtype, its device, torch's global state, and whether its numbers are numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def model_dtype(model: torch.nn.Module) -> torch.dtype:
+    """The floating-point type a model computes in, read from its parameters."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def model_device(model: torch.nn.Module) -> torch.device:
+    """The device a model is on, read from its parameters."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def rounding_unit(dtype: torch.dtype, device: torch.device) -> float:
+    """Relative rounding of a dtype: that of TensorFloat-32 where torch may round the factors of products to it."""
+    if dtype == torch.float32 and device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        return 2.0**-10
+    return torch.finfo(dtype).eps
+
+
+def widened(model: torch.nn.Module) -> Any:
+    """A copy of a model that computes in float64; modules that remember which dtype they compute in are told so."""
+    before = model_dtype(model)
+    wide = copy.deepcopy(model).double()
+    for module in wide.modules():
+        for name, value in vars(module).items():
+            if value is before:
+                setattr(module, name, torch.float64)
+    return wide
+
+
+def first_not_finite(model: torch.nn.Module) -> str | None:
+    """Says which parameter or buffer is the first with a NaN or an infinite entry; None if there is none."""
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in tensors:
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                return f"{kind} {name}"
+    return None
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Sets torch's default dtype, in which MACE and e3nn build their constants."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def untouched_state(model: torch.nn.Module) -> Iterator[None]:
+    """Runs a model with gradients on and its own dtype as the default, and leaves no trace in torch's global state."""
+    device = model_device(model)
+    cuda = [device.index or 0] if device.type == "cuda" else []
+    unprofiled = torch.jit.optimized_execution(False)  # e3nn scripts its parts; specialising them here would be slow
+    own = default_dtype(model_dtype(model))  # models create small constants in the default dtype
+    with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad(), unprofiled, own:
+        yield
+
+
+@contextlib.contextmanager
+def all_trainable(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Switches on the gradients of all parameters, which calculators switch off; gives the parameters by name."""
+    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    before = {name: p.requires_grad for name, p in parameters.items()}
+    for parameter in parameters.values():
+        parameter.requires_grad_(True)
+    try:
+        yield parameters
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+
+
+@contextlib.contextmanager
+def training_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Puts all modules of a model into training mode, and each back into its own."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,259 @@
+"""Kernels, coefficients and forms that are wrong on purpose, and a table of what verification says of each.
+
+    python tests/sabotage.py
+
+runs all that the installed libraries have models for, and prints the table of docs/verification.md. Results of
+operators are spoilt below autograd, so that a sabotage of one direction leaves the others right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise, product
+from typing import Any
+from unittest import mock
+
+import torch
+from eqaccel.patches import contraction, convolution, dense, harmonics
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import eqaccel
+from eqaccel.errors import VerificationError
+from eqaccel.spec import PolynomialSpec, TensorProductSpec
+
+MANY = 1024
+"""More edges than the small structures have."""
+
+OFF = 1.001
+"""A factor that is wrong by 0.1 %."""
+
+RESULTS = {
+    "tensor_product": ("z",),
+    "tensor_product_backward": ("gx", "gy", "gw"),
+    "tensor_product_double_backward": ("ggz", "gx", "gy", "gw"),
+    "polynomial": ("z",),
+    "polynomial_backward": ("gx", "gw"),
+    "polynomial_double_backward": ("ggz", "gx", "gw"),
+    "matrix_product": ("z",),
+}
+"""The operators that have kernels, one for each direction, and their results."""
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """Something wrong.
+
+    Attributes:
+        what: What is wrong.
+        where: In which operator and result, or in which form.
+        dtype: The dtype that it is wrong in: "float32", "float64" or "both".
+        apply: Makes it wrong for as long as the context lasts.
+        family: Whose models have it: "mace" or "nequip".
+    """
+
+    what: str
+    where: str
+    dtype: str
+    apply: Callable[[], contextlib.AbstractContextManager[Any]]
+    family: str = "mace"
+
+    def __str__(self) -> str:
+        return f"{self.where}-{self.what}-{self.dtype}".replace(" ", "_")
+
+
+@dataclass(frozen=True)
+class Catch:
+    """What verification found.
+
+    Attributes:
+        check: Which comparison failed, on what.
+        error: The difference, relative to the sum of absolute contributions where that is known.
+        bound: What would have been rounding, likewise.
+    """
+
+    check: str
+    error: float
+    bound: float
+
+
+class _Spoilt(TorchDispatchMode):
+    """Spoils one result of one operator, in one dtype."""
+
+    def __init__(self, operator: str, number: int, dtype: torch.dtype, spoil: Callable[..., None]) -> None:
+        super().__init__()
+        self._operator = getattr(torch.ops.eqaccel, operator).default
+        self._number, self._dtype, self._spoil = number, dtype, spoil
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if func is self._operator:
+            several = results if isinstance(results, (tuple, list)) else (results,)
+            if several[self._number].dtype == self._dtype:
+                self._spoil(several[self._number], args)
+        return results
+
+
+def _sign(result: Tensor, _: Sequence[Any]) -> None:
+    result[:, -1] *= -1
+
+
+def _all(result: Tensor, _: Sequence[Any]) -> None:
+    result *= OFF
+
+
+def _many(result: Tensor, _: Sequence[Any]) -> None:
+    result[MANY:] *= OFF
+
+
+def _hub(result: Tensor, arguments: Sequence[Any]) -> None:
+    """Rows of a node with many edges, or of the edges that it receives."""
+    graph = next(a for a in arguments if isinstance(a, Tensor) and a.dtype == torch.int32)
+    receivers = _receivers(arguments, graph)
+    row_ptr = graph[: receivers + 1]
+    for node in torch.nonzero(row_ptr.diff() > 500).flatten().tolist():
+        if len(result) == receivers:
+            result[node] *= OFF
+        else:
+            result[graph[receivers + 1 :][row_ptr[node] : row_ptr[node + 1]].long()] *= OFF
+
+
+def _receivers(arguments: Sequence[Any], graph: Tensor) -> int:
+    return next(after for before, after in pairwise(arguments) if before is graph)
+
+
+def _dropped(result: Tensor, arguments: Sequence[Any]) -> None:
+    """What one edge adds: its rows, or its share of the output of its receiver."""
+    graph = next(a for a in arguments if isinstance(a, Tensor) and a.dtype == torch.int32)
+    receivers = _receivers(arguments, graph)
+    row_ptr = graph[: receivers + 1]
+    if len(result) != receivers:
+        result[len(result) // 2] = 0.0
+    else:
+        node = int(row_ptr.diff().argmax())
+        result[node] *= 1 - 1 / float(row_ptr.diff()[node])
+
+
+_SPOILS = {
+    ("edges", "float64"): {"sign of a component": _sign, "0.1 % at a hub": _hub, "a dropped edge": _dropped},
+    ("edges", "float32"): {"0.1 %": _all, "0.1 % at a hub": _hub},
+    ("rows", "float64"): {"sign of a component": _sign, "0.1 % after 1024 rows": _many},
+    ("rows", "float32"): {"0.1 %": _all},
+}
+
+
+def _operators() -> Iterator[Sabotage]:
+    for operator, names in RESULTS.items():
+        over = "edges" if operator.startswith("tensor") else "rows"
+        for (number, name), dtype in product(enumerate(names), (torch.float64, torch.float32)):
+            label = str(dtype).removeprefix("torch.")
+            for what, spoil in _SPOILS[over, label].items():
+                yield Sabotage(what, f"{operator} {name}", label, partial(_Spoilt, operator, number, dtype, spoil))
+
+
+def _highest_degree(result: Tensor, _: Sequence[Any]) -> None:
+    result[:, 4:] *= 1.02
+
+
+def _changed_path(module: Any, *_: Any, **__: Any) -> TensorProductSpec:
+    spec = _from_e3nn(module)
+    paths = [replace(path, coefficient=path.coefficient * OFF) for path in spec.paths[-1:]]
+    object.__setattr__(spec, "paths", (*spec.paths[:-1], *paths))
+    return spec
+
+
+_from_e3nn = TensorProductSpec.from_e3nn
+
+
+def _changed_term(*arguments: Any) -> PolynomialSpec:
+    *sizes, terms = arguments
+    return PolynomialSpec(*sizes, (*terms[:-1], terms[-1]._replace(coefficient=terms[-1].coefficient * OFF)))
+
+
+def _off(form: type) -> Callable[[], Any]:
+    right = form.dense
+
+    def wrong(self: Any, *operands: Tensor) -> Tensor:
+        z = right(self, *operands)
+        return torch.cat([z[:, :-1], z[:, -1:] * OFF], 1)
+
+    return partial(mock.patch.object, form, "dense", wrong)
+
+
+def _coefficients() -> Iterator[Sabotage]:
+    degree = partial(_Spoilt, "tensor_product_backward", 1, torch.float64, _highest_degree)
+    yield Sabotage("2 % of the highest degree", "tensor_product_backward gy", "float64", degree)
+    path = partial(mock.patch.object, convolution.TensorProductSpec, "from_e3nn", _changed_path)
+    yield Sabotage("0.1 % of one path", "coefficients of a convolution", "both", path)
+    for module, name in ((contraction, "a contraction"), (harmonics, "spherical harmonics")):
+        term = partial(mock.patch.object, module, "PolynomialSpec", _changed_term)
+        yield Sabotage("0.1 % of one term", f"coefficients of {name}", "both", term)
+
+
+def _forms() -> Iterator[Sabotage]:
+    families = {"DenseLinear": "mace", "TypedProduct": "nequip", "FlatGate": "nequip"}
+    for name, family in families.items():
+        yield Sabotage("0.1 % of a column", f"form {name}", "both", _off(getattr(dense, name)), family)
+
+
+SABOTAGES = [*_operators(), *_coefficients(), *_forms()]
+
+
+def caught(sabotage: Sabotage, model: torch.nn.Module, **options: Any) -> Catch | None:
+    """Patches a model that is right, by kernels or coefficients that are not.
+
+    Returns:
+        What verification found; None if it found nothing.
+    """
+    try:
+        with sabotage.apply():
+            eqaccel.patch(model, **options)
+    except VerificationError as error:
+        return _read(str(error))
+    return None
+
+
+def _read(message: str) -> Catch:
+    numbers = [float(number) for number in re.findall(r"\d\.\d+e[+-]\d+", message)]
+    scale = numbers[2] if len(numbers) > 2 else 1.0
+    check = message.partition(": ")[2].partition(", by ")[0].removeprefix("the model is ")
+    check = re.sub(r".*is not the same after patching: ", "", check)
+    check = re.sub(
+        r".*the polynomial of the contraction has other coefficients.*", "coefficients of the polynomial", check
+    )
+    return Catch(check, numbers[0] / scale, numbers[1] / scale)
+
+
+def small_model(family: str) -> torch.nn.Module:
+    """A small model in float32, the dtype whose checks are the harder ones."""
+    if family == "mace":
+        import mace_models
+
+        return mace_models.energy_model(hidden_irreps="4x0e+4x1o", dtype=torch.float32)
+    import nequip_models
+
+    return nequip_models.model(dtype="float32")
+
+
+def _table(family: str) -> Iterator[str]:
+    model = small_model(family)
+    yield "| what is wrong | where | kernels in | caught by | error | bound |"
+    yield "|---|---|---|---|---|---|"
+    for sabotage in SABOTAGES:
+        if sabotage.family == family:
+            catch = caught(sabotage, copy.deepcopy(model))
+            found = (
+                ("**nothing**", "", "") if catch is None else (catch.check, f"{catch.error:.1e}", f"{catch.bound:.1e}")
+            )
+            yield f"| {' | '.join((sabotage.what, f'`{sabotage.where}`', sabotage.dtype, *found))} |"
+
+
+if __name__ == "__main__":
+    for line in _table("mace" if find_spec("mace") else "nequip"):
+        print(line, flush=True)
