@@ -57,6 +57,7 @@ def test_blocks_that_no_path_reaches_are_zero(device, dtype) -> None:
 
 
 def test_programs_without_python_code(spec, device, dtype, tmp_path) -> None:
+    torch.compiler.reset()
     module = TensorProduct(spec).to(device)
     operands = random_operands(spec, 5, 5, batch=True, dtype=dtype, device=device)
     x, y, w = (t.requires_grad_() for t in (operands.x, operands.y, operands.w))

@@ -88,21 +88,32 @@ def test_large_cpu_kernels_are_compiled_in_units_of_limited_size(direction: Dire
     assert len(spec.paths) == 222
     units = _units(spec, direction)
     assert sorted(units) == list(range(len(units)))
-    single = max(multiply_adds(direction, 61, 2 * p.l1 + 1, 2 * p.l3 + 1) for p in spec.paths)
+    plan = make_plan(spec, direction, TARGETS["cpu-avx512"], 4)
+    paths = [path for segment in plan.segments for path in segment.paths]
+    single = max(multiply_adds(direction, len(plan.matrices[p.matrix].elements), p.d1, p.d3) for p in paths)
     assert max(units[0]) <= BUILD._MOST_WORK
     assert max(max(work) for unit, work in units.items() if unit) <= max(BUILD._FUNCTION_WORK, single)
-    assert max(sum(work) for unit, work in units.items() if unit) <= BUILD._UNIT_WORK + BUILD._FUNCTION_WORK
+    assert max(sum(work) for unit, work in units.items() if unit) <= BUILD._UNIT_WORK + max(
+        BUILD._FUNCTION_WORK, single
+    )
+
+
+def _compiler_seconds(spec: TensorProductSpec) -> float:
+    """Time of cores that it takes to compile the largest kernel of a product."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    program = runtime.Program(payload(spec)[0])
+    assert not runtime.compile_program(program, "cpu", "float32", "double_backward")["cached"]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def test_the_largest_product_compiles_within_half_a_minute(tmp_path, monkeypatch) -> None:
-    """Of two cores, by the time of the compilers, which does not depend on what else the machine does."""
+    """On two cores where a kernel of MACE takes 1.9 s of one; that one is the clock, for machines that are busy."""
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
-    in1 = "+".join(f"2x{ir}" for ir in ALL_UP_TO_FIVE.split("+"))
-    program = runtime.Program(payload(TensorProductSpec.channelwise(in1, UP_TO_FIVE, ALL_UP_TO_FIVE))[0])
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert not runtime.compile_program(program, "cpu", "float32", "double_backward")["cached"]
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 2 * 30
+    layer = "128x0e+128x1o+128x2e+128x3o"
+    clock = _compiler_seconds(TensorProductSpec.channelwise(layer, "0e+1o+2e+3o", layer)) / 1.9
+    in1 = "+".join(f"32x{ir}" for ir in ALL_UP_TO_FIVE.split("+"))
+    assert _compiler_seconds(TensorProductSpec.channelwise(in1, UP_TO_FIVE, ALL_UP_TO_FIVE)) / clock < 2 * 30
 
 
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
