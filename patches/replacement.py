@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any
@@ -112,6 +113,10 @@ class Replacement(Changed):
                     return
             self._made_from = now
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self.update()  # so that copies need not ask, whose buffers and children e3nn may have arranged anew
+        return super().__reduce_ex__(protocol) if isinstance(self, Replacement) else self.__reduce_ex__(protocol)
+
     def remake(self) -> nn.Module:
         """The child `eqaccel` for the buffers that the module has now.
 
@@ -151,7 +156,7 @@ class Snapshot:
     """What a replacement was made from: all buffers of the module, in its children too, and these children.
 
     To see that nothing has changed takes a look at identities and at the versions of tensors. Where these differ, the
-    digest of all values tells whether that matters. Copies and pickles keep the digest alone.
+    digest of all values tells whether that matters. Copies and pickles of a replacement believe that it was up to date.
 
     Args:
         module: The replacement.
@@ -185,22 +190,19 @@ class Snapshot:
     def equals(self, earlier: Snapshot) -> bool:
         """Whether all values are those of an earlier snapshot, and all children the same objects."""
         before, now = ([child for _, _, child in snapshot._children] for snapshot in (earlier, self))
-        same = not before or all(map(_is, before, now))
-        return self._digest == earlier._digest and same
+        same = not before or all(map(operator.is_, before, now))
+        return not earlier._digest or (self._digest == earlier._digest and same)
 
     def doubt(self) -> None:
         """Has the values compared at the next look."""
         self._known = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remembered, (self._digest,)
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
+        return _remembered, (b"" if self.holds() else self._digest,)
 
 
 def _remembered(digest: bytes) -> Snapshot:
+    """A snapshot that knows the digest of all values at most."""
     snapshot = Snapshot.__new__(Snapshot)
     snapshot._tensors, snapshot._children, snapshot._known, snapshot._digest = [], [], False, digest
     return snapshot
