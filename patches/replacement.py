@@ -114,8 +114,12 @@ class Replacement(Changed):
             self._made_from = now
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        self.update()  # so that copies need not ask, whose buffers and children e3nn may have arranged anew
+        self.update()
         return super().__reduce_ex__(protocol) if isinstance(self, Replacement) else self.__reduce_ex__(protocol)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._made_from = Snapshot(self)  # e3nn may arrange buffers and children of copies in another way
 
     def remake(self) -> nn.Module:
         """The child `eqaccel` for the buffers that the module has now.
@@ -156,7 +160,7 @@ class Snapshot:
     """What a replacement was made from: all buffers of the module, in its children too, and these children.
 
     To see that nothing has changed takes a look at identities and at the versions of tensors. Where these differ, the
-    digest of all values tells whether that matters. Copies and pickles of a replacement believe that it was up to date.
+    digest of all values tells whether that matters. Copies and pickles of a snapshot keep the digest alone.
 
     Args:
         module: The replacement.
@@ -191,18 +195,17 @@ class Snapshot:
         """Whether all values are those of an earlier snapshot, and all children the same objects."""
         before, now = ([child for _, _, child in snapshot._children] for snapshot in (earlier, self))
         same = not before or all(map(operator.is_, before, now))
-        return not earlier._digest or (self._digest == earlier._digest and same)
+        return self._digest == earlier._digest and same
 
     def doubt(self) -> None:
         """Has the values compared at the next look."""
         self._known = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remembered, (b"" if self.holds() else self._digest,)
+        return _remembered, (self._digest,)
 
 
 def _remembered(digest: bytes) -> Snapshot:
-    """A snapshot that knows the digest of all values at most."""
     snapshot = Snapshot.__new__(Snapshot)
     snapshot._tensors, snapshot._children, snapshot._known, snapshot._digest = [], [], False, digest
     return snapshot
