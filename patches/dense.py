@@ -121,7 +121,7 @@ class TypeMatrices(torch.nn.Module):
         if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript reads the branch that is taken)
             table = self.table
         else:
-            table = self.embedding[0].weight.detach()
+            table = self.embedding[0].weight.detach().to(weight)
         is_type = (scalars.unsqueeze(1) == table).all(2).to(features.dtype)
         share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
         weights = torch.index_select(weight, 0, self.gather).view(-1, table.size(1))

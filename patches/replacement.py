@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any
@@ -112,6 +113,14 @@ class Replacement(Changed):
                     return
             self._made_from = now
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        self.update()
+        return super().__reduce_ex__(protocol) if isinstance(self, Replacement) else self.__reduce_ex__(protocol)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._made_from = Snapshot(self)  # e3nn may arrange buffers and children of copies in another way
+
     def remake(self) -> nn.Module:
         """The child `eqaccel` for the buffers that the module has now.
 
@@ -151,7 +160,7 @@ class Snapshot:
     """What a replacement was made from: all buffers of the module, in its children too, and these children.
 
     To see that nothing has changed takes a look at identities and at the versions of tensors. Where these differ, the
-    digest of all values tells whether that matters. Copies and pickles keep the digest alone.
+    digest of all values tells whether that matters. Copies and pickles of a snapshot keep the digest alone.
 
     Args:
         module: The replacement.
@@ -185,7 +194,7 @@ class Snapshot:
     def equals(self, earlier: Snapshot) -> bool:
         """Whether all values are those of an earlier snapshot, and all children the same objects."""
         before, now = ([child for _, _, child in snapshot._children] for snapshot in (earlier, self))
-        same = not before or all(map(_is, before, now))
+        same = not before or all(map(operator.is_, before, now))
         return self._digest == earlier._digest and same
 
     def doubt(self) -> None:
@@ -194,10 +203,6 @@ class Snapshot:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remembered, (self._digest,)
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def _remembered(digest: bytes) -> Snapshot:

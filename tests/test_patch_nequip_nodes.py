@@ -222,6 +222,7 @@ def test_copies_follow_their_own_weights(duplicate: str) -> None:
     for assign in (False, True):
         twin.load_state_dict(other.state_dict(), strict=True, assign=assign)
         assert_close(twin(nm.data())["forces"], other(nm.data())["forces"])
+        assert report(twin).accelerated == report(fast).accelerated > 7
     assert_close(fast(nm.data())["forces"], nm.model()(nm.data())["forces"])
     assert list(dict(twin.named_parameters())) == list(dict(other.named_parameters()))
     assert list(dict(unpatch(twin).named_parameters())) == list(dict(other.named_parameters()))

@@ -518,6 +518,9 @@ def test_copies_of_changed_buffers() -> None:
         pair.do(in_place)
         pair.fast = duplicated(pair.fast, how)
         pair.check()
+        pair.fast = duplicated(pair.fast, how)
+        pair.do(in_place)  # before a copy is called for the first time
+        pair.check()
 
 
 def test_scripts_of_changed_buffers() -> None:

@@ -176,7 +176,7 @@ def test_lists() -> None:
     assert patch(models) is models
     rows = [row.path for row in report(models).rows if row.kind == "TensorProduct"]
     assert rows == [f"{model}.interactions.{layer}.conv_tp" for model in (0, 1) for layer in (0, 1)]
-    assert any(kernel.name.startswith("1.interactions.0") for kernel in warmup(models[1:] + models[:1]).kernels)
+    assert any("1.interactions.0" in kernel.name for kernel in warmup(models[1:] + models[:1]).kernels)
     assert report(unpatch(models)).accelerated == 0
     with pytest.raises(PatchError, match=r"model\.1: expected a torch\.nn\.Module .*, got int"):
         patch([models[0], 3])
@@ -201,8 +201,7 @@ def test_sums_of_calculators() -> None:
     assert patch(calculator) is calculator
     assert "calcs.0.models.0.interactions.0.conv_tp" in [row.path for row in report(calculator).rows if row.accelerated]
     assert any("calcs.0.models.0." in kernel.name for kernel in warmup(calculator).kernels)
-    calculator.reset()
-    atoms.calc.mixer.calcs[0].reset()
+    calculator.atoms = calculator.mixer.calcs[0].atoms = None  # what they know already
     assert atoms.get_potential_energy() == pytest.approx(energy, rel=1e-12)
     assert report(unpatch(calculator)).accelerated == 0
     with pytest.raises(PatchError, match=r"expected a torch\.nn\.Module or an ASE calculator"):
