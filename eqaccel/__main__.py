@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 
 from eqaccel.errors import EqaccelError
@@ -31,14 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show.add_argument("--stage", default="plan", choices=["spec", "plan", "source"], help="how far to go")
     export = commands.add_parser("export", help="write a model to a file for LAMMPS and other programs without Python")
     export.add_argument(
-        "model", help="file that torch.save wrote the whole model to; it runs code, so trust its source"
+        "model",
+        help="file of torch.save with the whole model, or a .nequip.zip or .ckpt; it runs code, so trust its source",
     )
     export.add_argument("path", help="file to write")
     export.add_argument("--format", default="torchscript", help="torchscript (default) or aotinductor")
     export.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     export.add_argument("--dtype", help="float32 or float64; default: that of the model")
     export.add_argument(
-        "--seal", default=[], nargs="+", metavar="TARGET", help="compile the kernels now: cpu-avx2 sm_90 ..."
+        "--seal", default=[], nargs="+", metavar="TARGET", help="put in kernels in machine code: cpu-avx2 sm_90 ..."
     )
     export.add_argument("--head", help="name of the head, if the model has several")
     libs = commands.add_parser("libs", help="libraries and headers that a C++ program needs to open exported files")
@@ -90,27 +90,12 @@ def _show(options: argparse.Namespace) -> str:
 
 def _export(options: argparse.Namespace) -> str:
     import json
-    import pickle
-
-    import torch
 
     import eqaccel
-    from eqaccel.errors import AlreadyPatchedError, ExportError
+    from eqaccel.errors import AlreadyPatchedError
+    from eqaccel.integrations.export import open_model
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is no model is told below
-            model = torch.load(options.model, map_location="cpu", weights_only=False)
-    except (OSError, ImportError, AttributeError, RuntimeError, pickle.UnpicklingError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ExportError(
-            f"model: expected a file that torch.save wrote a whole model to, got '{options.model}', which does not "
-            f"open ({reason}); use an environment with the library that made the model"
-        ) from error
-    if not isinstance(model, torch.nn.Module):
-        raise ExportError(
-            f"model: expected a file that holds a whole model, got one that holds a {type(model).__name__}"
-        )
+    model = open_model(options.model)
     with contextlib.suppress(AlreadyPatchedError):
         eqaccel.patch(model)
     metadata = eqaccel.export(

@@ -9,7 +9,8 @@ import torch
 from eqaccel.integrations.export.digest import append_digest
 from torch import nn
 
-import eqaccel.ops  # noqa: F401
+import eqaccel
+import eqaccel.ops
 
 DESCRIPTION = {
     "format": 2,
@@ -22,7 +23,7 @@ DESCRIPTION = {
     "units": {"energy": "eV", "length": "angstrom"},
     "exchange_widths": [4, 7],
     "sealed": [],
-    "versions": {"torch": torch.__version__},
+    "versions": {"eqaccel": eqaccel.__version__, "torch": torch.__version__},
     "kernels": [],
 }
 
@@ -69,6 +70,18 @@ class Toy(nn.Module):
         gradient = torch.autograd.grad([energies.sum()], [vectors])[0]
         assert gradient is not None
         return energies.detach(), gradient
+
+
+class Sealed(nn.Module):
+    """Holds a payload with a kernel in machine code, as sealing leaves it; no model, and never run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        content = b"EQACCEL-PAYLOAD 1\nmeta 4\nabi=\nbinary/cpu-avx2/forward/float64 3\nELF\n"
+        self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.payload.size(0)
 
 
 def save_toy(path, **changes) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import nequip_models as nm
 from export_checks import assert_close, assert_ghosts, assert_moves_to_a_gpu, forces
 
 import eqaccel
+from eqaccel.__main__ import main
 from eqaccel.errors import ExportError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
@@ -75,11 +78,23 @@ def test_single_precision(device: torch.device, tmp_path: Path) -> None:
     assert eqaccel.export(model, tmp_path / "model.pt")["dtype"] == "float32"
     vectors, edge_index, types = arguments(nm.data(device=device))
     energies, _ = eqaccel.load_exported(tmp_path / "model.pt")(vectors.float(), edge_index, types)
-    assert energies.dtype == torch.float32
+    assert energies.dtype == torch.float64
     wanted = plain(nm.data(device=device))["atomic_energy"].detach().reshape(-1)
-    assert_close(energies.double(), wanted, 256 * torch.finfo(torch.float32).eps)
+    assert_close(energies, wanted, 256 * torch.finfo(torch.float32).eps)
     with pytest.raises(ExportError, match=r"expected torch.float32, got torch.float64; leave dtype out"):
         eqaccel.export(model, tmp_path / "model.pt", dtype="float64")
+
+
+def test_energies_of_isolated_atoms_keep_their_digits(device: torch.device, tmp_path: Path) -> None:
+    """A float32 model of all electrons, whose constants NequIP adds in float64: the file does too."""
+    shifts = dict(zip(nm.ELEMENTS, (-13.605693, -10345.123456789, -20042.987654321), strict=True))
+    plain = nm.model("small", "float32", per_type_energy_shifts=shifts).to(device)
+    eqaccel.export(eqaccel.patch(copy.deepcopy(plain), verify=False), tmp_path / "model.pt")
+    vectors, edge_index, types = arguments(nm.data(device=device))
+    energies, _ = eqaccel.load_exported(tmp_path / "model.pt")(vectors.float(), edge_index, types)
+    constants = torch.tensor(list(shifts.values()), dtype=torch.float64, device=device)[types]
+    wanted = plain(nm.data(device=device))["atomic_energy"].detach().reshape(-1) - constants
+    assert_close(energies - constants, wanted, 256 * torch.finfo(torch.float32).eps)
 
 
 def test_ghosts(device: torch.device, tmp_path: Path) -> None:
@@ -91,6 +106,16 @@ def test_ghosts(device: torch.device, tmp_path: Path) -> None:
 def test_a_packaged_model(tmp_path: Path) -> None:
     model = eqaccel.patch(nm.packaged(nm.model(), tmp_path / "package.nequip.zip"), verify=False)
     eqaccel.export(model, tmp_path / "model.pt")
+
+
+def test_the_command_line_exports_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "package.nequip.zip", tmp_path / "model.pt"
+    nm.packaged(nm.model(), source)
+    assert main(["export", str(source), str(target)]) == 0
+    assert json.loads(capsys.readouterr().out) == eqaccel.load_exported(target).metadata
+    shutil.copy(source, tmp_path / "renamed.zip")
+    assert main(["export", str(tmp_path / "renamed.zip"), str(target)]) == 1
+    assert "a package of NequIP has to be named *.nequip.zip" in capsys.readouterr().err
 
 
 @pytest.mark.slow

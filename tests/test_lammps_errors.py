@@ -14,7 +14,7 @@ from ase import Atoms
 from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.lammps import build_plugin, find_lammps
 from lammps_runs import ELEMENTS, lmp, write_data
-from lammps_toy import DESCRIPTION, save_model, save_toy
+from lammps_toy import DESCRIPTION, Sealed, save_model, save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 SCRIPT = """
@@ -95,6 +95,22 @@ def rename_operator(source: Path, target: Path) -> None:
         for entry in old.namelist():
             new.writestr(entry, old.read(entry).replace(b"eqaccel.exchange(", b"eqaccel.exchangf("))
     append_digest(target)
+
+
+@pytest.mark.parametrize("sealed", [["cpu-avx2"], []], ids=["told", "hidden"])
+def test_machine_code_is_refused_on_request(sealed, folder):
+    assert (
+        lmp(
+            folder,
+            SCRIPT.format(
+                before="units metal", style="eqaccel native_code no", coeff="* * toy.pt H O Si", after="run 0"
+            ),
+        ).returncode
+        == 0
+    )
+    save_model(folder / "sealed.pt", Sealed(), {**DESCRIPTION, "sealed": sealed})
+    line = error_of(folder, style="eqaccel native_code no", coeff="* * sealed.pt H O Si")
+    assert_error(line, "holds kernels in machine code, which were not to be used")
 
 
 def assert_error(line: str, message: str) -> None:

@@ -9,8 +9,9 @@ from eqaccel.integrations.export.core import ExportFamily, export, register
 from eqaccel.integrations.export.loading import Exported, load_exported
 from eqaccel.integrations.export.mace import MaceExport
 from eqaccel.integrations.export.nequip import NequipExport
+from eqaccel.integrations.export.sources import open_model
 
 register(MaceExport())
 register(NequipExport())
 
-__all__ = ["ExportFamily", "Exported", "export", "load_exported", "register"]
+__all__ = ["ExportFamily", "Exported", "export", "load_exported", "open_model", "register"]
