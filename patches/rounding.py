@@ -52,19 +52,23 @@ def scales(outputs: Outputs, structure: Structure) -> dict[str, float]:
     return found
 
 
-def derivative_scales(derivatives: Outputs, variables: Mapping[str, float], contributions: float) -> dict[str, float]:
+def derivative_scales(derivatives: Outputs, parameters: Mapping[str, float], contributions: float) -> dict[str, float]:
     """The same for derivatives of one loss, of which only sums that may have cancelled are known.
 
     A network is about linear in each of its tensors of parameters, so that the entries of one, times their derivatives,
-    add up to contributions of the loss: on average an entry has its share of them.
+    add up to contributions of the loss: on average an entry has its share of them. The derivative in positions is like
+    a force.
 
     Args:
         derivatives: By name of the variable.
-        variables: Sum of the absolute values of each variable.
+        parameters: Sum of the absolute values of each tensor of parameters; other variables are positions.
         contributions: Sum of the absolute values that the loss is made of.
     """
     found = {}
     for name, derivative in derivatives.items():
+        if name not in parameters:
+            found[name] = float(derivative.abs().sum())
+            continue
         largest = float(derivative.abs().max()) if derivative.numel() else 0.0
-        found[name] = largest + (contributions / variables[name] if variables[name] > 0 else 0.0)
+        found[name] = largest + (contributions / parameters[name] if parameters[name] > 0 else 0.0)
     return found

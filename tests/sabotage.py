@@ -112,6 +112,10 @@ def _many(result: Tensor, _: Sequence[Any]) -> None:
     result[MANY:] *= OFF
 
 
+def _last(result: Tensor, _: Sequence[Any]) -> None:
+    result[-1] *= OFF
+
+
 def _hub(result: Tensor, arguments: Sequence[Any]) -> None:
     """Rows of a node with many edges, or of the edges that it receives."""
     graph = next(a for a in arguments if isinstance(a, Tensor) and a.dtype == torch.int32)
@@ -143,7 +147,7 @@ def _dropped(result: Tensor, arguments: Sequence[Any]) -> None:
 _SPOILS = {
     ("edges", "float64"): {"sign of a component": _sign, "0.1 % at a hub": _hub, "a dropped edge": _dropped},
     ("edges", "float32"): {"0.1 %": _all, "0.1 % at a hub": _hub},
-    ("rows", "float64"): {"sign of a component": _sign, "0.1 % after 1024 rows": _many},
+    ("rows", "float64"): {"sign of a component": _sign, "0.1 % of the last row": _last, "0.1 % after 1024 rows": _many},
     ("rows", "float32"): {"0.1 %": _all},
 }
 
@@ -154,6 +158,8 @@ def _operators() -> Iterator[Sabotage]:
         for (number, name), dtype in product(enumerate(names), (torch.float64, torch.float32)):
             label = str(dtype).removeprefix("torch.")
             for what, spoil in _SPOILS[over, label].items():
+                if (spoil, name) == (_many, "gw"):
+                    continue  # so many rows are edges, in spherical harmonics, whose weights are ones
                 yield Sabotage(what, f"{operator} {name}", label, partial(_Spoilt, operator, number, dtype, spoil))
 
 
