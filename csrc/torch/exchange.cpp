@@ -77,7 +77,7 @@ Tensor call(const Call& c, const Tensor& x) {
 struct Exchange {
   static constexpr bool is_traceable = false;
 
-  static variable_list compute(const Call& c, const Tensor& x) { return {call(c, x)}; }
+  static constexpr auto compute = call;
 
   static void save(AutogradContext& context, const Call& c, const variable_list& operands) {
     context.saved_data["handle"] = c.handle;
@@ -98,7 +98,7 @@ struct Exchange {
 
 template <bool transposed>
 Tensor differentiable(const Tensor& x, int64_t handle, c10::SymInt rows) {
-  return ops::differentiate<Exchange>(Call{handle, std::move(rows), transposed}, x)[0];
+  return ops::differentiate<Exchange>(Call{handle, std::move(rows), transposed}, x);
 }
 
 void register_kernels(torch::Library& library) {

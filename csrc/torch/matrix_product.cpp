@@ -81,7 +81,7 @@ Tensor under_autocast(const Tensor&, int64_t, const Tensor& a, const Tensor& b) 
 struct Product {
   static constexpr bool is_traceable = false;
 
-  static variable_list compute(const Source& s, const Tensor& a, const Tensor& b) { return {call(s, a, b)}; }
+  static constexpr auto compute = call;
 
   static void save(AutogradContext& context, const Source& s, variable_list operands) {
     operands.push_back(s.payload);
@@ -108,7 +108,7 @@ struct Product {
 };
 
 Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
-  return differentiate<Product>(Source{payload, key}, a, b)[0];
+  return differentiate<Product>(Source{payload, key}, a, b);
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("matrix_product", differentiable); }

@@ -1,5 +1,5 @@
-// eqaccel::polynomial and its first two derivatives: each row of z is a polynomial in the features x of the same row with
-// coefficients w of its own. One kernel each; what torch owes them in gradients is in polynomial_autograd.cpp.
+// eqaccel::polynomial and its first two derivatives: each row of z is a polynomial in the features x of the same row
+// with coefficients w of its own. Each is one kernel.
 #include "polynomial.h"
 
 #include <ATen/autocast_mode.h>
@@ -14,15 +14,16 @@ Tensor polynomial(const PolynomialProblem& p, const Tensor& x, const Tensor& w) 
   static const auto op = find_operator<Signature>("eqaccel::polynomial");
   return op.call(p.payload, p.key, x, w, p.outputs);
 }
-PolynomialGradients polynomial_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
+PolynomialGradients polynomial_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x,
+                                        const Tensor& w) {
   using Signature = PolynomialGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, int64_t);
   static const auto op = find_operator<Signature>("eqaccel::polynomial_backward");
   return op.call(p.payload, p.key, gz, x, w, p.outputs);
 }
-PolynomialSecondGradients polynomial_double_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w, const Tensor& a,
-                                  const Tensor& c) {
-  using Signature = PolynomialSecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                           const Tensor&, int64_t);
+PolynomialSecondGradients polynomial_double_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x,
+                                                     const Tensor& w, const Tensor& a, const Tensor& c) {
+  using Signature = PolynomialSecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
+                                              const Tensor&, const Tensor&, int64_t);
   static const auto op = find_operator<Signature>("eqaccel::polynomial_double_backward");
   return op.call(p.payload, p.key, gz, x, w, a, c, p.outputs);
 }
@@ -82,8 +83,8 @@ PolynomialGradients backward(const Tensor& payload, int64_t key, const Tensor& g
   return {gx, gw};
 }
 
-PolynomialSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w,
-                       const Tensor& a, const Tensor& c, int64_t outputs) {
+PolynomialSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                          const Tensor& w, const Tensor& a, const Tensor& c, int64_t outputs) {
   Call call("eqaccel::polynomial_double_backward", {payload, key, outputs}, x, w);
   eq_operands& ops = call.operands();
   ops.gz = call.rows("gz", gz, "z_dim");
@@ -104,8 +105,8 @@ Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor&, int
 PolynomialGradients backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor& w, int64_t) {
   return {contiguous_like(x), contiguous_like(w)};
 }
-PolynomialSecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x, const Tensor& w, const Tensor&,
-                             const Tensor&, int64_t) {
+PolynomialSecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x,
+                                                const Tensor& w, const Tensor&, const Tensor&, int64_t) {
   return {contiguous_like(gz), contiguous_like(x), contiguous_like(w)};
 }
 

@@ -22,10 +22,10 @@ PolynomialGradients polynomial_backward(const PolynomialProblem&, const Tensor& 
 PolynomialSecondGradients polynomial_double_backward(const PolynomialProblem&, const Tensor& gz, const Tensor& x,
                                                      const Tensor& w, const Tensor& a, const Tensor& c);
 
-// The polar form <gz, Q(w, f, g, h)>, of which <gz, P(x, w)> is the value for f = g = h = (x, 1): linear in each of gz, w,
-// f, g and h, and symmetric in the last three, which have a column more than x. Given four of these, in this order, it is
-// the derivative by the fifth, number `missing` (0 for gz, to 4), which has `columns` columns. Any derivative of P is a
-// sum of such.
+// The polar form <gz, Q(w, f, g, h)>, of which <gz, P(x, w)> is the value for f = g = h = (x, 1): linear in each of gz,
+// w, f, g and h, and symmetric in the last three, which have a column more than x. Given four of these, in this order,
+// it is the derivative by the fifth, number `missing` (0 for gz, to 4), which has `columns` columns. Any derivative of P
+// is a sum of such.
 Tensor polynomial_polar_form(const PolynomialProblem&, const std::array<Tensor, 4>& factors, int64_t missing,
                              c10::SymInt columns);
 

@@ -30,51 +30,47 @@ struct Kept {
   }
 };
 
-variable_list call_forward(const PolynomialProblem& p, const Tensor& x, const Tensor& w) {
-  return {polynomial(p, x, w)};
+variable_list gradients(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
+  return listed(polynomial_backward(p, gz, x, w));
 }
-variable_list call_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
-  auto [gx, gw] = polynomial_backward(p, gz, x, w);
-  return {gx, gw};
-}
-variable_list call_double_backward(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w,
-                                   const Tensor& a, const Tensor& c) {
-  auto [ggz, gx, gw] = polynomial_double_backward(p, gz, x, w, or_zeros(a, x), or_zeros(c, w));
-  return {ggz, gx, gw};
+// a and c may be undefined.
+variable_list second_gradients(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w,
+                               const Tensor& a, const Tensor& c) {
+  return listed(polynomial_double_backward(p, gz, x, w, or_zeros(a, x), or_zeros(c, w)));
 }
 
 struct Forward : Kept {
-  static constexpr auto compute = call_forward;
+  static constexpr auto compute = polynomial;
 
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    if (!gradients[0].defined()) return variable_list(2);
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    if (!incoming[0].defined()) return variable_list(2);
     variable_list v;
     const PolynomialProblem p = restore(context, v);
-    return call_backward(p, gradients[0], v[0], v[1]);
+    return gradients(p, incoming[0], v[0], v[1]);
   }
 
   // <gz, tangent of z> is <x', gx> + <w', gw>, whose gradient with respect to gz the double backward operator gives.
   static variable_list tangents(const PolynomialProblem& p, const variable_list& v, const variable_list& along) {
     const Tensor any_gz = at::zeros_symint({v[0].sym_size(0), p.outputs}, v[0].options());
-    return {call_double_backward(p, any_gz, v[0], v[1], along[0], along[1])[0]};
+    return {second_gradients(p, any_gz, v[0], v[1], along[0], along[1])[0]};
   }
 };
 
 struct Backward : Kept {
-  static constexpr auto compute = call_backward;
+  static constexpr auto compute = polynomial_backward;
 
   static variable_list backward(AutogradContext* context, const variable_list& t) {
     if (!any_defined(t)) return variable_list(3);
     variable_list v;
     const PolynomialProblem p = restore(context, v);
-    return call_double_backward(p, v[0], v[1], v[2], t[0], t[1]);
+    return second_gradients(p, v[0], v[1], v[2], t[0], t[1]);
   }
 
   static variable_list tangents(const PolynomialProblem& p, const variable_list& v, const variable_list& along) {
     variable_list sum(2);
-    if (along[0].defined()) add(sum, call_backward(p, along[0], v[1], v[2]));
+    if (along[0].defined()) add(sum, gradients(p, along[0], v[1], v[2]));
     if (any_defined({along[1], along[2]})) {
-      const variable_list second = call_double_backward(p, v[0], v[1], v[2], along[1], along[2]);
+      const variable_list second = second_gradients(p, v[0], v[1], v[2], along[1], along[2]);
       add(sum, {second[1], second[2]});
     }
     return sum;
@@ -124,17 +120,17 @@ variable_list third(const PolynomialProblem& p, const variable_list& v, const va
   const bool along = needed(3) || needed(4);
   if (g.defined()) {
     if (needed(1) || needed(2)) {
-      const variable_list second = call_double_backward(p, g, x, w, a, c);
+      const variable_list second = second_gradients(p, g, x, w, a, c);
       add(sum, {Tensor(), second[1], second[2], Tensor(), Tensor()});
     }
     if (along) {
-      const variable_list first = call_backward(p, g, x, w);
+      const variable_list first = gradients(p, g, x, w);
       add(sum, {Tensor(), Tensor(), Tensor(), first[0], first[1]});
     }
   }
   if (any_defined({q, r})) {
     if (along) {
-      const variable_list second = call_double_backward(p, gz, x, w, q, r);
+      const variable_list second = second_gradients(p, gz, x, w, q, r);
       add(sum, {Tensor(), Tensor(), Tensor(), second[1], second[2]});
     }
     variable_list both = along_both(p, gz, x, w, a, c, q, r, needed);
@@ -145,7 +141,7 @@ variable_list third(const PolynomialProblem& p, const variable_list& v, const va
 }
 
 struct DoubleBackward : Kept {
-  static constexpr auto compute = call_double_backward;
+  static constexpr auto compute = polynomial_double_backward;
 
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
     variable_list v;
@@ -155,7 +151,7 @@ struct DoubleBackward : Kept {
 
   static variable_list tangents(const PolynomialProblem& p, const variable_list& v, const variable_list& along) {
     variable_list sum(3);
-    if (any_defined({along[3], along[4]})) add(sum, call_double_backward(p, v[0], v[1], v[2], along[3], along[4]));
+    if (any_defined({along[3], along[4]})) add(sum, second_gradients(p, v[0], v[1], v[2], along[3], along[4]));
     const variable_list direction(along.begin(), along.begin() + 3);
     if (any_defined(direction)) add(sum, third(p, v, direction, [](int operand) { return operand < 3; }));
     return sum;
@@ -163,17 +159,15 @@ struct DoubleBackward : Kept {
 };
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, int64_t outputs) {
-  return differentiate<Forward>(PolynomialProblem{payload, key, outputs}, x, w)[0];
+  return differentiate<Forward>(PolynomialProblem{payload, key, outputs}, x, w);
 }
 PolynomialGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w,
                              int64_t outputs) {
-  const variable_list v = differentiate<Backward>(PolynomialProblem{payload, key, outputs}, gz, x, w);
-  return {v[0], v[1]};
+  return differentiate<Backward>(PolynomialProblem{payload, key, outputs}, gz, x, w);
 }
 PolynomialSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
                                           const Tensor& w, const Tensor& a, const Tensor& c, int64_t outputs) {
-  const variable_list v = differentiate<DoubleBackward>(PolynomialProblem{payload, key, outputs}, gz, x, w, a, c);
-  return {v[0], v[1], v[2]};
+  return differentiate<DoubleBackward>(PolynomialProblem{payload, key, outputs}, gz, x, w, a, c);
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {

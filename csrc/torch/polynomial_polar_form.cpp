@@ -1,6 +1,6 @@
-// eqaccel::polynomial_polar_form: what derivatives of polynomials beyond the second consist of (see polynomial.h). Made of
-// torch's operators, from the terms in the payload, and closed under differentiation: each derivative of a form that is
-// linear in every operand is the same form with another operand missing.
+// eqaccel::polynomial_polar_form: what derivatives of polynomials beyond the second consist of (see polynomial.h). Made
+// of torch's operators, from the terms in the payload, and closed under differentiation: each derivative of a form that
+// is linear in every operand is the same form with another operand missing.
 #include <torch/library.h>
 
 #include <sstream>
@@ -35,7 +35,8 @@ Terms read_terms(const Program& program, const at::TensorOptions& options) {
   std::vector<double> coefficients;
   std::istringstream lines(program.entry("terms"));
   lines.imbue(std::locale::classic());
-  for (std::array<int64_t, slots> at; lines >> at[0] >> at[1] >> at[2] >> at[3] >> at[4] >> coefficients.emplace_back();)
+  std::array<int64_t, slots> at;
+  while (lines >> at[0] >> at[1] >> at[2] >> at[3] >> at[4] >> coefficients.emplace_back())
     for (int slot = 0; slot < slots; ++slot) columns[slot].push_back(at[slot]);
   coefficients.resize(columns[0].size());
   Terms terms;
@@ -48,7 +49,8 @@ Terms read_terms(const Program& program, const at::TensorOptions& options) {
 void check(const Program& program, const std::array<Tensor, slots>& factors, int64_t missing, int64_t columns) {
   const Tensor& like = factors[missing == 0 ? 1 : 0];
   const int64_t features = program.number("x_dim") + 1;
-  const std::array<int64_t, slots> wanted{program.number("z_dim"), program.number("w_dim"), features, features, features};
+  const std::array<int64_t, slots> wanted{program.number("z_dim"), program.number("w_dim"), features, features,
+                                          features};
   TORCH_CHECK(columns == wanted[missing], name, ": argument 'columns' must be ", wanted[missing], ", got ", columns,
               ". Pass the number of columns of the operand that is missing.");
   for (int slot = 0; slot < slots; ++slot) {
@@ -71,8 +73,8 @@ std::array<Tensor, slots> place(const std::array<Tensor, 4>& factors, int64_t mi
   return placed;
 }
 
-// Picks columns for each term, multiplies, and adds up by a product with a matrix of ones and zeros, so that sums have a
-// fixed order.
+// Picks columns for each term, multiplies, and adds up by a product with a matrix of ones and zeros, so that sums have
+// a fixed order.
 Tensor contract(const Tensor& payload, int64_t key, const Tensor& f, const Tensor& g, const Tensor& h, const Tensor& i,
                 int64_t missing, int64_t columns) {
   const auto program = program_of(name, payload, key);
@@ -114,8 +116,8 @@ struct Form {
 struct PolarForm {
   static constexpr bool is_traceable = false;
 
-  static variable_list compute(const Form& form, const Tensor& f, const Tensor& g, const Tensor& h, const Tensor& i) {
-    return {polynomial_polar_form(form.problem, {f, g, h, i}, form.missing, form.columns)};
+  static Tensor compute(const Form& form, const Tensor& f, const Tensor& g, const Tensor& h, const Tensor& i) {
+    return polynomial_polar_form(form.problem, {f, g, h, i}, form.missing, form.columns);
   }
 
   static void save(AutogradContext& context, const Form& form, variable_list operands) {
@@ -158,7 +160,7 @@ struct PolarForm {
 
 Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& f, const Tensor& g, const Tensor& h,
                       const Tensor& i, int64_t missing, c10::SymInt columns) {
-  return differentiate<PolarForm>(Form{{payload, key, 0}, missing, std::move(columns)}, f, g, h, i)[0];
+  return differentiate<PolarForm>(Form{{payload, key, 0}, missing, std::move(columns)}, f, g, h, i);
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("polynomial_polar_form", differentiable); }

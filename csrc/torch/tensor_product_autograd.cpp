@@ -48,29 +48,24 @@ struct Kept {
   }
 };
 
-variable_list call_forward(const Problem& p, const Tensor& x, const Tensor& y, const Tensor& w) {
-  return {tensor_product(p, x, y, w)};
+variable_list gradients(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w) {
+  return listed(tensor_product_backward(p, gz, x, y, w));
 }
-variable_list call_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w) {
-  auto [gx, gy, gw] = tensor_product_backward(p, gz, x, y, w);
-  return {gx, gy, gw};
-}
-variable_list call_double_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y,
-                                   const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c) {
-  auto [ggz, gx, gy, gw] = tensor_product_double_backward(p, gz, x, y, w, or_zeros(a, x), or_zeros(b, y),
-                                                          or_zeros(c, w));
-  return {ggz, gx, gy, gw};
+// a, b and c may be undefined.
+variable_list second_gradients(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
+                               const Tensor& a, const Tensor& b, const Tensor& c) {
+  return listed(tensor_product_double_backward(p, gz, x, y, w, or_zeros(a, x), or_zeros(b, y), or_zeros(c, w)));
 }
 
 struct Forward : Kept {
-  static constexpr auto compute = call_forward;
+  static constexpr auto compute = tensor_product;
 
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const Tensor& gz = gradients[0];
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    const Tensor& gz = incoming[0];
     if (!gz.defined()) return variable_list(3);
     variable_list v;
     const Problem p = restore(context, v);
-    return call_backward(p, gz, v[0], v[1], v[2]);
+    return gradients(p, gz, v[0], v[1], v[2]);
   }
 
   static variable_list tangents(const Problem& p, const variable_list& operands, const variable_list& along) {
@@ -86,20 +81,20 @@ struct Forward : Kept {
 };
 
 struct Backward : Kept {
-  static constexpr auto compute = call_backward;
+  static constexpr auto compute = tensor_product_backward;
 
   static variable_list backward(AutogradContext* context, const variable_list& t) {
     if (!any_defined(t)) return variable_list(4);
     variable_list v;
     const Problem p = restore(context, v);
-    return call_double_backward(p, v[0], v[1], v[2], v[3], t[0], t[1], t[2]);
+    return second_gradients(p, v[0], v[1], v[2], v[3], t[0], t[1], t[2]);
   }
 
   static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
     variable_list sum(3);
-    if (along[0].defined()) add(sum, call_backward(p, along[0], v[1], v[2], v[3]));
+    if (along[0].defined()) add(sum, gradients(p, along[0], v[1], v[2], v[3]));
     if (any_defined({along[1], along[2], along[3]})) {
-      variable_list second = call_double_backward(p, v[0], v[1], v[2], v[3], along[1], along[2], along[3]);
+      variable_list second = second_gradients(p, v[0], v[1], v[2], v[3], along[1], along[2], along[3]);
       second.erase(second.begin());
       add(sum, second);
     }
@@ -108,8 +103,9 @@ struct Backward : Kept {
 };
 
 // The gradients of <g, ggz> + <p, gx> + <q, gy> + <r, gw> with respect to the operands of the double backward operator
-// for which needed(number) holds; `incoming` is g, p, q and r. What is differentiated is the sum of <G, F(X, Y, W)> over
-// the nine terms below: the first three are <g, ggz>, then two each for <p, gx>, <q, gy> and <r, gw>.
+// for which needed_input(number) holds; `incoming` is g, p, q and r. What is differentiated is the sum of
+// <G, F(X, Y, W)> over the nine terms below: the first three are <g, ggz>, then two each for <p, gx>, <q, gy> and
+// <r, gw>.
 template <class Needed>
 variable_list third(const Problem& problem, const variable_list& operands, const variable_list& incoming,
                     const Needed& needed_input) {
@@ -127,22 +123,22 @@ variable_list third(const Problem& problem, const variable_list& operands, const
   variable_list v = operands;
   v.insert(v.end(), incoming.begin(), incoming.end());
 
-  variable_list gradients(inputs);
+  variable_list sums(inputs);
   const auto needed = [&](Operand operand) { return operand < inputs && needed_input(operand); };
   for (const auto& [G, X, Y, W] : terms) {
     if (!v[G].defined() || !v[X].defined() || !v[Y].defined() || !v[W].defined()) continue;
-    if (needed(G)) add(gradients[G], tensor_product(problem, v[X], v[Y], v[W]));
+    if (needed(G)) add(sums[G], tensor_product(problem, v[X], v[Y], v[W]));
     if (!needed(X) && !needed(Y) && !needed(W)) continue;
     const auto [gX, gY, gW] = tensor_product_backward(problem, v[G], v[X], v[Y], v[W]);
-    if (needed(X)) add(gradients[X], gX);
-    if (needed(Y)) add(gradients[Y], gY);
-    if (needed(W)) add(gradients[W], gW);
+    if (needed(X)) add(sums[X], gX);
+    if (needed(Y)) add(sums[Y], gY);
+    if (needed(W)) add(sums[W], gW);
   }
-  return gradients;
+  return sums;
 }
 
 struct DoubleBackward : Kept {
-  static constexpr auto compute = call_double_backward;
+  static constexpr auto compute = tensor_product_double_backward;
 
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
     variable_list v;
@@ -153,7 +149,7 @@ struct DoubleBackward : Kept {
   static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
     variable_list sum(4);
     if (any_defined({along[4], along[5], along[6]}))
-      add(sum, call_double_backward(p, v[0], v[1], v[2], v[3], along[4], along[5], along[6]));
+      add(sum, second_gradients(p, v[0], v[1], v[2], v[3], along[4], along[5], along[6]));
     const variable_list direction(along.begin(), along.begin() + 4);
     if (any_defined(direction)) add(sum, third(p, v, direction, [](int operand) { return operand < 4; }));
     return sum;
@@ -163,15 +159,14 @@ struct DoubleBackward : Kept {
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
   const Problem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
-  return differentiate<Forward>(p, x, y, w)[0];
+  return differentiate<Forward>(p, x, y, w);
 }
 
 Gradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
                    const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
                    bool atomic) {
   const Problem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
-  const variable_list v = differentiate<Backward>(p, gz, x, y, w);
-  return {v[0], v[1], v[2]};
+  return differentiate<Backward>(p, gz, x, y, w);
 }
 
 SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
@@ -179,8 +174,7 @@ SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor
                                 const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
                                 bool atomic) {
   const Problem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
-  const variable_list v = differentiate<DoubleBackward>(p, gz, x, y, w, a, b, c);
-  return {v[0], v[1], v[2], v[3]};
+  return differentiate<DoubleBackward>(p, gz, x, y, w, a, b, c);
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {

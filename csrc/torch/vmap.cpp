@@ -1,5 +1,6 @@
-// The operators under torch.vmap: one call for each sample, whose results are stacked. torch does the same for operators
-// without a rule, with a warning that there is none; here the loop is the rule, because each call fills the device.
+// The operators under torch.vmap: one call for each sample, whose results are stacked. torch does the same for
+// operators without a rule, with a warning that there is none; here the loop is the rule, because each call fills the
+// device.
 #include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
