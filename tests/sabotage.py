@@ -118,8 +118,7 @@ def _last(result: Tensor, _: Sequence[Any]) -> None:
 
 def _hub(result: Tensor, arguments: Sequence[Any]) -> None:
     """Rows of a node with many edges, or of the edges that it receives."""
-    graph = next(a for a in arguments if isinstance(a, Tensor) and a.dtype == torch.int32)
-    receivers = _receivers(arguments, graph)
+    graph, receivers = _graph(arguments)
     row_ptr = graph[: receivers + 1]
     for node in torch.nonzero(row_ptr.diff() > 500).flatten().tolist():
         if len(result) == receivers:
@@ -128,14 +127,19 @@ def _hub(result: Tensor, arguments: Sequence[Any]) -> None:
             result[graph[receivers + 1 :][row_ptr[node] : row_ptr[node + 1]].long()] *= OFF
 
 
-def _receivers(arguments: Sequence[Any], graph: Tensor) -> int:
-    return next(after for before, after in pairwise(arguments) if before is graph)
+def _graph(arguments: Sequence[Any]) -> tuple[Tensor, int]:
+    """Row pointers and what follows them in the packed index among the arguments, and the number of receivers."""
+    packed, receivers = next(
+        (index, after)
+        for index, after in pairwise(arguments)
+        if isinstance(index, Tensor) and index.dtype == torch.int32
+    )
+    return packed[2:], receivers
 
 
 def _dropped(result: Tensor, arguments: Sequence[Any]) -> None:
     """What one edge adds: its rows, or its share of the output of its receiver."""
-    graph = next(a for a in arguments if isinstance(a, Tensor) and a.dtype == torch.int32)
-    receivers = _receivers(arguments, graph)
+    graph, receivers = _graph(arguments)
     row_ptr = graph[: receivers + 1]
     if len(result) != receivers:
         result[len(result) // 2] = 0.0

@@ -361,7 +361,7 @@ def test_who_waits_can_be_interrupted(way: str, tmp_path: Path) -> None:
 
 
 def test_entries_not_used_for_longest_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    payloads = [make_payload(meta=f"x_dim={n}\n", cpu=make_body(n)) for n in range(4)]
+    payloads = [make_payload(meta=f"x_dim={n}\nz_dim={n}\n", cpu=make_body(n)) for n in range(4)]
     compiled = [runtime.Program(payload).compile("cpu", "float32", "forward") for payload in payloads[:3]]
     now = time.time()
     for age, one in zip((100, 300, 200), compiled, strict=True):

@@ -7,7 +7,7 @@ from e3nn import o3
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
 from eqaccel.codegen import payload
 from eqaccel.ops.compilation import WarmKernel
-from eqaccel.plan import TARGETS, Direction, candidates, make_plan
+from eqaccel.plan import MACHINE_CLASSES, TARGETS, Direction, candidates, make_plan
 from eqaccel.testing import assert_product, random_operands
 
 SPECS = {
@@ -89,7 +89,7 @@ def test_warmup_and_tuning(spec, device, dtype) -> None:
 @pytest.mark.parametrize("direction", [direction.value for direction in Direction])
 def test_sources_compile_for_a_gpu(direction: str) -> None:
     program = runtime.Program(payload(SPECS["all empty"])[0])
-    assert program.number(f"gpu/{direction}/float32/kernels") == 0
+    assert program.number(f"{MACHINE_CLASSES[0].name}/{direction}/float32/kernels") == 0
     assert runtime.compile_program(program, "cuda", "float32", direction, "sm_90")["resources"] is not None
 
 
