@@ -426,7 +426,8 @@ def test_a_module_with_two_parents() -> None:
 
 
 def scaled_buffers(module: nn.Module) -> dict[str, Tensor]:
-    return {name: -b if b.is_floating_point() else b for name, b in module.state_dict().items()}
+    parameters = {name for name, _ in module.named_parameters()}
+    return {name: value if name in parameters else -value for name, value in module.state_dict().items()}
 
 
 def by_loading(module: nn.Module) -> None:
