@@ -30,12 +30,32 @@ def rounding_unit(dtype: torch.dtype, device: torch.device) -> float:
 def widened(model: torch.nn.Module) -> Any:
     """A copy of a model that computes in float64; modules that remember which dtype they compute in are told so."""
     before = model_dtype(model)
-    wide = copy.deepcopy(model).double()
+    wide = copy.deepcopy(model, _copies(model)).double()
     for module in wide.modules():
-        for name, value in vars(module).items():
+        for name, value in list(vars(module).items()):
             if value is before:
                 setattr(module, name, torch.float64)
+            elif isinstance(value, torch.Tensor) and value.is_floating_point():
+                setattr(module, name, value.double())
     return wide
+
+
+def _copies(model: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """Copies, by identity, of the tensors of a model that deepcopy refuses.
+
+    These are parameters of a class whose constructor takes other arguments than torch's (MACE has such ones for weights
+    that are zero), and results of a computation, such as the weights that `weight_norm` leaves in a module.
+    """
+    copies: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if type(parameter) is not torch.nn.Parameter:
+                values = parameter.detach().clone()
+                copies[id(parameter)] = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                copies[id(value)] = value.detach().clone()
+    return copies
 
 
 def first_not_finite(model: torch.nn.Module) -> str | None:
