@@ -81,8 +81,8 @@ def outcomes(suite: Suite, name: str, folder: Path, patched: bool, options: list
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "EQACCEL_SUITES_LOG": str(log)}
     work = source_of(suite.package, folder) if suite.tests else folder
     tests = [suite.tests] if suite.tests else [str(HERE / str(suite.file)), "--rootdir", str(folder), "-c", os.devnull]
-    pytest = ["-P", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore", f"--junitxml={report}"]
-    subprocess.run([sys.executable, *pytest, *tests, *options], cwd=work, env=environment, check=False)
+    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore"]
+    subprocess.run([*pytest, f"--junitxml={report}", *tests, *options], cwd=work, env=environment, check=False)
     return read(report)
 
 
@@ -125,8 +125,16 @@ def models(log: Path) -> dict[str, object]:
 def tables() -> str:
     """What the documentation says about all suites that have been run."""
     results = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
-    lines = ["| suite | passed, plain | passed, patched | skipped | fail in both | fail only patched | models patched |"]
-    lines.append("|" + "---|" * 7)
+    columns = (
+        "suite",
+        "passed plain",
+        "passed patched",
+        "skipped",
+        "fail in both",
+        "fail only patched",
+        "patched models",
+    )
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for result in results:
         plain, patched = result["plain"], result["patched"]
         cells = [result["title"], plain.get("passed", 0), patched.get("passed", 0), patched.get("skipped", 0)]
