@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from nequip.utils.unittests.conftest import *  # noqa: F403
 from nequip.utils.unittests.model_tests import BaseEnergyModelTests
+from nequip.utils.unittests.model_tests_torchsim import TorchSimIntegrationMixin
 
 # NequIP's test of isolated atoms is made for models of three types.
 _COMMON = {
@@ -48,7 +49,7 @@ CONFIGS = {
 }
 
 
-class TestNequIP(BaseEnergyModelTests):
+class TestNequIP(BaseEnergyModelTests, TorchSimIntegrationMixin):
     @pytest.fixture
     def strict_locality(self) -> bool:
         return False

@@ -125,6 +125,8 @@ def models(log: Path) -> dict[str, object]:
 def tables() -> str:
     """What the documentation says about all suites that have been run."""
     results = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))]
+    if not results:
+        return "No outcomes are kept for this version: `./run suites` writes them."
     columns = (
         "suite",
         "passed plain",
