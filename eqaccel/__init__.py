@@ -2,12 +2,16 @@
 
 `eqaccel.patch(model)` accelerates a MACE or NequIP model in place; `TensorProduct` and `TensorProductConv` are the
 operators underneath. Importing this package does nothing but define names: torch and the compiled libraries are loaded
-when one of the names that needs them is first used.
+when one of the names that needs them is first used. Only in the source folder it does more: see `_hand_over`.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
@@ -45,3 +49,35 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _hand_over() -> None:
+    """Puts the installed package in the place of this one, if this is the source folder.
+
+    Python finds the source folder first where it is started in the repository. That folder holds neither the compiled
+    libraries nor all of the modules, so the installed package takes over as a whole.
+
+    Raises:
+        ImportError: If no installed package is found.
+    """
+    runtime = f"{__name__}._runtime"
+    if importlib.util.find_spec(runtime) is not None:  # installed; an editable install has an import hook that finds it
+        return
+    for entry in sys.path:
+        spec = importlib.machinery.PathFinder.find_spec(__name__, [entry])
+        folders = spec.submodule_search_locations if spec else None
+        if folders and importlib.machinery.PathFinder.find_spec(runtime, folders) is not None:
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[__name__] = module  # an import gives what stands here once it has ended
+            spec.loader.exec_module(module)
+            return
+    source = Path(__file__).resolve().parent
+    raise ImportError(
+        f"{source} is the source of eqaccel, which does not run by itself, and no installed eqaccel was found; install "
+        f"it with: cd {source.parent} && pip install torch numpy scikit-build-core pybind11 cmake ninja && "
+        f"pip install --no-build-isolation .",
+        name=__name__,
+    )
+
+
+_hand_over()

@@ -6,6 +6,7 @@ every check has passed, so a refused model is left exactly as it was.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -62,6 +63,8 @@ class Row:
         paths: Number of paths of the tensor product, if it is one.
         weight_numel: Weights per edge of the tensor product, if it is one.
         mul: Distinct multiplicities of its first input, largest first.
+        idle: Whether it was replaced, but runs its own code on the device that the model is on, where eqaccel has
+            nothing faster.
     """
 
     path: str
@@ -71,6 +74,7 @@ class Row:
     paths: int | None = None
     weight_numel: int | None = None
     mul: tuple[int, ...] = ()
+    idle: bool = False
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, a cell per column of the printed table."""
@@ -81,7 +85,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What eqaccel replaced in a model, what it left, and why; `str()` gives a table."""
+    """What eqaccel replaced in a model, what it left, and why.
+
+    `str()` gives a table: what was accelerated, then what was left; rows that are idle share its last line.
+    """
 
     model: str
     rows: tuple[Row, ...]
@@ -93,9 +100,14 @@ class Report:
 
     def __str__(self) -> str:
         table = [("module", "kind", "accelerated", "paths", "weights", "mul", "note")]
-        table += [row.cells() for row in self.rows]
+        shown = [row for row in self.rows if not row.idle]
+        table += [row.cells() for row in sorted(shown, key=lambda row: not row.accelerated)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        idle = Counter(row.kind for row in self.rows if row.idle)
+        if idle:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+            lines.append(f"{idle.total()} more run as they came, where nothing is faster on this device: {kinds}")
         return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])
 
 

@@ -64,7 +64,8 @@ def node_rows(model: torch.nn.Module) -> Iterator[Row]:
                 note = "left: not patched yet, eqaccel.patch(model) replaces it"
             except (PatchError, CompileError) as error:
                 note = f"left: {error}"
-        yield Row(path, type(module).__name__, accelerated, note)
+        idle = isinstance(module, Replacement) and not accelerated
+        yield Row(path, type(module).__name__, accelerated, note, idle=idle)
 
 
 def _modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, Any]]:

@@ -96,7 +96,7 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
         note = "left: not patched yet, eqaccel.patch(model) replaces its matrix products"
     else:
         note = "left: dense matrix products, which torch does well"
-    return [Row(path, type(network).__name__, accelerated, note)]
+    return [Row(path, type(network).__name__, accelerated, note, idle=replaced and not accelerated)]
 
 
 def _replacement(layer: Any) -> type[_Layer] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -207,6 +208,29 @@ def test_other_benchmarks_run(name, options, expected, tmp_path, capsys):
     assert (tmp_path / f"{name}.png").stat().st_size > 0
 
 
+def test_the_command_line_without_what_benchmarks_need():
+    """The help comes, and a run says what to install."""
+    code = """
+import sys
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name.split(".")[0] in ("ase", "matplotlib", "scipy", "tqdm"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing)
+from eqaccel.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+    for arguments in (("--help",), ("kernels", "--help")):
+        done = subprocess.run([sys.executable, "-P", "-c", code, "bench", *arguments], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "usage: eqaccel bench" in done.stdout
+    run = ("kernels", *TINY, "--problems", "mp0-first", "--graphs", "water", "--compare", "none")
+    done = subprocess.run([sys.executable, "-P", "-c", code, "bench", *run], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "pip install ase matplotlib scipy tqdm" in done.stderr
+
+
 def test_the_command_line_refuses_unknown_names(capsys):
     from eqaccel.benchmarks.command import main
 
@@ -351,19 +375,36 @@ def test_summary_shows_where_eqaccel_stands(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES)
     import summary
 
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
-    results = tmp_path / "results"
+    results, readme, docs = tmp_path / "results", tmp_path / "README.md", tmp_path / "docs" / "performance.md"
+    docs.parent.mkdir()
+    for text in (readme, docs):
+        text.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
     bench("kernels", *TINY, *CASE, "--compare", "none", "--json", results / "a.json", "--markdown", results / "a.md")
+    shutil.copy(RESULTS / "models_cpu_float32.json", results)
     monkeypatch.setattr(summary, "README", readme)
+    monkeypatch.setattr(summary, "DOCS", docs)
     monkeypatch.setattr(summary, "RESULTS", results)
     summary.main()
-    text = readme.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    assert "### Fused convolution" in text
-    assert "[everything](results/a.md)" in text
+    for text in (readme.read_text(), docs.read_text()):
+        assert text.startswith("before\n")
+        assert text.endswith("after\n")
+        assert "old" not in text
+        assert "MACE mp0-medium, 216 atoms" in text
+    assert "## Fused convolution" in docs.read_text()
+    assert "[everything](../results/a.md)" in docs.read_text()
+    assert "Fused convolution" not in readme.read_text()
+
+
+def test_texts_show_the_results_that_are_kept(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import summary
+
+    kept = {text: text.read_text() for text in (summary.README, summary.DOCS)}
+    written = {}
+    monkeypatch.setattr(summary, "write", lambda text, parts: written.__setitem__(text, "\n\n".join(parts)))
+    summary.main()
+    for text, part in written.items():
+        assert part in kept[text], f"{text.name}: run examples/benchmarks/summary.py"
 
 
 def test_bench_is_a_command_of_eqaccel(tmp_path):

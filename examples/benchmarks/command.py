@@ -18,6 +18,9 @@ from pathlib import Path
 
 from eqaccel.benchmarks import matrices, model_tables, models, overhead, pictures, products, report
 
+EXTRAS = "ase matplotlib scipy tqdm"
+"""What benchmarks need besides eqaccel: the extra `bench`."""
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -115,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run(arguments)
     except ImportError as missing:
-        print(f"eqaccel bench: {missing}. Install what benchmarks need: pip install eqaccel[bench]", file=sys.stderr)
+        print(f"eqaccel bench: {missing}. Install what benchmarks need: pip install {EXTRAS}", file=sys.stderr)
         return 1
     return 0
 

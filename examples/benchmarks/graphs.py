@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from eqaccel import morton_order
@@ -185,6 +184,8 @@ GRAPHS: dict[str, str] = {
 
 def _within(name: str, positions: NDArray[np.float64], box: float, cutoff: float) -> EdgeList:
     """All pairs closer than the cutoff in a periodic cube."""
+    from scipy.spatial import cKDTree  # only here: the help of the command has to come without it
+
     if cutoff >= box / 2:  # beyond this a pair of nodes could meet twice, which the search below does not see
         raise ValueError(f"graph: {name} has too many neighbours for its number of nodes")
     pairs = cKDTree(positions % box, boxsize=box).query_pairs(cutoff, output_type="ndarray")

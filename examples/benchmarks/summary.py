@@ -1,55 +1,107 @@
-"""Writes where eqaccel stands, from the files in `results/`, into the README, between its two markers."""
+"""Writes where eqaccel stands, from the files in `results/`, between the markers of two texts.
+
+`docs/performance.md` gets a section of every result, the README one table of whole models.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from eqaccel.benchmarks.command import BENCHMARKS
-from eqaccel.benchmarks.report import load
+from eqaccel.benchmarks.families import FAMILIES
+from eqaccel.benchmarks.report import load, table
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[2] / "README.md"
+DOCS = README.parent / "docs" / "performance.md"
 BEGIN = "<!-- speed: written by examples/benchmarks/summary.py -->"
 END = "<!-- end of speed -->"
 
 _TITLES = {
+    "models": "Whole MACE models",
     "kernels": "Fused convolution",
     "batch": "Tensor product without a graph",
     "graphs": "Convolutions on many graphs",
     "scaling": "More and more edges",
     "overhead": "What a call costs the host",
-    "models": "Whole MACE models",
     "matrices": "Layers of radial networks",
 }
 _NEQUIP = "Whole NequIP models"
+
+
+PICTURE = "models_h200_float32.png"
+"""The one picture of the README."""
+
+
+def device(results: dict[str, Any]) -> str:
+    """What a run was made on."""
+    facts = results["environment"]
+    return facts["device"] if facts["gpu"] else f"{facts['device']}, threads: {facts['threads']}"
+
+
+def link(path: Path, text: Path) -> str:
+    """A path as a text in another folder names it."""
+    return Path(os.path.relpath(path, text.parent)).as_posix()
 
 
 def section(file: Path) -> str:
     """One result file: what it is, a short table, and where the rest is."""
     results = load([file])
     facts = results["environment"]
-    device = facts["device"] if facts["gpu"] else f"{facts['device']}, threads: {facts['threads']}"
     kind = _NEQUIP if file.name.startswith("models_nequip") else _TITLES[results["benchmark"]]
-    title = f"### {kind}: {device}, {results['dtype']}"
+    title = f"{kind}: {device(results)}, {results['dtype']}"
     picture = file.with_suffix(".png")
-    shown = [f"![{title[4:]}]({picture.relative_to(README.parent)})"] if picture.exists() else []
+    shown = [f"![{title}]({link(picture, DOCS)})"] if picture.exists() else []
     links = [("everything", ".md"), ("roofline", "_roofline.png"), ("speed-up", "_speedup.png")]
     found = [
-        f"[{what}]({path.relative_to(README.parent)})"
+        f"[{what}]({link(path, DOCS)})"
         for what, path in ((what, file.with_name(file.stem + end)) for what, end in links)
         if path.exists()
     ]
     rest = f"Commit {facts['commit']}, {facts['date'][:10]}; {', '.join(found)}."
-    return "\n\n".join([title, BENCHMARKS[results["benchmark"]].compact(results), *shown, rest])
+    return "\n\n".join([f"## {title}", BENCHMARKS[results["benchmark"]].compact(results), *shown, rest])
+
+
+def overview(files: Sequence[Path]) -> str:
+    """Whole models before and after `eqaccel.patch`, on every device, in one table and one picture."""
+    lines = []
+    for results in (load([file]) for file in files):
+        rows = {(row["model"], row["atoms"], row["implementation"]): row for row in results["rows"]}
+        for (model, atoms, name), row in rows.items():
+            if name != "eqaccel" or not atoms or "call" not in row:
+                continue
+            family = FAMILIES[model]
+            what = f"{family.title} {model.removeprefix(f'{family.package}-')}, {atoms} atoms"
+            plain = rows[model, atoms, "e3nn"]["call"]["median_ms"]
+            others = [
+                f"{other['call']['median_ms']:.1f} ms {peer}"
+                for (*case, peer), other in rows.items()
+                if case == [model, atoms] and peer not in ("e3nn", "eqaccel") and "call" in other
+            ]
+            times = [f"{plain:.1f} ms", f"{row['call']['median_ms']:.1f} ms", f"**{row['speedup']:.1f}x**"]
+            lines.append([what, device(results), *times, ", ".join(others) or "-"])
+    picture = RESULTS / PICTURE
+    shown = [f"![Energy and forces of whole models]({link(picture, README)})"] if picture.exists() else []
+    header = ["energy and forces, float32", "device", "as it comes", "patched", "speed-up", "other libraries"]
+    return "\n\n".join([table(lines, header), *shown])
+
+
+def write(file: Path, parts: Sequence[str]) -> None:
+    """Replaces what stands between the markers of a text."""
+    text = file.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    file.write_text("\n\n".join([before + BEGIN, *parts, END + after]))
 
 
 def main() -> None:
-    """Replaces what stands between the markers; what matters most comes first."""
-    text = README.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    """Writes both texts; what matters most comes first."""
     order = list(_TITLES)
     files = sorted(RESULTS.glob("*.json"), key=lambda file: (order.index(load([file])["benchmark"]), file.name))
-    README.write_text("\n\n".join([before + BEGIN, *map(section, files), END + after]))
+    write(DOCS, [section(file) for file in files])
+    write(README, [overview([file for file in files if load([file])["benchmark"] == "models"])])
 
 
 if __name__ == "__main__":

