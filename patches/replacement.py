@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MappingProxyType
 from typing import Any
@@ -168,17 +167,16 @@ class Snapshot:
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: list[tuple[Mapping[str, Any], str, Tensor, int]] = []
-        self._children: list[tuple[Mapping[str, Any], str, nn.Module]] = []
+        self._children: dict[str, tuple[Mapping[str, Any], str, nn.Module]] = {}
         self._known = True
         digest = hashlib.sha256()
-        for path, holder, name, value in _contents(module, ""):
-            digest.update(f"{path}{name} {type(value).__name__}\n".encode())
+        for path, holder, name, value in sorted(_contents(module, ""), key=lambda entry: entry[0] + entry[2]):
             if isinstance(value, nn.Module):
-                self._children.append((holder, name, value))
+                self._children[path + name] = (holder, name, value)
                 continue
             self._known = self._known and not value.is_inference()  # those do not count their versions
             self._tensors.append((holder, name, value, 0 if value.is_inference() else value._version))
-            digest.update(f"{value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(f"{path}{name} {value.dtype} {tuple(value.shape)}\n".encode())
             if not value.is_meta:
                 digest.update(_bytes(path + name, value))
         self._digest = digest.digest()
@@ -188,14 +186,18 @@ class Snapshot:
         return (
             self._known
             and all(holder.get(name) is tensor and tensor._version == n for holder, name, tensor, n in self._tensors)
-            and all(holder.get(name) is child for holder, name, child in self._children)
+            and all(holder.get(name) is child for holder, name, child in self._children.values())
         )
 
     def equals(self, earlier: Snapshot) -> bool:
-        """Whether all values are those of an earlier snapshot, and all children the same objects."""
-        before, now = ([child for _, _, child in snapshot._children] for snapshot in (earlier, self))
-        same = not before or all(map(operator.is_, before, now))
-        return self._digest == earlier._digest and same
+        """Whether all values are those of an earlier snapshot, and all children the same objects.
+
+        A scripted child is taken for what stood there before: compilers put it there, before they come to its parent.
+        """
+        return self._digest == earlier._digest and all(
+            path not in earlier._children or earlier._children[path][2] is child or _is_scripted(child)
+            for path, (_, _, child) in self._children.items()
+        )
 
     def doubt(self) -> None:
         """Has the values compared at the next look."""
@@ -207,13 +209,17 @@ class Snapshot:
 
 def _remembered(digest: bytes) -> Snapshot:
     snapshot = Snapshot.__new__(Snapshot)
-    snapshot._tensors, snapshot._children, snapshot._known, snapshot._digest = [], [], False, digest
+    snapshot._tensors, snapshot._children, snapshot._known, snapshot._digest = [], {}, False, digest
     return snapshot
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _contents(module: nn.Module, path: str) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
     """The buffers and children of a module and of all in it: path of the owner, its dictionary, name, value."""
-    scripted = isinstance(module, torch.jit.ScriptModule)
+    scripted = _is_scripted(module)
     for holder in (module._buffers, module._modules):
         entries = dict(holder.items()) if scripted else holder
         for name, value in entries.items():

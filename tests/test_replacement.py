@@ -426,8 +426,8 @@ def test_a_module_with_two_parents() -> None:
 
 
 def scaled_buffers(module: nn.Module) -> dict[str, Tensor]:
-    parameters = {name for name, _ in module.named_parameters()}
-    return {name: value if name in parameters else -value for name, value in module.state_dict().items()}
+    changed = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+    return {name: -value if name in changed else value for name, value in module.state_dict().items()}
 
 
 def by_loading(module: nn.Module) -> None:
@@ -452,7 +452,8 @@ def test_buffers_that_change(make: Callable[[], Case], change: Callable[[nn.Modu
     before = pair.case.call(pair.fast, *pair.case.operands)
     pair.do(change)
     pair.check()
-    assert not torch.equal(pair.case.call(pair.fast, *pair.case.operands), before)
+    if change is in_place or make is not radial_scaled:  # whose buffer is not in its state dict
+        assert not torch.equal(pair.case.call(pair.fast, *pair.case.operands), before)
     pair.check()
     assert_restored(pair)
 
