@@ -112,8 +112,8 @@ def _many(result: Tensor, _: Sequence[Any]) -> None:
     result[MANY:] *= OFF
 
 
-def _last(result: Tensor, _: Sequence[Any]) -> None:
-    result[-1] *= OFF
+def _first(result: Tensor, _: Sequence[Any]) -> None:
+    result[0] *= OFF
 
 
 def _hub(result: Tensor, arguments: Sequence[Any]) -> None:
@@ -151,7 +151,7 @@ def _dropped(result: Tensor, arguments: Sequence[Any]) -> None:
 _SPOILS = {
     ("edges", "float64"): {"sign of a component": _sign, "0.1 % at a hub": _hub, "a dropped edge": _dropped},
     ("edges", "float32"): {"0.1 %": _all, "0.1 % at a hub": _hub},
-    ("rows", "float64"): {"sign of a component": _sign, "0.1 % of the last row": _last, "0.1 % after 1024 rows": _many},
+    ("rows", "float64"): {"sign of a component": _sign, "0.1 % of a row": _first, "0.1 % after 1024 rows": _many},
     ("rows", "float32"): {"0.1 %": _all},
 }
 
