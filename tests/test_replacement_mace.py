@@ -206,3 +206,13 @@ def test_sums_of_calculators() -> None:
     assert report(unpatch(calculator)).accelerated == 0
     with pytest.raises(PatchError, match=r"expected a torch\.nn\.Module or an ASE calculator"):
         patch(SumCalculator([Dispersion()]))
+
+
+def test_averaged_models_follow_a_patched_one() -> None:
+    """MACE trains with them: torch goes through the buffers of the model and of its copy side by side."""
+    model = patch(mm.energy_model(hidden_irreps="16x0e+16x1o"), verify=False)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    assert [name for name, _ in averaged.module.named_buffers()] == [name for name, _ in model.named_buffers()]
+    for _ in range(2):
+        averaged.update_parameters(model)
+    assert_close(averaged(mm.batch(model), **FULL)["forces"], model(mm.batch(model), **FULL)["forces"])
