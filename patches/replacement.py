@@ -118,6 +118,9 @@ class Replacement(Changed):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # e3nn's modules add their compiled children when they are restored. What was added last stays the last, because
+        # averaged models (`torch.optim.swa_utils`) go through the buffers of a model and its copy side by side.
+        self._modules[ADDED] = self._modules.pop(ADDED)
         self._made_from = Snapshot(self)  # e3nn may arrange buffers and children of copies in another way
 
     def remake(self) -> nn.Module:
@@ -148,12 +151,6 @@ class Replacement(Changed):
         if torch._C._len_torch_dispatch_stack() == 0:
             self._made_from = Snapshot(self)  # the same coefficients elsewhere, or rounded
         return self
-
-    def __setstate__(self, state: Any) -> None:
-        # e3nn's modules add their compiled children when they are restored. What was added last stays the last, because
-        # averaged models (`torch.optim.swa_utils`) go through the buffers of a model and its copy side by side.
-        super().__setstate__(state)
-        self._modules[ADDED] = self._modules.pop(ADDED)
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Called by `torch.jit.script`, whose programs keep what they were made with."""

@@ -14,6 +14,7 @@ import mace_models as mm
 from e3nn import o3
 from e3nn.util import jit
 from eqaccel.patches import nodes
+from eqaccel.patches.coefficients import symmetric
 from eqaccel.patches.contraction import PolynomialContraction
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.torch_state import default_dtype
@@ -208,3 +209,14 @@ def test_a_model_built_in_single_precision_and_widened() -> None:
         )
         y = torch.nn.functional.one_hot(torch.arange(4) % num_elements, num_elements).double()
         assert_close(module(x, y), module.plain_forward(x, y))
+
+
+def test_paths_that_cancel_are_no_reason_to_refuse() -> None:
+    """The mean over the orders of the features of some paths is zero but for the rounding of what cancels."""
+    model = mm.energy_model(hidden_irreps="4x0e+4x1o", correlation=3, max_ell=2)
+    contraction = model.products[0].symmetric_contractions.contractions[1]
+    tensor = contraction.U_tensors(3)
+    tensor = tensor if tensor.dim() == 5 else tensor.unsqueeze(0)
+    sizes = symmetric(tensor).flatten(0, -2).norm(dim=0)
+    assert bool((sizes < 1e-12 * tensor.flatten(0, -2).norm(dim=0)).any())
+    assert report(patch(model)).accelerated
