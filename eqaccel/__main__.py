@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from eqaccel.errors import EqaccelError
 
@@ -189,7 +190,17 @@ def _devices(query: Callable[[], list[dict[str, object]]]) -> str:
         found = query()
     except RuntimeError as error:
         return f"none: {error}"
-    return ", ".join(f"{device['name']} ({device['arch']})" for device in found) or "none found"
+    return ", ".join(map(_describe, found)) or "none found"
+
+
+def _describe(device: dict[str, Any]) -> str:
+    """A device, and for which class of machines its kernels are planned."""
+    from eqaccel.plan import MACHINE_CLASSES
+
+    shared = device["shared_bytes_per_block"]
+    kind = next((c.shared_bytes // 1024 for c in MACHINE_CLASSES if c.shared_bytes <= shared), None)
+    plans = "of unknown size" if kind is None else f"planned for {kind} KiB of shared memory a block"
+    return f"{device['name']} ({device['arch']}, kernels {plans})"
 
 
 if __name__ == "__main__":

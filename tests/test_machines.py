@@ -168,3 +168,9 @@ def test_kernels_of_smaller_machines_run_here(kib: int) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+def test_doctor_names_the_class_of_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    assert "KiB of shared memory a block" in capsys.readouterr().out
