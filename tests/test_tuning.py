@@ -22,6 +22,7 @@ from eqaccel.codegen import check, payload
 from eqaccel.errors import CacheWarning, SettingsError, TuningError, TuningWarning, WarmupError
 from eqaccel.ops import tuning
 from eqaccel.plan import (
+    MACHINE_CLASSES,
     TARGETS,
     UNTUNED,
     Direction,
@@ -92,13 +93,18 @@ LARGE = {
 }
 
 
+MACHINES = {
+    target.name: target for target in (*TARGETS.values(), *MACHINE_CLASSES) if target.name.startswith(("cpu", "gpu"))
+}
+
+
 @pytest.mark.parametrize("scalar_bytes", [4, 8])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", MACHINES)
 @pytest.mark.parametrize("name", [*SPECS, *LARGE])
 def test_candidates_are_few_different_and_legal(name: str, target: str, scalar_bytes: int) -> None:
     spec = (SPECS | LARGE)[name]
     for direction in Direction:
-        arguments = (spec, direction, TARGETS[target], scalar_bytes)
+        arguments = (spec, direction, MACHINES[target], scalar_bytes)
         found = candidates(*arguments)
         plans = [make_plan(*arguments, tuning) for tuning in found]
         assert found[0] == UNTUNED
@@ -106,9 +112,9 @@ def test_candidates_are_few_different_and_legal(name: str, target: str, scalar_b
         assert all(plan not in plans[:number] for number, plan in enumerate(plans))
         for plan in plans:
             assert sorted(p.number for s in plan.segments for p in s.paths) == list(range(len(spec.paths)))
-            if TARGETS[target].is_gpu:
+            if MACHINES[target].is_gpu:
                 for kernel in plan.kernels:
-                    assert_runs_on(TARGETS[target], kernel)
+                    assert_runs_on(MACHINES[target], kernel)
 
 
 @pytest.mark.parametrize("target", ["cpu-avx512", "sm_90"])
