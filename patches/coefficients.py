@@ -25,8 +25,8 @@ _FOLDED = re.compile(r"_tensor_constant\d+")
 def sharpen(model: torch.nn.Module) -> None:
     """Puts the exact values into all coupling tensors of a float64 model that are these values in float32.
 
-    Copies and pickles of e3nn's products carry them times the weights of their paths: torch traces their programs again,
-    and does on the way what depends on constants alone, in the dtype that these have. Those products become exact too.
+    Copies and pickles of e3nn's products carry them times the weights of their paths: torch traces the programs again,
+    and does on the way what depends on constants alone, in the dtype that these have. These become exact too.
 
     A tensor that differs from them by more is left: then it is no coupling tensor that eqaccel knows.
     """

@@ -110,7 +110,7 @@ def test_single_precision(atomic: bool, device: torch.device) -> None:
 
 @pytest.mark.parametrize("copies", [0, 1])
 def test_copies_compute_with_exact_coefficients(copies: int) -> None:
-    """e3nn's programs are traced again when they are copied, and multiply what is constant in the dtype of the model."""
+    """e3nn's programs are traced again when they are copied, and multiply constants in the dtype of the model."""
     model = nm.model("parity", "float32", num_layers=3)
     for _ in range(copies):
         model = copy.deepcopy(model)
