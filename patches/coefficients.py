@@ -19,21 +19,53 @@ from eqaccel.errors import VerificationError
 from eqaccel.wigner import wigner_3j
 
 _COUPLING = re.compile(r"_w3j_(\d+)_(\d+)_(\d+)")
+_FOLDED = re.compile(r"_tensor_constant\d+")
 
 
 def sharpen(model: torch.nn.Module) -> None:
     """Puts the exact values into all coupling tensors of a float64 model that are these values in float32.
 
+    Copies and pickles of e3nn's products carry them times the weights of their paths: torch traces the programs again,
+    and does on the way what depends on constants alone, in the dtype that these have. These become exact too.
+
     A tensor that differs from them by more is left: then it is no coupling tensor that eqaccel knows.
     """
     for name, buffer in model.named_buffers():
         match = _COUPLING.fullmatch(name.rpartition(".")[2])
-        if match is None:
-            continue
-        exact = torch.from_numpy(wigner_3j(*map(int, match.groups())).copy()).to(buffer)
-        for signed in (exact, -exact):  # e3nn 0.4 and 0.5 differ in the signs of some
-            if buffer.shape == signed.shape and float((buffer - signed).abs().max()) <= torch.finfo(torch.float32).eps:
-                _write(buffer, signed)
+        if match is not None:
+            _sharpen(buffer, _coupling(*map(int, match.groups())))
+    for module in model.modules():
+        if hasattr(module, "irreps_in1") and hasattr(module, "instructions"):
+            _sharpen_folded(module)
+
+
+def _sharpen_folded(product: Any) -> None:
+    """`sharpen` for the constants of a product that torch has traced again."""
+    folded = [buffer for name, buffer in product.named_buffers() if _FOLDED.fullmatch(name.rpartition(".")[2])]
+    for buffer in folded:
+        for item in product.instructions:
+            irreps = (product.irreps_in1[item.i_in1], product.irreps_in2[item.i_in2], product.irreps_out[item.i_out])
+            degrees = [ir.l for _, ir in irreps]
+            shape = tuple(2 * degree + 1 for degree in degrees)
+            if tuple(buffer.shape) == shape and _sharpen(buffer, item.path_weight * _coupling(*degrees)):
+                break
+
+
+def _coupling(*degrees: int) -> torch.Tensor:
+    return torch.from_numpy(wigner_3j(*degrees).copy())
+
+
+def _sharpen(buffer: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Writes exact values into a buffer, if that is what it holds but for rounding to float32; says whether."""
+    if buffer.shape != exact.shape:
+        return False
+    # Rounded were the coupling tensor, the weight of its path, and their product: by half an eps each.
+    bound = 2 * torch.finfo(torch.float32).eps * float(exact.abs().max())
+    for signed in (exact.to(buffer), -exact.to(buffer)):  # e3nn 0.4 and 0.5 differ in the signs of some
+        if float((buffer - signed).abs().max()) <= bound:
+            _write(buffer, signed)
+            return True
+    return False
 
 
 def share_contractions(original: torch.nn.Module, patched: torch.nn.Module, stored: torch.dtype) -> None:

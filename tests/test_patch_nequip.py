@@ -15,8 +15,10 @@ pytest.importorskip("nequip", reason="needs nequip")
 import nequip_models as nm
 from e3nn.util import jit
 from eqaccel.patches import convolution
+from eqaccel.patches.coefficients import sharpen
 from eqaccel.patches.nequip import NequipConvolution
 from eqaccel.patches.replacement import preview
+from eqaccel.patches.torch_state import widened
 from nequip.data import AtomicDataDict
 from nequip.integrations.ase import NequIPCalculator
 from nequip.model import modify
@@ -38,6 +40,9 @@ from patch_checks import (
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
 from eqaccel.ops import graph
+from eqaccel.spec import TensorProductSpec
+from eqaccel.testing import assert_close as assert_within
+from eqaccel.testing import random_operands, reference
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 Model = torch.nn.Module
@@ -101,6 +106,24 @@ def test_single_precision(atomic: bool, device: torch.device) -> None:
     for name in ("total_energy", "forces", "stress"):
         bound = 256 * torch.finfo(torch.float32).eps * plain[name].abs().sum()
         assert (single[name] - plain[name]).abs().max() <= bound
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_copies_compute_with_exact_coefficients(copies: int) -> None:
+    """e3nn's programs are traced again when they are copied, and multiply constants in the dtype of the model."""
+    model = nm.model("parity", "float32", num_layers=3)
+    for _ in range(copies):
+        model = copy.deepcopy(model)
+    wide = widened(model)
+    sharpen(wide)
+    products = [layer.tp_scatter.tp for layer in layers(wide)]
+    assert len(products) == 3
+    for product in products:
+        spec = TensorProductSpec.from_e3nn(product)
+        operands = random_operands(spec, 4, 4, batch=True)
+        x, y, w = operands.x, operands.y, operands.w
+        scale = reference(spec, x.abs(), y.abs(), w.abs(), absolute=True)
+        assert_within([product(x, y, w)], [reference(spec, x, y, w)], [scale])
 
 
 @pytest.mark.parametrize("kind", ["small", "parity"])

@@ -1,0 +1,151 @@
+"""Kernels one by one, in the dtype of a model: what is wrong with one is not lost in the rounding of the whole network.
+
+The convolutions and polynomials of a patched model are called with random operands, and so are their first and second
+derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT` units of rounding, relative to
+the sum of the absolute values of the terms that it consists of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eqaccel.ops import Polynomial, TensorProductConv
+from eqaccel.spec import MAX_POWER, PolynomialSpec
+from eqaccel.testing import ERROR_CONSTANT, derivatives, random_operands, reference
+
+_NODES, _EDGES = 12, 768
+_ROWS = 1100  # of a polynomial: more than a block of threads takes, and no multiple of a vector
+
+_Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Excess:
+    """An entry of a result that differs by more than rounding.
+
+    Attributes:
+        what: Which result of which module.
+        error: The difference.
+        bound: What rounding may come to.
+        scale: The sum of the absolute values of its terms.
+    """
+
+    what: str
+    error: float
+    bound: float
+    scale: float
+
+
+def excesses(model: nn.Module, wide: nn.Module, dtype: torch.dtype) -> Iterator[Excess]:
+    """Compares the kernels of a patched model with those of its copy in float64; each of several equal ones once.
+
+    Args:
+        model: The patched model.
+        wide: The copy, which has been verified, on any device.
+        dtype: What the model computes in.
+
+    Yields:
+        For each result of a kernel that is wrong, its worst entry.
+    """
+    twins, known = dict(wide.named_modules()), set()
+    for path, module in model.named_modules():
+        if not isinstance(module, (TensorProductConv, Polynomial)):
+            continue
+        kind = (type(module), module.key, getattr(module, "atomic", False))
+        if kind not in known:
+            known.add(kind)
+            yield from _excesses(path, module, twins[path], dtype)
+
+
+def _excesses(path: str, module: Any, twin: Any, dtype: torch.dtype) -> Iterator[Excess]:
+    case = (_convolution if isinstance(module, TensorProductConv) else _polynomial)(module, dtype)
+    generator = torch.Generator().manual_seed(1)
+    z = torch.empty(case.num_rows, case.num_columns)
+    directions = [
+        [torch.randn(like.shape, generator=generator, dtype=torch.float64).to(dtype) for like in order]
+        for order in ((z,), case.operands)
+    ]
+
+    def results(function: _Function, prepare: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        operands, *orders = ([prepare(tensor) for tensor in some] for some in (case.operands, *directions))
+        return [result.to("cpu", torch.float64) for result in derivatives(function, operands, orders)]
+
+    device, wide = module.payload.device, twin.payload.device
+    found = results(lambda *operands: module(*operands, *case.rest(device)), lambda t: t.to(device))
+    right = results(lambda *operands: twin(*operands, *case.rest(wide)), lambda t: t.to(wide, torch.float64))
+    scales = results(case.absolute, lambda t: t.abs().to(device))
+    names = ["z", *(f"g{name}" for name in case.names), "second gz", *(f"second g{name}" for name in case.names)]
+    for name, value, expected, scale in zip(names, found, right, scales, strict=True):
+        bound = ERROR_CONSTANT * torch.finfo(dtype).eps * scale
+        error = (value - expected).abs()
+        if not bool((error <= bound).all()):  # written so that NaN fails
+            worst = int((error / bound).nan_to_num(nan=torch.inf).argmax())
+            entry = (float(tensor.flatten()[worst]) for tensor in (error, bound, scale))
+            yield Excess(f"{name} of the kernels of {path}", *entry)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """How to call a module.
+
+    Attributes:
+        names: Of the operands that it is differentiated by.
+        operands: These, on the CPU.
+        num_rows: Rows of the result.
+        num_columns: Columns of the result.
+        rest: The arguments behind the operands, on a device.
+        absolute: The sum of the absolute values of all terms, of operands that are not negative.
+    """
+
+    names: str
+    operands: tuple[Tensor, ...]
+    num_rows: int
+    num_columns: int
+    rest: Callable[[torch.device], tuple[Any, ...]]
+    absolute: _Function
+
+
+def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
+    """A convolution on a graph in which one node has most edges, some have few, and some have none."""
+    operands = random_operands(conv.spec, _NODES, _EDGES, dtype=dtype)
+    senders, receivers = operands.edge_index
+    receivers = receivers % (_NODES // 2)
+    receivers[: 3 * _EDGES // 4] = 0
+    edges = torch.stack([senders, receivers])
+    layout = "mul_ir" if conv.mul_ir else "ir_mul"
+
+    def absolute(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return reference(conv.spec, x, y, w, edges.to(x.device), _NODES, layout=layout, absolute=True)
+
+    inputs = (operands.x, operands.y, operands.w)
+    return _Case("xyw", inputs, _NODES, conv.spec.z_dim, lambda device: (edges.to(device), _NODES), absolute)
+
+
+def _polynomial(polynomial: Polynomial, dtype: torch.dtype) -> _Case:
+    spec = polynomial.spec
+    generator = torch.Generator().manual_seed(0)
+    x, w = (
+        torch.randn(_ROWS, columns, generator=generator, dtype=torch.float64).to(dtype)
+        for columns in (spec.num_features, spec.num_weights)
+    )
+
+    def absolute(x: Tensor, w: Tensor) -> Tensor:
+        return _sum_of_terms(spec, x, w)
+
+    return _Case("xw", (x, w), _ROWS, spec.num_outputs, lambda _: (), absolute)
+
+
+def _sum_of_terms(spec: PolynomialSpec, x: Tensor, w: Tensor) -> Tensor:
+    """A polynomial with the absolute values of its coefficients."""
+    factors = torch.nn.functional.pad(x, (0, 1), value=1.0)  # the last column stands for features that are not there
+    product = w[:, [term.weight for term in spec.terms]] * x.new_tensor([abs(term.coefficient) for term in spec.terms])
+    for number in range(MAX_POWER):
+        columns = [(*term.features, *[spec.num_features] * MAX_POWER)[number] for term in spec.terms]
+        product = product * factors[:, columns]
+    outputs = torch.tensor([term.output for term in spec.terms], device=x.device)
+    return x.new_zeros(len(x), spec.num_outputs).index_add(1, outputs, product)
