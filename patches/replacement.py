@@ -11,6 +11,7 @@ are what they were (`Snapshot`), whatever kind of replacement it is.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,8 @@ class Changed(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         _, _, *state = super().__reduce_ex__(protocol)
+        if type(self) is not _changed_class(self._kind, self._came_as):  # somebody has derived from it since
+            return copyreg.__newobj__, (type(self),), *state
         return _blank, (self._kind, self._came_as), *state
 
 
