@@ -1,8 +1,8 @@
 """Kernels one by one, in the dtype of a model: what is wrong with one is not lost in the rounding of the whole network.
 
 The convolutions and polynomials of a patched model are called with random operands, and so are their first and second
-derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT` units of rounding, relative to
-the sum of the absolute values of the terms that it consists of.
+derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT` units of rounding of the sum
+of the absolute values of its terms.
 """
 
 from __future__ import annotations
