@@ -83,8 +83,9 @@ def _excesses(path: str, module: Any, twin: Any, dtype: torch.dtype) -> Iterator
     for name, value, expected, scale in zip(names, found, right, scales, strict=True):
         bound = ERROR_CONSTANT * torch.finfo(dtype).eps * scale
         error = (value - expected).abs()
-        if not bool((error <= bound).all()):  # written so that NaN fails
-            worst = int((error / bound).nan_to_num(nan=torch.inf).argmax())
+        wrong = ~(error <= bound)  # written so that NaN is wrong
+        if bool(wrong.any()):
+            worst = int(torch.where(wrong, error / bound, 0.0).nan_to_num(nan=torch.inf).argmax())
             entry = (float(tensor.flatten()[worst]) for tensor in (error, bound, scale))
             yield Excess(f"{name} of the kernels of {path}", *entry)
 
