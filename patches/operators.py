@@ -1,8 +1,8 @@
 """Kernels one by one, in the dtype of a model: what is wrong with one is not lost in the rounding of the whole network.
 
 The convolutions and polynomials of a patched model are called with random operands, and so are their first and second
-derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT` units of rounding, relative to
-the sum of the absolute values of the terms that it consists of.
+derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT` units of rounding of the sum
+of the absolute values of its terms.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ def _excesses(path: str, module: Any, twin: Any, dtype: torch.dtype) -> Iterator
     for name, value, expected, scale in zip(names, found, right, scales, strict=True):
         bound = ERROR_CONSTANT * torch.finfo(dtype).eps * scale
         error = (value - expected).abs()
-        if not bool((error <= bound).all()):  # written so that NaN fails
-            worst = int((error / bound).nan_to_num(nan=torch.inf).argmax())
+        wrong = ~(error <= bound)  # written so that NaN is wrong
+        if bool(wrong.any()):
+            worst = int(torch.where(wrong, error / bound, 0.0).nan_to_num(nan=torch.inf).argmax())
             entry = (float(tensor.flatten()[worst]) for tensor in (error, bound, scale))
             yield Excess(f"{name} of the kernels of {path}", *entry)
 

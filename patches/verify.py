@@ -6,12 +6,13 @@ edges and atoms with very different numbers of them. Copies of both are in float
 
     |patched - original| <= ROUNDING * eps(float64) * scale
 
-where `scale` is the sum of the absolute values of what a result is made of (`eqaccel.patches.rounding`). Then kernels in
-the dtype of the model are compared with those one by one (`eqaccel.patches.operators`), and the model itself may be only
-a few times as far from that truth as the original was, or as rounding its input may take it. What is compared are the
-outputs, and the derivatives of a random sum of them in all parameters and in the positions, which for forces and stress
-are second derivatives: what training and Hessians use. Besides, forces and stress have to be the slopes of the energy,
-and outputs have to turn with the structure.
+where `scale` is the sum of the absolute values of what a result is made of (`eqaccel.patches.rounding`). Then kernels
+in the dtype of the model are compared with those one by one (`eqaccel.patches.operators`), and the model itself may be
+only a few times as far from that truth as the original was, or as far as rounding of its input may take it.
+
+What is compared are the outputs, and the derivatives of a random sum of them in all parameters and in the positions,
+which for forces and stress are second derivatives: what training and Hessians use. Besides, forces and stress have to
+be the slopes of the energy, and outputs have to turn with the structure.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def caught(sabotage: Sabotage, model: torch.nn.Module, **options: Any) -> Catch 
 
 def _read(message: str) -> Catch:
     numbers = [float(number) for number in re.findall(r"\d\.\d+e[+-]\d+", message)]
-    scale = numbers[2] if len(numbers) > 2 else 1.0
+    scale = numbers[2] if len(numbers) > 2 and numbers[2] > 0 else 1.0  # what has no terms has to be zero
     check = message.partition(": ")[2].partition(", by ")[0].removeprefix("the model is ")
     check = re.sub(r".*is not the same after patching: ", "", check)
     check = re.sub(
