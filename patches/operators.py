@@ -112,11 +112,12 @@ class _Case:
 
 
 def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
-    """A convolution on a graph in which one node has most edges, some have few, and some have none."""
+    """A convolution on a graph in which one node receives most edges, one sends most, and some receive none."""
     operands = random_operands(conv.spec, _NODES, _EDGES, dtype=dtype)
     senders, receivers = operands.edge_index
     receivers = receivers % (_NODES // 2)
     receivers[: 3 * _EDGES // 4] = 0
+    senders[_EDGES // 4 :] = 1
     edges = torch.stack([senders, receivers])
     layout = "mul_ir" if conv.mul_ir else "ir_mul"
 

@@ -202,7 +202,7 @@ class Verification:
             noise = right.noise if before is None else _apart(before, right.results, eps)
             bounds = {name: eps * (floor + FACTOR * units) for name, units in noise.items()}
             value = run(self._model, structure)
-            if next(_excesses(value, right.results, bounds), None) is not None:
+            if dtype == torch.float32 and next(_excesses(value, right.results, bounds), None) is not None:
                 # One evaluation may be close by chance. What rounding does is seen where the input is rounded anew.
                 moved = [run(patched, _rounded_anew(structure, seed)) for seed in range(_ROUNDINGS)]
                 units = [_apart(results, right.results, torch.finfo(torch.float64).eps) for results in moved]
