@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("neq
 
 @pytest.mark.parametrize(
     ("options", "layers"),
-    [({}, 3), ({"bias": True}, 3), ({"forward_weight_init": False}, 3), ({"parametrization": "weight_norm"}, 0)],
+    [({}, 3), ({"bias": True}, 3), ({"forward_weight_init": False}, 3), ({"parametrization": "weight_norm"}, 3)],
     ids=["plain", "bias", "backward", "parametrized"],
 )
 def test_values_and_derivatives(options: dict[str, object], layers: int, device: torch.device) -> None:
@@ -40,7 +40,7 @@ def test_model(is_packaged: bool, tmp_path: Path) -> None:
     if is_packaged:
         plain = nm.packaged(plain, tmp_path / "model.nequip.zip")
     fast = patch(plain)
-    layers = [m for m in fast.modules() if isinstance(m, radial.RadialLinear)]
+    layers = [m for m in fast.modules() if isinstance(m, radial.RadialScaledLinear)]
     assert len(layers) >= 2 * nm.replaced_layers(fast)
     outputs = fast(nm.data())
     for name in ("total_energy", "forces", "stress"):
