@@ -121,9 +121,8 @@ class _Builder(Purpose):
         """
         kernels: list[KernelPlan] = []
         for numbers in self._code_of_kernels():
-            for fitting in self._that_fit(numbers):
-                kernels.append(self.tuning.pipeline(self._gpu_kernel(fitting, kernels)))
-        return kernels
+            self._add_fitting(kernels, numbers)
+        return [self.tuning.pipeline(kernel) for kernel in kernels]
 
     def _gpu_kernel(self, numbers: Sequence[int], before: Sequence[KernelPlan]) -> KernelPlan:
         segments = [
@@ -132,23 +131,25 @@ class _Builder(Purpose):
         ]
         return _with_pipeline(self.kernel(len(before), segments))
 
-    def _that_fit(self, numbers: Sequence[int]) -> list[list[int]]:
-        """These paths in parts whose rows fit the shared memory, which holds what the paths of a kernel read."""
-        taken = self._gpu_kernel(numbers, ()).shared_bytes()
+    def _add_fitting(self, kernels: list[KernelPlan], numbers: Sequence[int]) -> None:
+        """Adds kernels of these paths whose rows fit the shared memory, which holds what the paths of a kernel read."""
+        kernel = self._gpu_kernel(numbers, kernels)
+        taken = kernel.shared_bytes()
         if taken <= self.target.shared_bytes:
-            return [list(numbers)]
+            kernels.append(kernel)
+            return
         units = self._units(numbers)
         if len(units) == 1:
             units = self._units(numbers, share_x=True)
         if len(units) == 1:
             limit = f"the {self.target.shared_bytes} bytes of shared memory of {self.target.name}"
-            kernel = f"the {self.direction.value} kernel of {8 * self.scalar_bytes} bits"
+            where = f"the {self.direction.value} kernel of {8 * self.scalar_bytes} bits"
             raise UnsupportedError(
                 f"spec: expected rows that fit {limit}, got a path {self.spec.paths[numbers[0]]} that takes {taken} in "
-                f"{kernel}: divide its channels among several tensor products"
+                f"{where}: divide its channels among several tensor products"
             )
-        halves = _split(units, -(-self._cost(numbers) // 2), self._cost, self._cost)
-        return [part for half in halves for part in self._that_fit(half)]
+        for half in _split(units, -(-self._cost(numbers) // 2), self._cost, self._cost):
+            self._add_fitting(kernels, half)
 
     def _code_of_kernels(self) -> list[list[int]]:
         """The paths of each kernel: all of them if their code fits, or else of one multiplicity, as far as it fits."""
