@@ -112,7 +112,7 @@ print("done")
     assert output == "done\n"
 
 
-def test_self_checks_of_damaged_figures_stay_in_their_memory() -> None:
+def test_self_checks_of_damaged_checksums_stay_in_their_memory() -> None:
     """An embedded kernel, and an entry about its check that somebody changed together with the key."""
     output = run_python(
         CHANGES
