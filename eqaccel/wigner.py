@@ -1,4 +1,4 @@
-"""Wigner 3j symbols in e3nn's real basis, from exact integers.
+"""Wigner 3j symbols in e3nn's real basis: signs and roots of rational numbers, rounded once.
 
 Sources: the complex Clebsch-Gordan coefficients by Racah's single sum (G. Racah, Phys. Rev. 62, 438 (1942)), written
 with binomial coefficients; the basis, phase and norm of `e3nn.o3.wigner_3j`.
@@ -13,13 +13,16 @@ import importlib.metadata
 import re
 import sys
 from enum import Enum
-from functools import cache
+from fractions import Fraction
+from functools import cache, lru_cache
+from itertools import product
 from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel.errors import IrrepsError, SpecError
+from eqaccel.roots import root, square_of
 
 # The products of three binomials below stay within 2**(l1+l2+l3), which has to fit 64-bit integers.
 _MAX_DEGREE_SUM = 62
@@ -123,7 +126,8 @@ def wigner_3j(l1: int, l2: int, l3: int, convention: WignerConvention | str | No
 
     Returns:
         Array of shape (2*l1+1, 2*l2+1, 2*l3+1), float64, read-only and cached, of Frobenius norm 1. The components
-        run over the real spherical harmonics, m = -l..l, as in e3nn (for l = 1: y, z, x), and so do the signs.
+        run over the real spherical harmonics, m = -l..l, as in e3nn (for l = 1: y, z, x), and so do the signs. Each
+        entry is the float64 nearest to the exact value.
 
     Raises:
         IrrepsError: If the degrees are not integers >= 0 that satisfy the triangle rule, or their sum exceeds 62, or
@@ -145,51 +149,96 @@ def wigner_3j(l1: int, l2: int, l3: int, convention: WignerConvention | str | No
     return _tensor(*map(int, degrees), wigner_sign(*degrees, convention))
 
 
+@lru_cache(maxsize=1024)
+def scaled_wigner_3j(l1: int, l2: int, l3: int, coefficient: float) -> NDArray[np.float64]:
+    """A coefficient times `wigner_3j` in the convention of e3nn 0.5, each product rounded once.
+
+    Args:
+        l1: First degree.
+        l2: Second degree.
+        l3: Third degree; the degrees satisfy the triangle rule.
+        coefficient: Any finite number; one that is the root of a simple rational but for rounding counts as that root.
+
+    Returns:
+        As `wigner_3j`: float64, read-only and cached. Entries that are equal on paper, or up to sign, are equal bits.
+    """
+    return _rounded(*_exact(l1, l2, l3), square_of(coefficient))
+
+
 @cache
 def _tensor(l1: int, l2: int, l3: int, sign: int) -> NDArray[np.float64]:
-    u1, u2, u3 = map(_complex_from_real, (l1, l2, l3))
-    coupling = np.einsum("abc,ai->ibc", _clebsch_gordan(l1, l2, l3), u1)
-    coupling = np.einsum("ibc,bj->ijc", coupling, u2)
-    # With e3nn's phase (-i)^l in each basis change the tensor is real; the imaginary part is rounding.
-    tensor = np.einsum("ijc,ck->ijk", coupling, u3.conj()).real
-    tensor /= sign * np.linalg.norm(tensor)
-    tensor[np.abs(tensor) < 1e-14] = 0.0
+    return _rounded(*_exact(l1, l2, l3), Fraction(sign))
+
+
+def _rounded(squares: tuple[Fraction, ...], which: NDArray[np.intp], factor: Fraction) -> NDArray[np.float64]:
+    tensor = np.array([root(factor * square) for square in squares])[which]
     tensor.flags.writeable = False
     return tensor
 
 
-def _clebsch_gordan(l1: int, l2: int, l3: int) -> NDArray[np.float64]:
-    """Complex Clebsch-Gordan coefficients <l1 m1 l2 m2 | l3 m3> up to a positive factor that depends on l1, l2, l3.
+def wigner_3j_squares(l1: int, l2: int, l3: int) -> dict[tuple[int, int, int], Fraction]:
+    """The exact values of `wigner_3j`, of degrees that satisfy the triangle rule, in the convention of e3nn 0.5.
 
-    The alternating sum, where rounding would cancel digits, is done in integers; one square root is rounded at the end.
+    Returns:
+        The signed square, as of `eqaccel.roots`, of each entry that is not zero.
+    """
+    squares, which = _exact(l1, l2, l3)
+    return {place: squares[n] for place, n in np.ndenumerate(which) if n}
+
+
+@cache
+def _exact(l1: int, l2: int, l3: int) -> tuple[tuple[Fraction, ...], NDArray[np.intp]]:
+    """The distinct signed squares of the tensor's entries, zero first, and which of them each entry has.
+
+    An entry for real components is a sum over the complex ones of the same abs(m). With a triple of orders m the triple
+    of -m contributes, the same or the opposite, and no other does. So entries are roots as the complex ones are: as
+    large if an order is zero, and divided by the root of two if none is.
+    """
+    sums = _racah_sums(l1, l2, l3)
+    j = l1 + l2 - l3
+    scale = Fraction(comb(2 * l1, j) * comb(2 * l2, j), (l1 + l2 + l3 + 1) * comb(l1 + l2 + l3, j))
+    binomials = [[comb(2 * l, l - m) for m in range(l + 1)] for l in (l1, l2, l3)]  # noqa: E741
+    numbers: dict[Fraction, int] = {Fraction(0): 0}
+    which = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1), dtype=np.intp)
+    for m1, m2 in product(range(l1 + 1), range(-l2, l2 + 1)):
+        total = int(sums[l1 + m1, l2 + m2])
+        m3 = abs(m1 + m2)
+        if m3 > l3 or total == 0 or (m1 == 0 and m2 < 0):  # the last are those of -m
+            continue
+        halves = 2 if m1 and m2 and m3 else 1
+        square = total**2 * scale / (halves * binomials[0][m1] * binomials[1][abs(m2)] * binomials[2][m3])
+        for a, b, c in product({m1, -m1}, {m2, -m2}, {m3, -m3}):
+            turns = _turns(m1, a) + _turns(m2, b) - _turns(m1 + m2, c) - l1 - l2 + l3
+            if turns % 2 == 0:  # or else the contributions of m and -m cancel
+                signed = square if (total > 0) == (turns % 4 == 0) else -square
+                which[l1 + a, l2 + b, l3 + c] = numbers.setdefault(signed, len(numbers))
+    which.flags.writeable = False
+    return tuple(numbers), which
+
+
+def _turns(m: int, component: int) -> int:
+    """How many times i is in the factor of complex order m in a real component of order +-m, which is 1 for m = 0.
+
+    Components above zero are cosines, those below are sines. e3nn's phase (-i)^l is left out.
+    """
+    return (2 * m if m > 0 else 0) + (0 if component >= 0 else 1 if m > 0 else -1)
+
+
+def _racah_sums(l1: int, l2: int, l3: int) -> NDArray[np.int64]:
+    """Racah's sums for orders m1 (rows) and m2 (columns).
+
+    Complex Clebsch-Gordan coefficients <l1 m1 l2 m2 | l3 m3> are these, times a positive factor of the degrees, divided
+    by the root of binomials (2l, l - m) of all three.
     """
     m1 = np.arange(-l1, l1 + 1)[:, None, None]
     m2 = np.arange(-l2, l2 + 1)[None, :, None]
     j = l1 + l2 - l3
     v = np.arange(j + 1)
     terms = (-1) ** v * _binomial(j, v) * _binomial(2 * l1 - j, l1 - m1 - v) * _binomial(2 * l2 - j, l2 + m2 - v)
-
-    a, b = np.nonzero(np.abs(m1 + m2)[..., 0] <= l3)
-    m1, m2 = a - l1, b - l2
-    m3 = m1 + m2
-    scale = 1.0 * _binomial(2 * l1, l1 - m1) * _binomial(2 * l2, l2 - m2) * _binomial(2 * l3, l3 - m3)
-    out = np.zeros((2 * l1 + 1, 2 * l2 + 1, 2 * l3 + 1))
-    out[a, b, m3 + l3] = terms.sum(axis=-1)[a, b] / np.sqrt(scale)
-    return out
+    return terms.sum(axis=-1)
 
 
 def _binomial(n: int, k: NDArray[np.int64]) -> NDArray[np.int64]:
     """The binomials n over k, which is 0 outside of 0 <= k <= n."""
     row = np.array([comb(n, i) for i in range(n + 1)], dtype=np.int64)
     return np.where((k >= 0) & (k <= n), row[np.clip(k, 0, n)], 0)
-
-
-@cache
-def _complex_from_real(l: int) -> NDArray[np.complex128]:  # noqa: E741
-    """Unitary matrix of the complex spherical harmonics (rows) in the real ones (columns), with e3nn's phase (-i)^l."""
-    out = np.zeros((2 * l + 1, 2 * l + 1), dtype=complex)
-    out[l, l] = 1.0
-    for m in range(1, l + 1):
-        out[l - m, [l + m, l - m]] = np.array([1.0, -1.0j]) / np.sqrt(2.0)
-        out[l + m, [l + m, l - m]] = (-1) ** m * np.array([1.0, 1.0j]) / np.sqrt(2.0)
-    return (-1.0j) ** l * out

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import torch
 from eqaccel.patches.replacement import Replacement
-from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.ops import Polynomial
+from eqaccel.roots import add, root
 from eqaccel.spec import MAX_POWER, PolynomialSpec, Term
-from eqaccel.wigner import wigner_3j
+from eqaccel.wigner import wigner_3j_squares
 
-_ROUNDING = 1e-12
-"""Coefficients below this are zero but for rounding."""
+_Squares = dict[tuple[int, ...], Fraction]
+"""A polynomial: signed squares of coefficients, as of `eqaccel.roots`, by the features that a term multiplies."""
 
 
 class PolynomialHarmonics(Replacement):
@@ -54,33 +55,30 @@ def harmonics_polynomial(harmonics: Any) -> Polynomial:
 def _harmonics(harmonics: Any) -> PolynomialSpec:
     """The polynomials of a module, in closed form: the same bits on every machine.
 
-    Those of degree l + 1 are those of degree l coupled with the vector.
+    Those of degree l + 1 are those of degree l coupled with the vector. Coefficients are rounded once; only the area of
+    the sphere, whose root is irrational, divides them afterwards.
     """
-    of_degree: list[list[dict[tuple[int, ...], float]]] = [[{(): 1.0}]]
+    of_degree: list[list[_Squares]] = [[{(): Fraction(1)}]]
     for degree in range(max(harmonics._ls_list)):
-        of_degree.append(_couple(of_degree[-1], wigner_3j(degree, 1, degree + 1)))
+        of_degree.append(_couple(of_degree[-1], wigner_3j_squares(degree, 1, degree + 1)))
     terms, output = [], 0
     for degree in harmonics._ls_list:
         size = 2 * degree + 1
-        square = {"norm": 1.0, "component": size, "integral": size / (4 * math.pi)}[harmonics.normalization]
+        norms = {"norm": (1, 1.0), "component": (size, 1.0), "integral": (size, 4 * math.pi)}
+        norm, area = norms[harmonics.normalization]
         for polynomial in of_degree[degree]:
-            terms += [Term(output, 0, features, math.sqrt(square) * c) for features, c in polynomial.items()]
+            terms += [Term(output, 0, f, root(norm * square) / math.sqrt(area)) for f, square in polynomial.items()]
             output += 1
     return PolynomialSpec(3, 1, output, tuple(terms))
 
 
-def _couple(lower: list[dict[tuple[int, ...], float]], coupling: NDArray) -> list[dict[tuple[int, ...], float]]:
+def _couple(lower: list[_Squares], coupling: Mapping[tuple[int, int, int], Fraction]) -> list[_Squares]:
     """Polynomials of the next degree, whose squares add up to one on the sphere."""
-    higher: list[dict[tuple[int, ...], float]] = []
-    for k in range(coupling.shape[2]):
-        sums: dict[tuple[int, ...], float] = {}
-        for i, j in np.argwhere(coupling[:, :, k]).tolist():
-            for features, coefficient in lower[i].items():
-                key = tuple(sorted((*features, j)))
-                sums[key] = sums.get(key, 0.0) + coefficient * float(coupling[i, j, k])
-        higher.append(sums)
-    power = (0,) * (coupling.shape[2] // 2)  # the only product of features that is not zero at (1, 0, 0)
-    size = math.sqrt(sum(polynomial.get(power, 0.0) ** 2 for polynomial in higher))
-    return [
-        {features: c / size for features, c in polynomial.items() if abs(c) > _ROUNDING * size} for polynomial in higher
-    ]
+    higher: list[_Squares] = [{} for _ in range(len(lower) + 2)]
+    for (i, j, k), factor in coupling.items():
+        for features, square in lower[i].items():
+            key = tuple(sorted((*features, j)))
+            higher[k][key] = add(higher[k].get(key, Fraction(0)), factor * square)
+    power = (0,) * (len(lower) // 2 + 1)  # the only product of features that is not zero at (1, 0, 0)
+    size = sum(abs(polynomial.get(power, 0)) for polynomial in higher)
+    return [{features: square / size for features, square in p.items() if square} for p in higher]

@@ -7,13 +7,14 @@ from unittest import mock
 
 import torch
 from eqaccel.integrations.export import interpreter
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 from test_exchange import Images
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import eqaccel
 
-RELATIVE = 1e-12
-"""Bound of float64 comparisons, relative to the largest entry: some thousand units of rounding."""
+RELATIVE = FACTOR * ROUNDING * torch.finfo(torch.float64).eps
+"""Bound of float64 comparisons, relative to the largest entry, to which contributions may have cancelled."""
 
 
 def forces(gradient: torch.Tensor, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:

@@ -8,12 +8,13 @@ import io
 import pytest
 import torch
 from eqaccel.patches import convolution
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 from eqaccel import patch, report
 from eqaccel.errors import UnsupportedError
 
-RELATIVE = 1e-12
-"""Bound of float64 comparisons, relative to the largest entry: some thousand units of rounding."""
+RELATIVE = FACTOR * ROUNDING * torch.finfo(torch.float64).eps
+"""Bound of float64 comparisons, relative to the largest entry, to which contributions may have cancelled."""
 
 
 def patched(model: torch.nn.Module) -> torch.nn.Module:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,8 @@ from hosts import assemble_hip, needs_hipcc
 
 from eqaccel import runtime
 from eqaccel.codegen import payload, source
-from eqaccel.plan import TARGETS, Direction, make_plan
+from eqaccel.codegen.body import print_body
+from eqaccel.plan import TARGETS, Direction, host_target, make_plan
 from eqaccel.spec import TensorProductSpec
 
 MAIN = {
@@ -63,6 +67,17 @@ def test_payload_is_reproducible_and_names_its_paths() -> None:
     assert 0 <= key < 2**63
     for path in spec.paths:
         assert str(path).encode() in content
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_numbers_that_are_equal_on_paper_are_equal_in_the_text(name: str) -> None:
+    """Each constant is rounded once: no two of them differ by rounding alone, and one is not 0.9999999999999999."""
+    for target, direction in itertools.product(("sm_90", "cpu"), Direction):
+        plan = make_plan(SPECS[name], direction, TARGETS.get(target) or host_target(), 4)
+        found = {abs(float(number)) for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", print_body(plan))}
+        values = sorted(found | {1.0})
+        rounding = 16 * sys.float_info.epsilon  # more than products of a few rounded factors are apart
+        assert all(high / low > 1 + rounding for low, high in itertools.pairwise(values) if low)
 
 
 def test_text_is_for_readers() -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from executor_checks import ROUNDING, sums_agree
 
 from eqaccel.plan import TARGETS, Direction, execute, make_plan
 from eqaccel.plan.reference import to_ir_mul, to_mul_ir
@@ -56,32 +57,40 @@ def test_executor_agrees_with_the_definition_and_its_derivatives(name: str, targ
     x, y, w, gz = (operands[key] for key in ("x", "y", "w", "gz"))
 
     z = execute(plans[Direction.FORWARD], x, y, w, **edges).z
-    np.testing.assert_allclose(z, _forward(spec, operands), rtol=0, atol=1e-13)
+    assert sums_agree(z, _forward(spec, operands), _forward(spec, _absolute(operands), absolute=True))
 
     backward = execute(plans[Direction.BACKWARD], x, y, w, gz=gz, **edges)
     tangents = {key: operands[key] for key in ("a", "b", "c")}
     # The forward is linear in x and in y, and affine in w where some paths have no weights: its directional derivative.
     forward = plans[Direction.FORWARD]
-    moved = execute(forward, tangents["a"], y, w, **edges).z + execute(forward, x, tangents["b"], w, **edges).z
-    moved += execute(forward, x, y, tangents["c"], **edges).z - execute(forward, x, y, np.zeros_like(w), **edges).z
+    directions = (tangents["a"], y, w), (x, tangents["b"], w), (x, y, tangents["c"]), (x, y, np.zeros_like(w))
+    parts = [execute(forward, *values, **edges).z for values in directions]
+    moved = parts[0] + parts[1] + parts[2] - parts[3]
+    size = sum(execute(forward, *values, **edges, absolute=True).z for values in directions)
     along = sum((g * tangents[t]).sum() for g, t in zip((backward.gx, backward.gy, backward.gw), "abc", strict=True))
-    np.testing.assert_allclose(along, (gz * moved).sum(), rtol=1e-12)
+    assert sums_agree(along, (gz * moved).sum(), (np.abs(gz) * size).sum())
 
     double = execute(plans[Direction.DOUBLE_BACKWARD], x, y, w, gz=gz, **tangents, **edges)
-    np.testing.assert_allclose(double.z, moved, rtol=0, atol=1e-12)
-    step = 1e-6
+    assert sums_agree(double.z, moved, size)
     for operand, gradient in (("x", double.gx), ("y", double.gy), ("w", double.gw)):
         if not gradient.size:
             continue
         change = np.random.default_rng(2).normal(size=gradient.shape)
 
-        def along_tangents(scale: float, operand: str = operand, change: np.ndarray = change) -> float:
-            moved_operands = [operands[o] + (scale * change if o == operand else 0) for o in "xyw"]
-            result = execute(plans[Direction.BACKWARD], *moved_operands, gz=gz, **edges)
-            return sum((g * tangents[t]).sum() for g, t in zip((result.gx, result.gy, result.gw), "abc", strict=True))
+        def along_tangents(values: dict[str, np.ndarray], absolute: bool = False) -> float:
+            result = execute(plans[Direction.BACKWARD], *(values[o] for o in "xyw"), gz=gz, **edges, absolute=absolute)
+            weights = _absolute(tangents) if absolute else tangents
+            return sum((g * weights[t]).sum() for g, t in zip((result.gx, result.gy, result.gw), "abc", strict=True))
 
-        numeric = (along_tangents(step) - along_tangents(-step)) / (2 * step)
-        np.testing.assert_allclose((gradient * change).sum(), numeric, rtol=1e-7, atol=1e-7)
+        # Affine in each operand, so that a difference is the derivative for a step of any length.
+        there = operands | {operand: operands[operand] + change}
+        furthest = operands | {operand: np.abs(operands[operand]) + np.abs(change)}
+        difference = along_tangents(there) - along_tangents(operands)
+        assert sums_agree((gradient * change).sum(), difference, 2 * along_tangents(furthest, absolute=True))
+
+
+def _absolute(operands: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {key: np.abs(value) for key, value in operands.items()}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -93,16 +102,18 @@ def test_absolute_values_of_all_terms(name: str) -> None:
         plan = make_plan(spec, direction, TARGETS["cpu-avx2"], 8)
         right, absolute = (execute(plan, **signed, **edges, absolute=flag) for flag in (False, True))
         for output, bound in vars(absolute).items():
-            assert bound is None or (np.abs(vars(right)[output]) <= bound * (1 + 1e-12)).all()
+            assert bound is None or (np.abs(vars(right)[output]) <= bound * (1 + ROUNDING)).all()
         results.append(absolute)
-    operands = {key: np.abs(value) for key, value in signed.items()}
+    operands = _absolute(signed)
     forward, backward, double = results
-    np.testing.assert_allclose(forward.z, _forward(spec, operands | edges, absolute=True), rtol=1e-13)
+    expected = _forward(spec, operands | edges, absolute=True)
+    assert sums_agree(forward.z, expected, expected)
     # The terms of z are linear in x and in y, so those of the gradients add up to the same.
     total = (operands["gz"] * forward.z).sum()
-    np.testing.assert_allclose([(backward.gx * operands["x"]).sum(), (backward.gy * operands["y"]).sum()], total)
+    assert sums_agree((backward.gx * operands["x"]).sum(), total, total)
+    assert sums_agree((backward.gy * operands["y"]).sum(), total, total)
     moved = sum((getattr(backward, f"g{o}") * operands[t]).sum() for o, t in zip("xyw", "abc", strict=True))
-    np.testing.assert_allclose((operands["gz"] * double.z).sum(), moved)
+    assert sums_agree((operands["gz"] * double.z).sum(), moved, moved)
 
 
 @pytest.mark.parametrize("direction", Direction)

@@ -12,6 +12,7 @@ ROOMS = [
     "errors",
     "settings",
     "irreps",
+    "roots",
     "wigner",
     "spec",
     "plan",

@@ -7,9 +7,6 @@ import numpy as np
 from eqaccel.plan.model import EdgeMatrix, Element
 from eqaccel.spec import Path, TensorProductSpec
 
-# Entries of a CG tensor below this share of its largest entry are rounding of an exact zero.
-_ZERO = 1e-13
-
 
 def edge_matrices(
     spec: TensorProductSpec, distinct: bool, by_entry: bool = False
@@ -42,23 +39,20 @@ def edge_matrices(
 
 def _edge_matrix(path: Path, distinct: bool, by_entry: bool) -> EdgeMatrix:
     cg = path.cg()
-    threshold = _ZERO * np.abs(cg).max()
     entries: dict[tuple[tuple[int, float], ...], int] = {}
     forms: list[tuple[tuple[int, float], ...]] = []
     elements: list[Element] = []
     for i in range(cg.shape[0]):
         for k in range(cg.shape[2]):
-            terms = [(path.y_offset + j, float(cg[i, j, k])) for j in np.flatnonzero(np.abs(cg[i, :, k]) > threshold)]
+            terms = [(path.y_offset + j, float(cg[i, j, k])) for j in np.flatnonzero(cg[i, :, k])]
             if not terms:
                 continue
             sign = 1 if terms[0][1] > 0 or not distinct else -1
             form = tuple((int(j), sign * value) for j, value in terms)
-            # CG values that are equal on paper differ in the last bit, so forms are matched by rounded values.
-            rounded = tuple((j, round(value, 13)) for j, value in form)
-            if rounded not in entries or not distinct:
-                entries[rounded] = len(forms)
+            if form not in entries or not distinct:
+                entries[form] = len(forms)
                 forms.append(form)
-            elements.append(Element(i, k, entries[rounded], sign))
+            elements.append(Element(i, k, entries[form], sign))
     if by_entry:
         elements.sort(key=lambda element: element.entry)
     return EdgeMatrix(tuple(forms), tuple(elements))

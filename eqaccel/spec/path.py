@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel.irreps import Irrep
-from eqaccel.wigner import WignerConvention, wigner_3j
+from eqaccel.wigner import scaled_wigner_3j
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Path:
         z_offset: Start of the out block in a row of z.
         weight_offset: Start of this path's `mul` weights in a row of w, or None for a path without weights.
         coefficient: The factor in front of `wigner_3j` in the convention of e3nn 0.5 and later, whichever the
-            spec has, with every normalisation folded in; it may be negative.
+            spec has, with every normalisation folded in; it may be negative. To the last bit that of e3nn, whose
+            rounding `cg` undoes where it is the root of a simple rational.
     """
 
     in1: int
@@ -63,8 +64,11 @@ class Path:
         return self.ir3.l
 
     def cg(self) -> NDArray[np.float64]:
-        """The coupling tensor with the coefficient folded in, of shape (2*l1+1, 2*l2+1, 2*l3+1), float64."""
-        return self.coefficient * wigner_3j(self.l1, self.l2, self.l3, WignerConvention.E3NN_0_5)
+        """The coupling tensor with the coefficient folded in, of shape (2*l1+1, 2*l2+1, 2*l3+1), float64.
+
+        Each entry is rounded once; see `scaled_wigner_3j`.
+        """
+        return scaled_wigner_3j(self.l1, self.l2, self.l3, self.coefficient).copy()
 
     def __str__(self) -> str:
         return f"{self.mul}x{self.ir1} (x) 1x{self.ir2} -> {self.mul}x{self.ir3}"
