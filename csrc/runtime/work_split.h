@@ -18,6 +18,16 @@ struct Blocks {
   int64_t edges_held;  // in the stages of one
 };
 
+// From PERFORMANCE.md, where 4 to 300 slots a block were tried on three graphs.
+constexpr int64_t least_slots = 16;           // of a block
+constexpr int64_t stages_of_short_rows = 4;   // rows taken together have so many times the slots of a block's stages
+constexpr int64_t stages_of_equal_parts = 3;  // and parts of the backward so many times
+// In quarters. They go with those and were not varied one by one: measure before relying on them.
+constexpr int64_t least_busy = 3;         // of the blocks of a device: with fewer rows, equal parts
+constexpr int64_t longest_row = 6;        // of the mean row: what is longer is cut
+constexpr int64_t short_row = 5;          // of the slots of a block's stages: mean rows up to that are taken together
+constexpr int64_t short_row_double = 10;  // the same in double backward
+
 inline eq_work_split equal_split(int64_t size) {
   return {0, 0, static_cast<int32_t>(size), 0, static_cast<int32_t>(size), nullptr};
 }
@@ -25,10 +35,9 @@ inline eq_work_split equal_split(int64_t size) {
 // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all
 // others is cut. Fewer rows are dealt out in equal parts.
 inline eq_work_split split_by_rows(const SlotsOfRows& graph, int64_t blocks) {
-  constexpr int64_t smallest = 16;
   const int64_t even = ceil_div(graph.slots, blocks), mean = graph.mean();
-  if (4 * even < 3 * mean) return equal_split(std::max(even, smallest));
-  const auto cut = static_cast<int32_t>(std::max({even, 3 * mean / 2, smallest}));
+  if (4 * even < least_busy * mean) return equal_split(std::max(even, least_slots));
+  const auto cut = static_cast<int32_t>(std::max({even, longest_row * mean / 4, least_slots}));
   return {0, 0, 0, cut, cut, nullptr};
 }
 
@@ -36,9 +45,9 @@ inline eq_work_split split_by_rows(const SlotsOfRows& graph, int64_t blocks) {
 // together, in double backward, which has more to set up for a block, those of twice the length too.
 inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blocks, Direction direction) {
   eq_work_split split = split_by_rows(graph, blocks.count);
-  const int64_t full = blocks.edges_held * (direction == Direction::forward ? 5 : 10) / 4;
+  const int64_t full = blocks.edges_held * (direction == Direction::forward ? short_row : short_row_double) / 4;
   if (split.size > 0 || graph.slots > full * graph.rows) return split;
-  split.size = static_cast<int32_t>(4 * blocks.edges_held);
+  split.size = static_cast<int32_t>(stages_of_short_rows * blocks.edges_held);
   split.longest = split.cut = static_cast<int32_t>(ceil_div(split.cut, split.size) * split.size);
   return split;
 }
@@ -46,13 +55,13 @@ inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blo
 // Backward, which leaves nothing behind for a row; `together` slots are launched at a time. Long rows are dealt out in
 // equal parts: small ones, so that all blocks are in the same region of memory, in whole rounds over the device.
 inline eq_work_split split_without_sums(const SlotsOfRows& graph, const Blocks& blocks, int64_t together) {
-  constexpr int64_t least = 16;
   const int64_t mean = graph.mean();
-  if (together == graph.slots && mean <= least && blocks.edges_held < 2 * mean)
+  if (together == graph.slots && mean <= least_slots && blocks.edges_held < 2 * mean)
     return split_by_rows(graph, blocks.count);
-  const int64_t even = ceil_div(together, blocks.count), wanted = std::max(least, 3 * blocks.edges_held);
+  const int64_t even = ceil_div(together, blocks.count);
+  const int64_t wanted = std::max(least_slots, stages_of_equal_parts * blocks.edges_held);
   const int64_t rounds = std::max<int64_t>((even + wanted / 2) / wanted, 1);
-  return equal_split(std::max(ceil_div(even, rounds), least / 2));
+  return equal_split(std::max(ceil_div(even, rounds), least_slots / 2));
 }
 
 }  // namespace eqaccel

@@ -7,7 +7,12 @@ import functools
 from eqaccel.codegen.payload import abi_number, pack, read_prelude
 
 WIDTHS = (64, 112, 128)
-"""Columns of the tiles of an output; the runtime takes what wastes least."""
+"""Columns of the tiles of an output; the runtime takes what wastes least.
+
+128 columns take 128 registers of a thread for sums and what is added to them, and two stages of A take 64 more: of 255,
+as many as fit a multiple of 64. The others are for radial networks: 64 for hidden layers of 64, and 112 for outputs of
+320, 336 or 1312 columns, which fill such tiles better.
+"""
 _HEIGHT = 128  # rows of a tile
 _DEPTH, _STAGES = 32, 4  # terms of a stage; stages that are in shared memory at a time
 _THREADS = 256

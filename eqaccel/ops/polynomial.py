@@ -46,11 +46,7 @@ class Polynomial(nn.Module):
                 compiled programs, and from derivatives: RuntimeError with the same text).
         """
         if torch.jit.is_scripting():
-            # A program that opens an exported model without the operators prints this line: the name is for its user.
-            load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where = torch.ops.eqaccel.polynomial(
-                self.payload, self.key, x, w, self.num_outputs
-            )
-            return load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where  # noqa: RET504
+            return torch.ops.eqaccel.polynomial(self.payload, self.key, x, w, self.num_outputs)
         else:
             return call_operator(torch.ops.eqaccel.polynomial, self.payload, self.key, x, w, self.num_outputs)
 

@@ -32,6 +32,22 @@ class EnableGradients:
         torch.set_grad_enabled(self.before)
 
 
+class NeedsOperators(nn.Module):
+    """Tells a program that opens a file without the operators what it has to load; nobody calls it.
+
+    torch compiles the modules of a file in their order, stops at the first operator that it does not know, and prints
+    the lines around it, of the code as it is saved: without comments, but with the text of constants. So this module
+    comes first in a file, and has the words in the line of an operator.
+    """
+
+    def forward(self, features: Tensor) -> Tuple[str, Tensor]:  # noqa: UP006 (TorchScript)
+        """Names an operator."""
+        return (
+            "Load libeqaccel_ops before this file: `python -m eqaccel libs` says where it is.",
+            torch.ops.eqaccel.exchange(features, 0, 0),
+        )
+
+
 class Potential(nn.Module):
     """Base of the exported modules: energies by a subclass, their gradient by torch inside the file.
 
@@ -44,6 +60,7 @@ class Potential(nn.Module):
 
     def __init__(self, dtype: torch.dtype, exchange_widths: list[int], constants: Tensor) -> None:
         super().__init__()
+        self.needs_operators = NeedsOperators()
         self.register_buffer("constants", constants)
         self.dtype = dtype
         self.dtype_name = str(dtype).removeprefix("torch.")
@@ -145,11 +162,7 @@ class Convolution(nn.Module):
     def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""
         num_nodes = x.size(0)
-        # A program that opens the file without the operators stops here and prints this line: the name is for its user.
-        load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where = torch.ops.eqaccel.graph(
-            receiver, sender, num_nodes, num_nodes
-        )
-        graph = load_libeqaccel_ops_first__python_m_eqaccel_libs_says_where
+        graph = torch.ops.eqaccel.graph(receiver, sender, num_nodes, num_nodes)
         return torch.ops.eqaccel.tensor_product(
             self.payload, self.key, x, y, w, graph, num_nodes, self.z_dim, self.mul_ir, self.atomic
         )

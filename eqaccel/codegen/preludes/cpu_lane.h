@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <omp.h>
+#include <unistd.h>
 #include <new>
 
 #define EQ_FN __attribute__((always_inline)) inline
@@ -44,7 +45,9 @@ EQ_FN void store(T* component, int c, Lane value) {
   }
 }
 
-constexpr int64_t much = 16 << 20;  // bytes that fill the caches
+// Bytes that fill the caches: half of the 32 MiB that cores of server processors share in groups. The machine is not
+// asked, because what it says is of all groups together, or of a host that others use too.
+constexpr int64_t much = 16 << 20;
 
 // Past the caches, for rows that fill them and are not read again here; `component` is aligned.
 EQ_FN void stream_store(T* component, Lane value) {
