@@ -97,7 +97,7 @@ def out_of_reach() -> str:
     for file in files:
         if subprocess.run([*OTHER_USER, "test", "-r", file], check=False).returncode:
             return str(file)
-    starts = subprocess.run([*OTHER_USER, sys.executable, "-P", "-c", ""], cwd="/", capture_output=True, check=False)
+    starts = subprocess.run([*OTHER_USER, sys.executable, "-c", ""], cwd="/", capture_output=True, check=False)
     return sys.executable if starts.returncode else ""
 
 
@@ -114,7 +114,7 @@ def test_a_folder_of_the_administrator_is_used(monkeypatch: pytest.MonkeyPatch) 
         entry = entry_in(cache)
         script = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}; import runtime_checks as common\n"
         script += "from eqaccel import runtime\n" + RUN + "assert runtime.cache_content().problem == ''\n"
-        command = [*OTHER_USER, sys.executable, "-P", "-c", script]
+        command = [*OTHER_USER, sys.executable, "-c", script]
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "cached: True\n"), done.stderr
         assert "CacheWarning" not in done.stderr
