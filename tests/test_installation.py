@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import subprocess
@@ -106,6 +107,15 @@ def test_a_torch_without_libraries_is_named(monkeypatch: pytest.MonkeyPatch, tmp
 
 def absent(name: str) -> str:
     raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_the_compiled_module_has_the_types_that_are_written_down() -> None:
+    stub = ast.parse((INSTALLED / "_runtime.pyi").read_text())
+    named = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert set(named) == {name for name in dir(_runtime) if not name.startswith("_")}
+    methods = {node.name for node in named["Program"].body} - {"__init__"}
+    assert methods == {name for name in dir(_runtime.Program) if not name.startswith("_")}
+    assert (INSTALLED / "py.typed").is_file()
 
 
 def test_the_version_stands_in_one_place() -> None:
