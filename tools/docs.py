@@ -153,7 +153,7 @@ def supported() -> str:
     kinds = [(family.name, first_line(type(family))) for family in FAMILIES]
     exported = [(f"`{type(family).__name__}`", first_line(type(family))) for family in EXPORT_FAMILIES]
     limits = [
-        ("connection modes", ", ".join(f"`{mode.value}`" for mode in spec.ConnectionMode)),
+        *((f"connection mode `{mode.value}`", "yes" if takes(mode) else "no") for mode in spec.ConnectionMode),
         ("highest degree of an irrep", str(spec.MAX_DEGREE)),
         ("highest degree of a polynomial", str(spec.MAX_POWER)),
     ]
@@ -172,6 +172,15 @@ def supported() -> str:
             "",
         ]
     )
+
+
+def takes(mode: spec.ConnectionMode) -> bool:
+    """Whether a tensor product may have a connection mode."""
+    try:
+        spec.TensorProductSpec("2x0e", "0e", "2x0e", [(0, 0, 0, mode, True)])
+    except errors.UnsupportedError:
+        return False
+    return True
 
 
 def first_line(thing: object) -> str:
