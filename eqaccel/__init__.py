@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "Irreps": "eqaccel.irreps",
     "WignerConvention": "eqaccel.wigner",
@@ -42,6 +40,10 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # stands in pyproject.toml alone; the installed package knows it
+        from importlib.metadata import version
+
+        return version("eqaccel")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'eqaccel' has no attribute {name!r}")

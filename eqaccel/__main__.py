@@ -124,8 +124,8 @@ def _libs(options: argparse.Namespace) -> str:
         # Without --no-as-needed a linker drops a library of which no symbol is used.
         return f"-I{include_path()} -Wl,--no-as-needed {library_path()} -Wl,-rpath,{library_path().parent}"
     rows = {
-        "operators": f"{library_path()}  (load it before an exported file; it finds the runtime beside it)",
-        "runtime": library_path().with_name("libeqaccel_runtime.so"),
+        "operators": f"{library_path()}  (load it before an exported file; it finds the runtime by itself)",
+        "runtime": library_path().parents[1] / "libeqaccel_runtime.so",
         "models": f"{library_path().with_name('libeqaccel_model.so')}  (opens exported files; needs no torch header)",
         "headers": f"{include_path()}  (eqaccel/exchange.h, eqaccel/model.h)",
     }

@@ -221,11 +221,11 @@ from eqaccel.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
     for arguments in (("--help",), ("kernels", "--help")):
-        done = subprocess.run([sys.executable, "-P", "-c", code, "bench", *arguments], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", code, "bench", *arguments], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         assert "usage: eqaccel bench" in done.stdout
     run = ("kernels", *TINY, "--problems", "mp0-first", "--graphs", "water", "--compare", "none")
-    done = subprocess.run([sys.executable, "-P", "-c", code, "bench", *run], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, "bench", *run], capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "pip install ase matplotlib scipy tqdm" in done.stderr

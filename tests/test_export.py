@@ -217,7 +217,7 @@ with torch.jit.optimized_execution(False):
     environment["EQACCEL_CACHE_DIR"] = str(tmp_path / "cache")
 
     def run(file: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-P", "-c", script, file]
+        command = [sys.executable, "-c", script, file]
         return subprocess.run(command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True)
 
     done = run("model.pt")

@@ -89,7 +89,7 @@ def test_interrupt_ends_compilers_at_once(
     call: str, to_group: bool, cache: Path, processes: Path, tmp_path: Path
 ) -> None:
     """A notebook interrupts the process alone, a terminal all of its group."""
-    command = [sys.executable, "-P", "-c", PROGRAM.format(call=CALLS[call])]
+    command = [sys.executable, "-c", PROGRAM.format(call=CALLS[call])]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as program:
         try:

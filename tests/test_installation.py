@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 import eqaccel
-from eqaccel import _runtime
+from eqaccel import _runtime, runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = Path(eqaccel.__file__).resolve().parent
@@ -79,3 +84,40 @@ import eqaccel.irreps
 print(eqaccel.irreps.__file__)
 """
     assert python("-c", code).strip() == str(ROOT / "eqaccel" / "irreps.py")
+
+
+def test_libraries_are_those_of_the_torch_that_is_there() -> None:
+    torch = ".".join(version("torch").split(".")[:2])
+    assert runtime.torch_libraries() == INSTALLED / f"torch-{torch}"
+    assert runtime.torch_libraries(f"{torch}.7a0+git") == runtime.torch_libraries()
+    for name in ("libeqaccel_ops.so", "libeqaccel_model.so"):
+        assert (runtime.torch_libraries() / name).is_file()
+
+
+def test_a_torch_without_libraries_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder in ("torch-2.9", "torch-2.10"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(eqaccel, "__path__", [str(tmp_path)])
+    with pytest.raises(ImportError, match=r"operators for torch 2\.9, 2\.10, and torch 2\.99\.1\+cpu is installed"):
+        runtime.torch_libraries("2.99.1+cpu")
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    with pytest.raises(ImportError, match="torch is not installed: pip install torch"):
+        runtime.torch_libraries()
+
+
+def absent(name: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_the_compiled_module_has_the_types_that_are_written_down() -> None:
+    stub = ast.parse((INSTALLED / "_runtime.pyi").read_text())
+    named = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert set(named) == {name for name in dir(_runtime) if not name.startswith("_")}
+    methods = {node.name for node in named["Program"].body} - {"__init__"}
+    assert methods == {name for name in dir(_runtime.Program) if not name.startswith("_")}
+    assert (INSTALLED / "py.typed").is_file()
+
+
+def test_the_version_stands_in_one_place() -> None:
+    (line,) = (line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("version = "))
+    assert line == f'version = "{eqaccel.__version__}"'

@@ -76,7 +76,6 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
 def test_a_torch_that_does_not_load(tmp_path, monkeypatch):
     broken = tmp_path / "libeqaccel_model.so"
     broken.write_text("not a library")
-    (tmp_path / "include").symlink_to(lammps.model_library().parent / "include")
     monkeypatch.setattr(lammps, "model_library", lambda: broken)
     script = f"plugin unload pair eqaccel\nplugin load {build_plugin()}\n{WITHOUT_ATOMS}pair_style eqaccel\n"
     done = lmp(tmp_path, script)

@@ -156,7 +156,7 @@ def test_copies_of_older_machines_run_here(dtype: torch.dtype) -> None:
 def test_kernels_of_smaller_machines_run_here(kib: int) -> None:
     folder = Path(__file__).parent
     tests = ["test_large_products.py", "test_derivatives.py", "test_ops.py"]
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cuda"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cuda"]
     done = subprocess.run(
         [*command, *(str(folder / name) for name in tests)],
         env=os.environ | {"EQACCEL_SHARED_KIB": str(kib)},

@@ -258,7 +258,7 @@ print(program.workspace_bytes("cpu", "float32", "forward", {"num_edges": 1}) >= 
 
 
 def run_embedded(file: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-P", "-c", RUN_EMBEDDED, str(file)]
+    command = [sys.executable, "-c", RUN_EMBEDDED, str(file)]
     environment = os.environ | {"EQACCEL_CXX": "/nonexistent"}
     return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
 

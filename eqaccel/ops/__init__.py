@@ -6,13 +6,14 @@ loads the operator library. Knows torch, specs and payloads; must not know model
 
 from eqaccel.ops.compilation import WarmKernel, Warmup, warmup
 from eqaccel.ops.graph import Graph
-from eqaccel.ops.library import include_path, library_path, load_library
+from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.tuning import Choice
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
+from eqaccel.runtime import include_path
 
 __all__ = [
     "Choice",

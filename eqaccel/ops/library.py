@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-import eqaccel
 import eqaccel.runtime  # turns warnings of the C++ runtime into Python's
 from eqaccel.errors import CompileError, GraphError, MissingCompilerError, OperandError, SettingsError
 
@@ -19,24 +18,12 @@ def library_path() -> Path:
     """The operator library, which a program without Python loads before a scripted or exported model.
 
     Returns:
-        Absolute path of libeqaccel_ops, beside the package's Python files.
+        Absolute path of the libeqaccel_ops for this torch.
 
     Raises:
-        ImportError: If the package was not built.
+        ImportError: If the package holds none for this torch, or was not built.
     """
-    # An editable installation keeps compiled files in another folder of the package's path.
-    for folder in eqaccel.__path__:
-        for path in sorted(Path(folder).glob("libeqaccel_ops.*")):
-            return path.resolve()
-    raise ImportError(
-        f"libeqaccel_ops was not found in {', '.join(eqaccel.__path__)}. Build the package: pip install "
-        "--no-build-isolation ."
-    )
-
-
-def include_path() -> Path:
-    """Folder of the C++ headers, for `#include <eqaccel/exchange.h>`; raises ImportError like `library_path`."""
-    return library_path().parent / "include"
+    return eqaccel.runtime.torch_libraries(torch.__version__) / "libeqaccel_ops.so"
 
 
 @functools.lru_cache(maxsize=1)
@@ -44,7 +31,7 @@ def load_library() -> None:
     """Registers `torch.ops.eqaccel.*` with torch, once a process.
 
     Raises:
-        ImportError: If the library is missing, or was built for another torch than the one installed.
+        ImportError: If there is no library for this torch, or it does not load.
     """
     try:
         torch.ops.load_library(str(library_path()))

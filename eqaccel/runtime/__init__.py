@@ -2,7 +2,8 @@
 
 Takes a payload (the text of `codegen`, one `bytes` object per tensor product, see `csrc/runtime/program.h`) and the
 name of a target. Gives compiled kernels, what the compilers said about them, and what devices and compilers there are.
-It must not know what a tensor product is, and nothing of torch: the ops library calls the same C++ code directly.
+It must not know what a tensor product is, and nothing of torch but where the libraries for each version of it lie: the
+ops library calls the same C++ code directly.
 
 The work is done in C++ (`csrc/runtime`), because a TorchScript model in a C++ program needs it without Python.
 """
@@ -33,6 +34,7 @@ from eqaccel._runtime import (
 )
 from eqaccel.errors import CacheWarning
 from eqaccel.runtime.folder import PLUGINS, CacheContent, cache_content, clear_cache
+from eqaccel.runtime.libraries import include_path, torch_libraries
 from eqaccel.runtime.nvrtc import locate_nvrtc, use_located_nvrtc
 from eqaccel.runtime.records import read_record, record_names, write_record
 
@@ -56,6 +58,7 @@ __all__ = [
     "hiprtc_version",
     "host_compiler",
     "host_target",
+    "include_path",
     "launch_cpu",
     "locate_nvrtc",
     "nvrtc_version",
@@ -63,6 +66,7 @@ __all__ = [
     "record_names",
     "register_program",
     "resources",
+    "torch_libraries",
     "write_record",
 ]
 

@@ -25,7 +25,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import eqaccel
 from eqaccel import runtime
 from eqaccel.errors import CompileError, EqaccelError
 
@@ -83,12 +82,15 @@ def _mpi_include() -> Path | None:
 
 
 def model_library() -> Path:
-    """libeqaccel_model, which the plugin opens when a simulation names a model."""
-    for folder in eqaccel.__path__:
-        path = Path(folder) / "libeqaccel_model.so"
-        if path.is_file():
-            return path.resolve()
-    raise CompileError("libeqaccel_model.so was not found. Build the package: pip install --no-build-isolation .")
+    """libeqaccel_model for the torch that is installed, which the plugin opens when a simulation names a model.
+
+    Raises:
+        CompileError: If torch is not installed, or eqaccel was not built for it.
+    """
+    try:
+        return runtime.torch_libraries() / "libeqaccel_model.so"
+    except ImportError as error:
+        raise CompileError(str(error)) from error
 
 
 def build_plugin(lammps: Lammps | None = None) -> Path:
@@ -107,7 +109,7 @@ def build_plugin(lammps: Lammps | None = None) -> Path:
     model = model_library()
     options = [f"-D{name}" for name in lammps.definitions]
     options += [f"-DEQACCEL_LAMMPS_VERSION={lammps.version}", f'-DEQACCEL_MODEL_LIBRARY="{model}"']
-    includes = [SOURCES, model.parent / "include", lammps.include, lammps.mpi_include]
+    includes = [SOURCES, runtime.include_path(), lammps.include, lammps.mpi_include]
     options += [f"-I{folder}" for folder in includes if folder is not None]
     options.append(f"-fmacro-prefix-map={SOURCES}/=")  # errors of LAMMPS name the file, and need not say where it lies
 
