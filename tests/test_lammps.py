@@ -9,6 +9,7 @@ from lammps_runs import (
     BOXES,
     ELEMENTS,
     KCAL,
+    RTOL,
     assert_frame,
     frame_of,
     lmp,
@@ -190,8 +191,8 @@ def test_hybrid_styles(ranks, folder):
     (only,) = simulate(folder, "run 0", style="lj/cut 3.0", coeff="* * 0.01 1.5")
     energies, forces, _ = toy_results(atoms)
     scale = np.abs(forces).max()
-    np.testing.assert_allclose(both.energies - only.energies, energies, atol=1e-11)
-    np.testing.assert_allclose(both.forces - only.forces, forces, atol=1e-11 * scale)
+    np.testing.assert_allclose(both.energies - only.energies, energies, atol=RTOL)
+    np.testing.assert_allclose(both.forces - only.forces, forces, atol=RTOL * scale)
     np.testing.assert_allclose(-both.stresses.sum(0), both.virial, rtol=1e-10)
 
     (some,) = simulate(
@@ -199,9 +200,9 @@ def test_hybrid_styles(ranks, folder):
     )
     known = np.array(atoms.symbols) != "Si"
     energies, forces, _ = toy_results(atoms[known])
-    np.testing.assert_allclose((some.energies - only.energies)[known], energies, atol=1e-11)
-    np.testing.assert_allclose((some.forces - only.forces)[known], forces, atol=1e-11 * scale)
-    np.testing.assert_allclose((some.forces - only.forces)[~known], 0, atol=1e-11 * scale)
+    np.testing.assert_allclose((some.energies - only.energies)[known], energies, atol=RTOL)
+    np.testing.assert_allclose((some.forces - only.forces)[known], forces, atol=RTOL * scale)
+    np.testing.assert_allclose((some.forces - only.forces)[~known], 0, atol=RTOL * scale)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from ase import Atoms
-from lammps_runs import BOXES, ELEMENTS, assert_frame, frame_of, lmp, placed, simulate, toy_results, write_data
+from lammps_runs import BOXES, ELEMENTS, RTOL, assert_frame, frame_of, lmp, placed, simulate, toy_results, write_data
 from lammps_toy import save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -104,10 +104,10 @@ def test_bonds_of_another_style_are_its_own(ranks, folder):
     (only,) = simulate(folder, commands, ranks, style="lj/cut 3.0", coeff="* * 0.01 1.5", before=BONDED)
     known = np.array(atoms.symbols) != "Si"
     energies, forces, _ = toy_results(atoms[known])
-    np.testing.assert_allclose((some.energies - only.energies)[known], energies, atol=1e-11)
+    np.testing.assert_allclose((some.energies - only.energies)[known], energies, atol=RTOL)
     scale = np.abs(forces).max()
-    np.testing.assert_allclose((some.forces - only.forces)[known], forces, atol=1e-11 * scale)
-    np.testing.assert_allclose((some.forces - only.forces)[~known], 0, atol=1e-11 * scale)
+    np.testing.assert_allclose((some.forces - only.forces)[known], forces, atol=RTOL * scale)
+    np.testing.assert_allclose((some.forces - only.forces)[~known], 0, atol=RTOL * scale)
 
 
 def output_of(folder, commands: str, style: str = "eqaccel", coeff: str = "* * toy.pt H O Si", ranks: int = 1) -> str:
@@ -142,8 +142,8 @@ def test_what_is_excluded_from_all_is_not_there(ranks, folder):
     left = np.ones(len(atoms), bool)
     left[[2, 16, 20]] = False
     energies, forces, _ = toy_results(atoms[left])
-    np.testing.assert_allclose(frame.energies[left], energies, rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose(frame.forces[left], forces, rtol=0, atol=1e-11 * np.abs(forces).max())
+    np.testing.assert_allclose(frame.energies[left], energies, rtol=RTOL, atol=RTOL)
+    np.testing.assert_allclose(frame.forces[left], forces, rtol=0, atol=RTOL * np.abs(forces).max())
     assert not frame.energies[~left].any()
     assert not frame.forces[~left].any()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import hosts
 import pytest
 import torch
+from patch_checks import RELATIVE, assert_close
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -56,7 +57,7 @@ def gradients(function, operands, order=2):
 
 def assert_equal(ours, expected):
     for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12 * float(b.abs().max()))
+        assert_close(a, b)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -209,7 +210,7 @@ print(repr(float(torch.load("pickled.pt", weights_only=False)(*operands))))
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     expected = float(module(*operands))
-    assert [float(line) for line in done.stdout.split()] == pytest.approx([expected] * 3, rel=1e-12)
+    assert [float(line) for line in done.stdout.split()] == pytest.approx([expected] * 3, rel=RELATIVE)
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
