@@ -28,7 +28,7 @@ _HOMES = {
     "Polynomial": "eqaccel.ops",
     "Graph": "eqaccel.ops",
     "morton_order": "eqaccel.ops",
-    "warmup": "eqaccel.ops",
+    "warmup": "eqaccel.prepare",
     "reorder_weights_from_e3nn": "eqaccel.ops",
     "reorder_weights_to_e3nn": "eqaccel.ops",
     "patch": "eqaccel.patches",

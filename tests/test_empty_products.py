@@ -6,8 +6,8 @@ from e3nn import o3
 
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
 from eqaccel.codegen import payload
-from eqaccel.ops.compilation import WarmKernel
 from eqaccel.plan import MACHINE_CLASSES, TARGETS, Direction, candidates, make_plan
+from eqaccel.prepare import WarmKernel
 from eqaccel.testing import assert_product, random_operands
 
 SPECS = {

@@ -20,7 +20,6 @@ from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime
 from eqaccel.__main__ import main
 from eqaccel.codegen import check, payload
 from eqaccel.errors import CacheWarning, SettingsError, TuningError, TuningWarning, WarmupError
-from eqaccel.ops import tuning
 from eqaccel.plan import (
     MACHINE_CLASSES,
     TARGETS,
@@ -35,6 +34,7 @@ from eqaccel.plan import (
     host_target,
     make_plan,
 )
+from eqaccel.prepare import tuning
 from eqaccel.testing import assert_product, random_operands
 
 SPEC = TensorProductSpec.channelwise("6x0e+6x1o", "0e+1o+2e", "6x0e+6x1o+6x2e")

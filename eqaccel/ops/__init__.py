@@ -4,25 +4,20 @@ Takes tensors and a `TensorProductSpec`; gives differentiable tensor products. I
 loads the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
-from eqaccel.ops.compilation import WarmKernel, Warmup, warmup
 from eqaccel.ops.graph import Graph
 from eqaccel.ops.library import include_path, library_path, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.polynomial import Polynomial
-from eqaccel.ops.tuning import Choice
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
 __all__ = [
-    "Choice",
     "Graph",
     "MatrixProduct",
     "Polynomial",
     "TensorProduct",
     "TensorProductConv",
-    "WarmKernel",
-    "Warmup",
     "has_matrix_kernel",
     "include_path",
     "library_path",
@@ -30,5 +25,4 @@ __all__ = [
     "morton_order",
     "reorder_weights_from_e3nn",
     "reorder_weights_to_e3nn",
-    "warmup",
 ]

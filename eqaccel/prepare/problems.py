@@ -1,11 +1,7 @@
-"""Trials of kernels: made-up problems of a typical size, what bounds their rounding errors, and the clock."""
+"""Made-up problems to run kernels on, of a typical size and small ones, and what bounds their rounding errors."""
 
 from __future__ import annotations
 
-import functools
-import statistics
-import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +15,6 @@ from eqaccel.spec import TensorProductSpec
 _NEIGHBOURS = 60
 _CPU_NODES, _GPU_NODES = 200, 2000
 _LOCAL_RANGE = 64  # neighbours in space are near each other in memory
-_SECONDS = 2.0  # of timing, for each comparison
 _CPU_BYTES = 512 * 2**20
 
 
@@ -148,41 +143,3 @@ def scales(task: Task, plan: Plan, problem: Problem) -> list[Tensor]:
     graph = {"receiver": problem.receiver.cpu().numpy(), "sender": problem.sender.cpu().numpy()}
     sums = execute(plan, **arrays, **graph, num_receivers=problem.num_receivers, absolute=True)
     return [torch.from_numpy(getattr(sums, name)).to(task.torch_device) for name in OUTPUTS[task.direction]]
-
-
-def medians(runs: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Median times of functions that take turns, so that other load on the machine hits all of them alike.
-
-    Args:
-        runs: What to time; each is called twice beforehand.
-        device: Where the functions work.
-
-    Returns:
-        A time for each, in seconds on a CPU and in milliseconds on a GPU.
-    """
-    clock = _cpu_time if device.type == "cpu" else functools.partial(_gpu_time, device=device)
-    once = 0.0
-    for run in runs:
-        run()
-        start = time.perf_counter()
-        clock(run)
-        once += time.perf_counter() - start
-    rounds = max(min(int(_SECONDS / once), 30), 5)
-    samples = [[clock(run) for run in runs] for _ in range(rounds)]
-    return [statistics.median(column) for column in zip(*samples, strict=True)]
-
-
-def _cpu_time(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _gpu_time(run: Callable[[], object], device: torch.device) -> float:
-    with torch.cuda.device(device):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        events[0].record()
-        run()
-        events[1].record()
-        events[1].synchronize()
-    return events[0].elapsed_time(events[1])

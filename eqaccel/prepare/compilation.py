@@ -17,11 +17,11 @@ from torch import nn
 
 from eqaccel import runtime, settings
 from eqaccel.errors import WarmupError
-from eqaccel.ops.held import held_modules
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
-from eqaccel.ops.trials import Task
-from eqaccel.ops.tuning import Choice, choose_plans, tuned_kernel
 from eqaccel.plan import Direction
+from eqaccel.prepare.held import held_modules
+from eqaccel.prepare.problems import Task
+from eqaccel.prepare.tuning import Choice, choose_plans, tuned_kernel
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import eqaccel
 from eqaccel import runtime
 from eqaccel.codegen import payload, source
 from eqaccel.errors import CacheWarning, TuningError, TuningWarning
-from eqaccel.ops.trials import Problem, Task, call, medians, scales, small_problem, typical_problem
 from eqaccel.plan import Target, TunedKernel, Tuning, candidates, host_target, make_plan
+from eqaccel.prepare.problems import Problem, Task, call, scales, small_problem, typical_problem
+from eqaccel.prepare.timing import medians
 from eqaccel.testing import ERROR_CONSTANT
 
 _NEEDED_GAIN = 1.03
