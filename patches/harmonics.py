@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import PatchError
+from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.ops import Polynomial
-from eqaccel.spec import MAX_POWER, PolynomialSpec, Term
 from eqaccel.wigner import wigner_3j
 
 _ROUNDING = 1e-12

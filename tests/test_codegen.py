@@ -8,9 +8,9 @@ import pytest
 from hosts import assemble_hip, needs_hipcc
 
 from eqaccel import runtime
-from eqaccel.codegen import payload, source
-from eqaccel.plan import TARGETS, Direction, make_plan
-from eqaccel.spec import TensorProductSpec
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product import TensorProductSpec, make_plan, payload, source
+from eqaccel.targets import TARGETS
 
 MAIN = {
     "mace-large": ("128x0e+128x1o+128x2e", "128x0e+128x1o+128x2e+128x3o"),

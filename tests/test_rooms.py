@@ -13,9 +13,9 @@ ROOMS = [
     "settings",
     "irreps",
     "wigner",
-    "spec",
-    "plan",
+    "targets",
     "codegen",
+    "families",
     "runtime",
     "ops",
     "prepare",
@@ -58,7 +58,7 @@ def test_imports_go_left_to_right(room: str) -> None:
             assert parts[0] not in foreign, f"{file.relative_to(ROOT)} imports {name}"
 
 
-@pytest.mark.parametrize("room", ["spec", "plan", "codegen", "runtime", "ops", "prepare", "patches", "integrations"])
+@pytest.mark.parametrize("room", ["codegen", "families", "runtime", "ops", "prepare", "patches", "integrations"])
 def test_every_room_says_what_it_is_for(room: str) -> None:
     folder = FOLDERS.get(room, ROOT / "eqaccel" / room)
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))

@@ -17,9 +17,8 @@ import pytest
 import torch
 from e3nn import o3
 
-from eqaccel.codegen import payload
 from eqaccel.errors import SpecError, UnsupportedError
-from eqaccel.spec import ConnectionMode, Instruction, TensorProductSpec
+from eqaccel.families.tensor_product import ConnectionMode, Instruction, TensorProductSpec, payload
 from eqaccel.wigner import WignerConvention
 
 SH = "0e+1o+2e+3o"

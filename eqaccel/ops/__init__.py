@@ -5,6 +5,7 @@ loads the operator library. Knows torch, specs and payloads; must not know model
 """
 
 from eqaccel.ops.graph import Graph
+from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import include_path, library_path, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
@@ -14,6 +15,7 @@ from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3
 
 __all__ = [
     "Graph",
+    "KernelModule",
     "MatrixProduct",
     "Polynomial",
     "TensorProduct",

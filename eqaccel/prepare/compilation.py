@@ -9,19 +9,21 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from eqaccel import runtime, settings
+from eqaccel.codegen import Direction
 from eqaccel.errors import WarmupError
-from eqaccel.ops.modules import TensorProduct, TensorProductConv
-from eqaccel.plan import Direction
+from eqaccel.families import FAMILIES
+from eqaccel.ops import KernelModule
 from eqaccel.prepare.held import held_modules
-from eqaccel.prepare.problems import Task
-from eqaccel.prepare.tuning import Choice, choose_plans, tuned_kernel
+from eqaccel.prepare.task import Device, Task
+from eqaccel.prepare.tuning import TASKS, Choice, choose_plans, tuned_kernel
+from eqaccel.targets import gpu_backend
 
 
 @dataclass(frozen=True)
@@ -78,22 +80,20 @@ class Warmup:
 
 
 @dataclass(frozen=True)
-class _Target:
-    label: str
-    backend: str
-    arch: str | None
-    device: int | None  # to load kernels on; None if only the architecture is known
-
-
-@dataclass(frozen=True)
 class _Wanted:
-    """A kernel of one module."""
+    """A kernel of one module, and what to compile it for so that the device runs it."""
 
     name: str
     module: Any
-    target: _Target
+    program: runtime.Program
+    device: Device
+    compile_arch: str
     dtype: torch.dtype
-    direction: str
+    direction: Direction
+
+    @property
+    def scalar(self) -> str:
+        return _scalar(self.dtype)
 
 
 def warmup(
@@ -140,23 +140,17 @@ def warmup(
     start = time.perf_counter()
     wanted_directions = [_direction(value) for value in _listed(directions)]
     wanted_dtypes = None if dtypes is None else [_dtype(value) for value in _listed(dtypes)]
-    targets = None if devices is None else [_target(value) for value in _listed(devices)]
+    wanted_devices = None if devices is None else [_device(value) for value in _listed(devices)]
 
-    wanted, untuned = [], []  # untuned: kernels of which there is one plan
+    wanted = []
     for held, root in held_modules(model, WarmupError):
         prefix = f"{held}." if held else ""
         own = [_dtype(_own_dtype(root))] if wanted_dtypes is None else wanted_dtypes
-        for path, module in _products(root):
+        for path, module in _kernel_modules(root):
             name = prefix + path or type(module).__name__
-            places = [_target(module.payload.device)] if targets is None else targets
-            kernels = [_Wanted(name, module, *choice) for choice in itertools.product(places, own, wanted_directions)]
-            if hasattr(module, "z_dim"):
-                wanted += kernels
-            elif not _is_matrix_product(module):
-                untuned += kernels
-            elif torch.float32 in own:
-                untuned += [_for_tensor_cores(name, module, place) for place in places if place.arch == "sm_90"]
-    if not wanted and not untuned:
+            places = [_device(module.payload.device)] if wanted_devices is None else wanted_devices
+            wanted += _kernels_of(name, module, places, own, wanted_directions)
+    if not wanted:
         raise WarmupError(
             f"model: expected at least one eqaccel module in it, and a direction, dtype and device, got none in "
             f"{type(model).__name__}; eqaccel.patch(model) puts them into a model"
@@ -165,10 +159,24 @@ def warmup(
     with _CompilerPool() as pool:
         choices = _tune(wanted, pool) if (settings.current().tune if tune is None else tune) else {}
         groups: dict[tuple[Any, ...], list[_Wanted]] = {}
-        for one in [*wanted, *untuned]:
-            groups.setdefault((one.module.key, one.target, one.dtype, one.direction), []).append(one)
+        for one in wanted:
+            groups.setdefault((one.module.key, one.device, one.dtype, one.direction), []).append(one)
         kernels = tuple(pool.map(lambda group: _prepare(group, choices.get(group[0])), groups.values()))
     return Warmup(kernels, time.perf_counter() - start)
+
+
+def _kernels_of(
+    name: str, module: Any, devices: Iterable[Device], dtypes: list[torch.dtype], directions: list[Direction]
+) -> list[_Wanted]:
+    """The kernels of a module that its family has for these purposes."""
+    program = _program(module)
+    serving = FAMILIES[program.family].serving(directions)
+    kernels = []
+    for device, dtype, direction in itertools.product(devices, dtypes, serving):
+        arch = program.compile_arch(device.backend, _scalar(dtype), direction.value, device.arch)
+        if arch is not None:
+            kernels.append(_Wanted(name, module, program, device, arch, dtype, direction))
+    return kernels
 
 
 class _CompilerPool(ThreadPoolExecutor):
@@ -195,48 +203,37 @@ class _CompilerPool(ThreadPoolExecutor):
 def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:
     """Compiles and loads the kernel that all of a group share."""
     one = group[0]
-    program, target, scalar = _program(one.module), one.target, str(one.dtype).removeprefix("torch.")
-    found = runtime.compile_program(program, target.backend, scalar, one.direction, target.arch)
-    if target.device is not None and not _is_matrix_product(one.module):
-        program.workspace_bytes(target.backend, scalar, one.direction, {}, target.device)  # loads it
+    backend, direction = one.device.backend, one.direction.value
+    program = _program(one.module)  # which tuning may have changed
+    found = runtime.compile_program(program, backend, one.scalar, direction, one.compile_arch)
+    if one.device.number is not None:
+        program.load(backend, one.scalar, direction, one.device.number)
     names = ", ".join(member.name for member in group)
-    return WarmKernel(names, one.direction, one.dtype, target.label, found["seconds"], found["cached"], choice)
+    return WarmKernel(names, direction, one.dtype, one.device.label, found["seconds"], found["cached"], choice)
 
 
 def _tune(wanted: list[_Wanted], pool: Executor) -> dict[_Wanted, Choice]:
     """Gives every module the kernels that are fastest where they are wanted; tells which these are."""
-    tasks = {one: _task(one) for one in wanted}
+    tasks = {one: _task(one) for one in wanted if one.program.family in TASKS}
     choices = choose_plans(tasks.values(), pool)
-    for module, members in itertools.groupby(wanted, operator.attrgetter("module")):
+    for module, members in itertools.groupby(tasks, operator.attrgetter("module")):
         module.retune([tuned_kernel(tasks[one], choices[tasks[one]].tuning) for one in members])
     return {one: choices[task] for one, task in tasks.items()}
 
 
 def _task(one: _Wanted) -> Task:
-    module, target = one.module, one.target
-    if not isinstance(module, (TensorProduct, TensorProductConv)):
+    module = one.module
+    if not isinstance(module, KernelModule):
         raise WarmupError(
             f"model: expected Python modules to tune, got a {type(module).__name__} at {one.name}; tune the model that "
             f"it was made from, or pass tune=False"
         )
-    if target.device is None:
+    if one.device.number is None:
         raise WarmupError(
-            f"devices: expected devices of this machine to tune on, got the architecture '{target.label}'; tune where "
-            f"the model will run, or pass tune=False"
+            f"devices: expected devices of this machine to tune on, got the architecture '{one.device.label}'; tune "
+            f"where the model will run, or pass tune=False"
         )
-    batch = isinstance(module, TensorProduct)
-    options = (module.spec, batch, module.atomic, module.mul_ir, Direction(one.direction), one.dtype)
-    return Task(*options, target.backend, target.arch, target.device)
-
-
-def _is_matrix_product(module: Any) -> bool:
-    """Of the modules with kernels, those that have one for all shapes; by attribute, see `_products`."""
-    return not hasattr(module, "z_dim") and not hasattr(module, "num_outputs")
-
-
-def _for_tensor_cores(name: str, module: Any, target: _Target) -> _Wanted:
-    """The kernel of matrix products, which uses instructions that are not in the later architectures."""
-    return _Wanted(name, module, replace(target, arch="sm_90a"), torch.float32, "forward")
+    return TASKS[one.program.family].of(module, one.direction, one.dtype, one.device)
 
 
 def _listed(values: Any) -> list[Any]:
@@ -245,7 +242,7 @@ def _listed(values: Any) -> list[Any]:
     return list(dict.fromkeys(values if several else [values]))
 
 
-def _products(root: nn.Module) -> Iterator[tuple[str, Any]]:
+def _kernel_modules(root: nn.Module) -> Iterator[tuple[str, Any]]:
     """Modules with a payload and its key; by attribute, because scripting changes their class."""
     for path, module in root.named_modules():
         if "_orig_mod" in dict(module.named_children()):
@@ -263,11 +260,15 @@ def _own_dtype(root: nn.Module) -> torch.dtype:
     return next((p.dtype for p in root.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
 
-def _direction(value: Any) -> str:
+def _scalar(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _direction(value: Any) -> Direction:
     known = [direction.value for direction in Direction]
     if value not in known:
         raise WarmupError(f"directions: expected some of {', '.join(known)}, got {value!r}")
-    return value
+    return Direction(value)
 
 
 def _dtype(value: Any) -> torch.dtype:
@@ -276,15 +277,15 @@ def _dtype(value: Any) -> torch.dtype:
     return value
 
 
-def _target(value: Any) -> _Target:
+def _device(value: Any) -> Device:
     if isinstance(value, str) and re.fullmatch(r"sm_\d+[af]?|gfx[0-9a-f]+", value):
-        return _Target(value, "cuda" if value.startswith("sm_") else "hip", value, None)
+        return Device(value, gpu_backend(value), value, None)
     try:
         device = torch.device(value)
     except (RuntimeError, TypeError):
         device = torch.device("meta")
     if device.type == "cpu":
-        return _Target("cpu", "cpu", None, 0)
+        return Device("cpu", "cpu", None, 0)
     if device.type != "cuda":
         raise WarmupError(
             f"devices: expected 'cpu', a device such as 'cuda:0', or an architecture such as 'sm_90', got {value!r}"
@@ -299,4 +300,4 @@ def _target(value: Any) -> _Target:
             f"devices: expected one of {len(found)} GPUs of this machine, got {value!r}; name an architecture such as "
             f"'sm_90' to compile without it"
         )
-    return _Target(f"cuda:{number}", backend, found[number]["arch"], number)
+    return Device(f"cuda:{number}", backend, found[number]["arch"], number)

@@ -8,18 +8,24 @@ import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import eqaccel
 from eqaccel import runtime
-from eqaccel.codegen import payload, source
 from eqaccel.errors import CacheWarning, TuningError, TuningWarning
-from eqaccel.plan import Target, TunedKernel, Tuning, candidates, host_target, make_plan
-from eqaccel.prepare.problems import Problem, Task, call, scales, small_problem, typical_problem
+from eqaccel.families import TunedKernel
+from eqaccel.families.tensor_product import TENSOR_PRODUCT
+from eqaccel.prepare.task import Device, Task
+from eqaccel.prepare.tensor_product import TensorProductTask
 from eqaccel.prepare.timing import medians
+from eqaccel.targets import Target, host_target
 from eqaccel.testing import ERROR_CONSTANT
+
+TASKS: dict[str, type[Task]] = {TENSOR_PRODUCT.name: TensorProductTask}
+"""The families whose plans can be tuned, by name."""
 
 _NEEDED_GAIN = 1.03
 """A plan replaces the default only if that takes so many times as long: less may be noise."""
@@ -35,7 +41,7 @@ class Choice:
         stored: Whether an earlier search found it, so that nothing was timed.
     """
 
-    tuning: Tuning | None
+    tuning: Any
     gain: float
     stored: bool
 
@@ -60,7 +66,7 @@ def choose_plans(tasks: Iterable[Task], pool: Executor) -> dict[Task, Choice]:
         CompileError: If a default kernel does not compile.
         MissingCompilerError: If there is no compiler for a device.
     """
-    races = {task: _Race(task) for task in dict.fromkeys(tasks)}
+    races = {task: _PlanRace(task) for task in dict.fromkeys(tasks)}
     found = {task: race.stored() for task, race in races.items()}
     compiled = {
         (task, tuning): pool.submit(races[task].compile, tuning)
@@ -77,30 +83,29 @@ def choose_plans(tasks: Iterable[Task], pool: Executor) -> dict[Task, Choice]:
     return {task: choice or races[task].run() for task, choice in found.items()}
 
 
-def tuned_kernel(task: Task, tuning: Tuning | None) -> TunedKernel:
+def tuned_kernel(task: Task, tuning: Any) -> TunedKernel:
     """What modules are told of a kernel that was tuned."""
-    return TunedKernel(_processor(task.backend, task.device)[0], task.direction, task.dtype.itemsize, tuning)
+    return TunedKernel(_processor(task.device)[0], task.direction, task.dtype.itemsize, tuning)
 
 
-class _Race:
+class _PlanRace:
     """The contenders for a task: the default kernel, under None, and those of other plans."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        target, self.kind = _processor(task.backend, task.device)
+        target, self.kind = _processor(task.device)
         arguments = (task.spec, task.direction, target, task.dtype.itemsize)
-        self.plan = make_plan(*arguments)
-        default = runtime.Program(payload(task.spec)[0])
-        sources: dict[Tuning | None, str] = {
-            None: default.source(task.backend, task.scalar, task.direction.value, task.arch)
+        default = runtime.Program(task.family.payload(task.spec)[0])
+        sources: dict[Any, str] = {
+            None: default.source(task.device.backend, task.scalar, task.direction.value, task.device.arch)
         }
-        for tuning in candidates(*arguments):
-            text = source(make_plan(*arguments, tuning))
+        for tuning in task.family.tunings(*arguments):
+            text = task.family.source(*arguments, tuning)
             if text not in sources.values():  # the cost model's choice for this processor is the default as a rule
                 sources[tuning] = text
         self.contenders = list(sources)
         # All that the outcome hangs on is in the name, so that what a change makes stale is not found any more.
-        parts = (eqaccel.__version__, _compiler(task.backend), self.kind, task.usage, *sources.values())
+        parts = (eqaccel.__version__, _compiler(task.device.backend), self.kind, task.usage, *sources.values())
         self.name = f"tuned-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:40]}"
 
     def stored(self) -> Choice | None:
@@ -109,58 +114,59 @@ class _Race:
             return None
         try:
             choices, gain = record["tuning"], float(record["gain"])
-            tuning = None if choices is None else Tuning(**choices)
-            if tuning not in self.contenders:
-                raise TuningError(f"expected one of {len(self.contenders)} plans, got {tuning}")
+            fitting = [tuning for tuning in self.contenders if _choices(tuning) == choices]
+            if not fitting:
+                raise TuningError(f"expected one of {len(self.contenders)} plans, got {choices}")
         except (KeyError, TypeError, ValueError) as error:
             message = f"'{self.name}' in the cache is ignored, because it makes no sense ({error!r})"
             warnings.warn(message, CacheWarning, stacklevel=2)
             return None
-        return Choice(tuning, gain, stored=True)
+        return Choice(fitting[0], gain, stored=True)
 
-    def compile(self, tuning: Tuning | None) -> None:
-        task = self.task
-        runtime.compile_program(self._program(tuning)[0], task.backend, task.scalar, task.direction.value, task.arch)
+    def compile(self, tuning: Any) -> None:
+        task, device = self.task, self.task.device
+        program = self._program(tuning)[0]
+        runtime.compile_program(program, device.backend, task.scalar, task.direction.value, device.arch)
 
-    def drop(self, tuning: Tuning | None, reason: object) -> None:
+    def drop(self, tuning: Any, reason: object) -> None:
         self.contenders.remove(tuning)
         message = f"the {self.task.direction.value} kernel with {tuning} is left out: {reason}"
         warnings.warn(message, TuningWarning, stacklevel=2)
 
     def run(self) -> Choice:
         self._check()
-        runs = self._runs(typical_problem(self.task))
-        times = medians([runs[tuning] for tuning in self.contenders], self.task.torch_device)
+        runs = self._runs(self.task.typical_problem())
+        times = medians([runs[tuning] for tuning in self.contenders], self.task.device.torch_device)
         best = self.contenders[times.index(min(times))]
         choice = Choice(None, 1.0, stored=False)
         if best is not None:
             # Against the default alone once more: the best of several noisy times looks better than it is.
-            default, fastest = medians([runs[None], runs[best]], self.task.torch_device)
+            default, fastest = medians([runs[None], runs[best]], self.task.device.torch_device)
             if default > _NEEDED_GAIN * fastest:
                 choice = Choice(best, default / fastest, stored=False)
         record = {
             "kernel": f"{self.task.spec!r}, {self.task.direction.value}, {self.task.usage}",
             "device": self.kind,
-            "tuning": None if choice.tuning is None else choice.tuning.choices(),
+            "tuning": _choices(choice.tuning),
             "gain": round(choice.gain, 4),
         }
         runtime.write_record(self.name, record)
         return choice
 
-    def _program(self, tuning: Tuning | None) -> tuple[runtime.Program, int]:
+    def _program(self, tuning: Any) -> tuple[runtime.Program, int]:
         tuned = () if tuning is None else (tuned_kernel(self.task, tuning),)
-        content, key = payload(self.task.spec, tuned)
+        content, key = self.task.family.payload(self.task.spec, tuned)
         return runtime.register_program(key, content), key
 
-    def _runs(self, problem: Problem) -> dict[Tuning | None, Callable[[], tuple[Tensor, ...]]]:
+    def _runs(self, problem: Any) -> dict[Any, Callable[[], tuple[Tensor, ...]]]:
         keys = {tuning: self._program(tuning)[1] for tuning in self.contenders}
-        return {tuning: functools.partial(call, self.task, key, problem) for tuning, key in keys.items()}
+        return {tuning: functools.partial(self.task.call, key, problem) for tuning, key in keys.items()}
 
     def _check(self) -> None:
         """Drops every contender whose results differ from the default's by more than twice the bound of rounding."""
-        problem = small_problem(self.task)
+        problem = self.task.small_problem()
         bound = 2 * ERROR_CONSTANT * torch.finfo(self.task.dtype).eps
-        bounds = [bound * scale for scale in scales(self.task, self.plan, problem)]
+        bounds = [bound * scale for scale in self.task.scales(problem)]
         runs = self._runs(problem)
         expected = runs.pop(None)()
         for tuning, run in runs.items():
@@ -174,12 +180,17 @@ class _Race:
                 self.drop(tuning, "its results differ from those of the default kernel; please report this")
 
 
+def _choices(tuning: Any) -> dict[str, int] | None:
+    """What a tuning chooses, as records have it; None stands for the default kernel there too."""
+    return None if tuning is None else tuning.choices()
+
+
 @functools.lru_cache(maxsize=16)
-def _processor(backend: str, device: int) -> tuple[Target, str]:
+def _processor(device: Device) -> tuple[Target, str]:
     """What the cost model has to know of a device, and the name of its kind: others may run another plan faster."""
-    if backend == "cpu":
+    if device.backend == "cpu":
         return host_target(), f"{host_target().name} {runtime.host_target()}"
-    found = (runtime.hip_devices if backend == "hip" else runtime.cuda_devices)()[device]
+    found = (runtime.hip_devices if device.backend == "hip" else runtime.cuda_devices)()[device.number]
     target = Target(found["arch"], True, shared_bytes=found["shared_bytes_per_block"])
     return target, f"{found['arch']} {found['name']} {found['shared_bytes_per_block']}"
 

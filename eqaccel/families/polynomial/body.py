@@ -2,55 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from itertools import groupby
 
-import numpy as np
-
-from eqaccel.codegen import check
-from eqaccel.codegen.payload import abi_number, pack, read_prelude
-from eqaccel.plan import Direction, execute_polynomial
-from eqaccel.spec import MAX_POWER, PolynomialSpec, Term
-
-_ROW_THREADS = 128
-
-
-@functools.lru_cache(maxsize=64)
-def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
-    """The payload of a polynomial, and the integer key that names it; see `payload`.
-
-    Meta has `row_threads`, the threads of a GPU block, of which each takes a row; entry `terms` has a line "<output>
-    <weight> <feature> <feature> <feature> <coefficient>" for each term, with num_features for a feature that is not
-    there.
-    """
-    gpu = ["gpu_lane.h", "gpu_polynomial.h"]
-    preludes = {"cpu": ["cpu_lane.h", "cpu_polynomial.h"], "cuda": ["cuda.h", *gpu], "hip": ["hip.h", *gpu]}
-    entries = {
-        f"prelude/{backend}": "".join(map(read_prelude, ["abi.h", *names])) for backend, names in preludes.items()
-    }
-    x, w, z = spec.num_features, spec.num_weights, spec.num_outputs
-    entries["check/blocks"] = f"x 1 {x}\nw 1 {w}\nz 1 {z}\n"
-    for direction in Direction:
-        body = print_polynomial(spec, direction)
-        entries[f"cpu/{direction.value}"] = body
-        entries[f"gpu/{direction.value}/float32"] = entries[f"gpu/{direction.value}/float64"] = body
-        for name in (f"cpu/{direction.value}", f"gpu/{direction.value}/float32", f"gpu/{direction.value}/float64"):
-            entries[f"plan/{name}"] = _explain(spec, direction)
-        entries[f"check/{direction.value}"] = _checksums(spec, direction)
-    padding = (x,) * MAX_POWER
-    lines = (((t.output, t.weight, *(t.features + padding)[:MAX_POWER]), t.coefficient) for t in spec.terms)
-    entries["terms"] = "".join(" ".join(map(str, numbers)) + f" {c!r}\n" for numbers, c in lines)
-    meta = {"abi": abi_number(), "x_dim": x, "y_dim": 0, "w_dim": w, "z_dim": z, "row_threads": _ROW_THREADS}
-    entries["meta"] = "".join(f"{key}={value}\n" for key, value in meta.items())
-    return pack(entries)
-
-
-def _explain(spec: PolynomialSpec, direction: Direction) -> str:
-    return (
-        f"{direction.value} of polynomials: {spec.num_outputs} outputs of {spec.num_features} features and "
-        f"{spec.num_weights} weights, {len(spec.terms)} terms\n  a lane of a SIMD vector, or a thread of a GPU, takes "
-        f"a row; blocks of {_ROW_THREADS} threads\n"
-    )
+from eqaccel.codegen import Direction
+from eqaccel.families.polynomial.spec import PolynomialSpec, Term
 
 
 def print_polynomial(spec: PolynomialSpec, direction: Direction) -> str:
@@ -179,19 +134,3 @@ class _Row:
     def _write_sum(self, output: str, products: list[tuple[str, str]]) -> None:
         present = [f"{left} * {right}" for left, right in products if right in self._sums]
         self.statements.append(f"out.{output} = {' + '.join(present) or 'V{}'};")
-
-
-def _checksums(spec: PolynomialSpec, direction: Direction) -> str:
-    """As `check.checksums`, for a batch."""
-    widths = {"x": spec.num_features, "w": spec.num_weights, "gz": spec.num_outputs}
-    widths |= {"a": spec.num_features, "c": spec.num_weights}
-    names = {Direction.FORWARD: ("x", "w"), Direction.BACKWARD: ("x", "w", "gz")}.get(direction, tuple(widths))
-    operands = {name: check.numbers(name, check.BATCH_ROWS, widths[name]) for name in names}
-    result, absolute = (execute_polynomial(spec, direction, **operands, absolute=flag) for flag in (False, True))
-    lines = []
-    for name in check.OUTPUTS[direction]:
-        if name != "gy":
-            size = float(np.sqrt((getattr(absolute, name) ** 2).sum()))
-            a, b = (float(products.sum()) for products in check.projections(getattr(result, name)))
-            lines.append(f"{name} {size:.4g} {a!r} {b!r}\n")
-    return "".join(lines)

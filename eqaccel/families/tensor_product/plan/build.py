@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from eqaccel.codegen import Direction
 from eqaccel.errors import UnsupportedError
-from eqaccel.plan.matrices import edge_matrices
-from eqaccel.plan.model import (
+from eqaccel.families.tensor_product.plan.matrices import edge_matrices
+from eqaccel.families.tensor_product.plan.model import (
     Block,
-    Direction,
     KernelPlan,
     Plan,
     PlannedPath,
@@ -25,10 +25,10 @@ from eqaccel.plan.model import (
     segment_work,
     staged,
 )
-from eqaccel.plan.passes import Fits, group, one_row, registers
-from eqaccel.plan.target import Target
-from eqaccel.plan.tuning import UNTUNED, Tuning, check_tuning
-from eqaccel.spec import TensorProductSpec
+from eqaccel.families.tensor_product.plan.passes import Fits, group, one_row, registers
+from eqaccel.families.tensor_product.plan.tuning import UNTUNED, Tuning, check_tuning
+from eqaccel.families.tensor_product.spec import TensorProductSpec
+from eqaccel.targets import Target
 
 _LOOP_INSTRUCTIONS = 2000
 # Multiply-adds for one channel, which grow to twice as many instructions: what one kernel can hold, and how much the

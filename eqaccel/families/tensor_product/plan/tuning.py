@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from eqaccel.errors import TuningError
-from eqaccel.plan.model import Direction, KernelPlan, Plan, alignment
-from eqaccel.plan.target import Target
+from eqaccel.families.tensor_product.plan.model import KernelPlan, Plan, alignment
 
 _WIDEST_LOAD = 16  # bytes that a GPU lane loads or stores at once
 _LANES = 32  # one warp copies the rows of a stage, a lane each
@@ -56,23 +55,6 @@ class Tuning:
 
 UNTUNED = Tuning()
 """Leaves everything to the cost model."""
-
-
-@dataclass(frozen=True)
-class TunedKernel:
-    """A kernel that is planned otherwise than the cost model would, on one kind of processor only.
-
-    Attributes:
-        target: The processor, under the name of its architecture.
-        direction: Which derivative the kernel computes.
-        scalar_bytes: 4 for float32, 8 for float64.
-        tuning: How it is planned; None where it is to be the default kernel, as on every other processor.
-    """
-
-    target: Target
-    direction: Direction
-    scalar_bytes: int
-    tuning: Tuning | None
 
 
 def check_tuning(plan: Plan, tuning: Tuning) -> None:

@@ -1,4 +1,4 @@
-"""What the cost model knows of a machine: one row a target."""
+"""The machines that kernels are made for, one row a target: what generators know of them before a device is there."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ class Target:
     registers: int = 0
     simd_bytes: int = 0
     shared_bytes: int = 0
+
+    @property
+    def backend(self) -> str:
+        """What the sources are written for: "cpu", "cuda" or "hip"."""
+        return gpu_backend(self.name) if self.is_gpu else "cpu"
+
+
+def gpu_backend(arch: str) -> str:
+    """What the sources for a GPU architecture are written for: "cuda" or "hip"."""
+    return "hip" if arch.startswith("gfx") else "cuda"
 
 
 _SHARED_KIB = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from eqaccel.codegen import Direction
 from eqaccel.errors import TuningError
-from eqaccel.plan.build import make_plan
-from eqaccel.plan.model import Direction, Plan
-from eqaccel.plan.target import Target
-from eqaccel.plan.tuning import UNTUNED, Tuning
-from eqaccel.spec import TensorProductSpec
+from eqaccel.families.tensor_product.plan.build import make_plan
+from eqaccel.families.tensor_product.plan.model import Plan
+from eqaccel.families.tensor_product.plan.tuning import UNTUNED, Tuning
+from eqaccel.families.tensor_product.spec import TensorProductSpec
+from eqaccel.targets import Target
 
 MAX_CANDIDATES = 8
 

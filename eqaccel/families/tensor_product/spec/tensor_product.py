@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from eqaccel.errors import SpecError, UnsupportedError
+from eqaccel.families.tensor_product.spec.e3nn_module import coupling_sign, read_module
+from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, InstructionLike
+from eqaccel.families.tensor_product.spec.normalization import path_coefficients
+from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.irreps import Irrep, Irreps, IrrepsLike
-from eqaccel.spec.e3nn_module import coupling_sign, read_module
-from eqaccel.spec.instruction import ConnectionMode, Instruction, InstructionLike
-from eqaccel.spec.normalization import path_coefficients
-from eqaccel.spec.path import Path
 from eqaccel.wigner import WignerConvention, depends_on_convention, wigner_sign
 
 MAX_DEGREE = 7

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel.errors import SpecError, UnsupportedError
+from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction
 from eqaccel.irreps import Irreps
-from eqaccel.spec.instruction import ConnectionMode, Instruction
 from eqaccel.wigner import WignerConvention, wigner_3j, wigner_sign
 
 _ATTRIBUTES = ("irreps_in1", "irreps_in2", "irreps_out", "instructions", "shared_weights", "weight_numel")

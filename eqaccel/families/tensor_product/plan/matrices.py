@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from eqaccel.plan.model import EdgeMatrix, Element
-from eqaccel.spec import Path, TensorProductSpec
+from eqaccel.families.tensor_product.plan.model import EdgeMatrix, Element
+from eqaccel.families.tensor_product.spec import Path, TensorProductSpec
 
 # Entries of a CG tensor below this share of its largest entry are rounding of an exact zero.
 _ZERO = 1e-13

@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from eqaccel.plan.model import Direction
-from eqaccel.plan.reference import Result
-from eqaccel.spec import MAX_POWER, PolynomialSpec
+from eqaccel.codegen import Direction, Result
+from eqaccel.families.polynomial.spec import MAX_POWER, PolynomialSpec
 
 
 def execute_polynomial(

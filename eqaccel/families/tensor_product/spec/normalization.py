@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from eqaccel.errors import SpecError
+from eqaccel.families.tensor_product.spec.instruction import Instruction
 from eqaccel.irreps import Irreps
-from eqaccel.spec.instruction import Instruction
 
 
 class IrrepNormalization(Enum):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eqaccel.plan.model import Direction, EdgeMatrix, Element, Part, PlannedPath
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product.plan.model import EdgeMatrix, Element, Part, PlannedPath
 
 Fits = Callable[[Sequence[Part]], bool]
 

@@ -11,10 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product.plan import Block, Element, KernelPlan, Part, Plan, PlannedPath, Segment
+from eqaccel.families.tensor_product.plan.model import place, segment_work, staged
+from eqaccel.families.tensor_product.plan.passes import rows_of
 from eqaccel.irreps import Irreps
-from eqaccel.plan import Block, Direction, Element, KernelPlan, Part, Plan, PlannedPath, Segment
-from eqaccel.plan.model import place, segment_work, staged
-from eqaccel.plan.passes import rows_of
 
 _ARGUMENTS = "const void* rows, const T* entries, const T* entries_b, Sum* gy"  # of a segment in a unit of its own
 _ENTRIES_OF_FUNCTION = 500

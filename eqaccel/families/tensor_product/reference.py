@@ -6,25 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eqaccel.codegen import Direction, Result
+from eqaccel.families.tensor_product.plan.model import Block, Plan, PlannedPath, Segment
 from eqaccel.irreps import Irreps
-from eqaccel.plan.model import Block, Direction, Plan, PlannedPath, Segment
-
-
-@dataclass(frozen=True)
-class Result:
-    """Outputs of a plan; the ones that its direction does not have are None.
-
-    Attributes:
-        z: (num_receivers, z_dim): the output, or in double backward the gradient with respect to gz.
-        gx: (num_senders, x_dim).
-        gy: (num_edges, y_dim).
-        gw: (num_edges, weight_numel).
-    """
-
-    z: np.ndarray | None = None
-    gx: np.ndarray | None = None
-    gy: np.ndarray | None = None
-    gw: np.ndarray | None = None
 
 
 def execute(

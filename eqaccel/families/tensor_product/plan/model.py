@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from eqaccel.plan.target import Target
-from eqaccel.spec import Path, TensorProductSpec
-
-
-class Direction(enum.Enum):
-    """Which derivative a kernel computes."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    DOUBLE_BACKWARD = "double_backward"
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product.spec import Path, TensorProductSpec
+from eqaccel.targets import Target
 
 
 @dataclass(frozen=True)
