@@ -63,10 +63,3 @@ def test_payload_is_reproducible_and_names_its_paths() -> None:
     assert 0 <= key < 2**63
     for path in spec.paths:
         assert str(path).encode() in content
-
-
-def test_text_is_for_readers() -> None:
-    plan = make_plan(SPECS["mace-large"], Direction.FORWARD, TARGETS["sm_90"], 4)
-    text = source(plan)
-    for path in plan.spec.paths:
-        assert str(path) in text

@@ -1,7 +1,7 @@
 """The torch surface: operators `torch.ops.eqaccel.*`, the modules that call them, and the graph they run on.
 
-Takes tensors and a `TensorProductSpec`; gives differentiable tensor products. Importing this room imports torch and
-loads the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
+Takes tensors and the spec of a kernel family; gives differentiable results. Importing this room imports torch and loads
+the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
 from eqaccel.ops.graph import Graph

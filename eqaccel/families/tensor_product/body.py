@@ -7,18 +7,16 @@ meaning from the backend's prelude, so the same text runs on SIMD vectors and on
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product import units
 from eqaccel.families.tensor_product.plan import Block, Element, KernelPlan, Part, Plan, PlannedPath, Segment
-from eqaccel.families.tensor_product.plan.model import place, segment_work, staged
 from eqaccel.families.tensor_product.plan.passes import rows_of
+from eqaccel.families.tensor_product.spelling import spelling
+from eqaccel.families.tensor_product.text import literal
 from eqaccel.irreps import Irreps
-
-_ARGUMENTS = "const void* rows, const T* entries, const T* entries_b, Sum* gy"  # of a segment in a unit of its own
-_ENTRIES_OF_FUNCTION = 500
 
 
 def print_body(plan: Plan) -> str:
@@ -30,32 +28,12 @@ def print_body(plan: Plan) -> str:
     Returns:
         C++ text that follows the prelude of the target's backend in a translation unit.
     """
-    return print_launch(plan) + print_code(plan) if plan.target.is_gpu else print_code(plan)
-
-
-def print_launch(plan: Plan) -> str:
-    """The first part of a GPU body: how each kernel fills a block. Plans that differ in no more have the same code."""
-    lines = ["namespace {"]
-    for kernel in plan.kernels:
-        lines += [
-            f"namespace kernel{kernel.number} {{",
-            "struct Launch {",
-            f"  static constexpr int stages = {kernel.stages}, edges_per_stage = {kernel.edges_per_stage};",
-            f"  static constexpr int blocks_per_sm = {kernel.blocks_per_sm}, shared_bytes = {kernel.shared_bytes()};",
-            f"  static constexpr int warps = {kernel.warps}, sums = {kernel.all_sums};",
-        ]
-        for number, segment in enumerate(kernel.segments):
-            sums = kernel.sums(segment)
-            lines.append(
-                f"  static constexpr int warps_per_group{number} = {segment.warps_per_group}, sums{number} = {sums};"
-            )
-        lines += ["};", "}"]
-    return "\n".join([*lines, "}  // namespace", "", ""])
+    return spelling(plan).launch(plan) + print_code(plan)
 
 
 def print_code(plan: Plan) -> str:
-    """The rest of a body: what is computed; on a GPU it follows `print_launch` of this plan, or of one like it."""
-    lines = _units(plan)
+    """The rest of a body: what is computed; it follows `Spelling.launch` of this plan, or of one like it."""
+    lines = units.head(plan)
     for kernel in plan.kernels:
         lines += [
             "namespace {",
@@ -67,66 +45,10 @@ def print_code(plan: Plan) -> str:
             "}  // namespace",
             "",
         ]
-        if plan.target.is_gpu:
-            lines.append(f"EQ_EXPORT_MAIN(eq_main_{kernel.number}, kernel{kernel.number}::Problem)")
+        lines += spelling(plan).exports(kernel)
     if plan.kernels:
-        lines += _export(plan)
+        lines += units.export(plan)
     return "\n".join([*lines, ""])
-
-
-def _units(plan: Plan) -> list[str]:
-    """The head of a body of several translation units: their number, and the functions that one calls of another.
-
-    The text holds all of them. A compiler that is told no EQ_UNIT makes one of all.
-    """
-    functions = _functions(plan)
-    if not functions:
-        return []
-    return [
-        f"#define EQ_UNITS {_count_units(plan)}",
-        "#ifdef EQ_UNIT",
-        "#define EQ_IN_UNIT(n) (EQ_UNIT == (n))",
-        "#else",
-        "#define EQ_IN_UNIT(n) 1",
-        "#endif",
-        *(f'extern "C" void {head};' for _, head, _ in functions),
-        "",
-    ]
-
-
-def _export(plan: Plan) -> list[str]:
-    functions = _functions(plan)
-    if not functions:
-        return ["EQ_EXPORT(kernel0::Problem)"]
-    lines = ["#if EQ_IN_UNIT(0)", "EQ_EXPORT(kernel0::Problem)", "#endif"]
-    for unit, head, code in functions:
-        lines += [f"#if EQ_IN_UNIT({unit})", f'extern "C" __attribute__((noinline)) void {head} {{']
-        lines += [f"  {line}" for line in code]
-        lines += ["}", "#endif"]
-    return lines
-
-
-def _count_units(plan: Plan | KernelPlan) -> int:
-    return 1 + max((segment.unit for segment in plan.segments), default=0)
-
-
-def _functions(plan: Plan) -> list[tuple[int, str, list[str]]]:
-    """What is not in the first translation unit of a CPU kernel: unit, head and code of each function."""
-    functions = []
-    for number, segment in enumerate(plan.segments):
-        if segment.unit:
-            code = f"kernel0::Segment{number}::code(*static_cast<const EdgeRows*>(rows), entries, entries_b, gy);"
-            functions.append((segment.unit, f"eq_segment_{number}({_ARGUMENTS})", [code]))
-    if functions:
-        for number, code in enumerate(_entry_functions(plan.kernels[0])):
-            unit = 1 + number % (_count_units(plan) - 1)
-            functions.append((unit, f"eq_entries_{number}(const Lane* y, Lane* m)", code))
-    return functions
-
-
-def _entry_functions(plan: KernelPlan) -> list[list[str]]:
-    lines = _entry_lines(plan)
-    return [lines[n : n + _ENTRIES_OF_FUNCTION] for n in range(0, len(lines), _ENTRIES_OF_FUNCTION)]
 
 
 def _kernel(plan: KernelPlan) -> list[str]:
@@ -142,7 +64,7 @@ def _kernel(plan: KernelPlan) -> list[str]:
         f"  static constexpr int entries = {plan.num_entries}, paths = {max(len(spec.paths), 1)}, "
         f"largest_mul = {max((s.mul for s in plan.segments), default=0)};",
     ]
-    lines += _gpu_tables(plan) if plan.target.is_gpu else _cpu_entries(plan)
+    lines += spelling(plan).problem(plan)
     lines += _each_block("x", spec.irreps_in1) + _each_block("z", spec.irreps_out)
     lines += ["  template <class F>", "  static EQ_FN void each_segment(const F& run) {"]
     lines += [f"    run(Segment{number}{{}});" for number in range(len(plan.segments))]
@@ -161,10 +83,8 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
         "    return offsets[component];",
         "  }",
     ]
-    lines += _warp_groups(number, segment) if plan.target.is_gpu else []
+    lines += spelling(plan).segment(plan, number)
     if plan.direction is Direction.FORWARD:
-        if not plan.target.is_gpu:
-            lines += _fetches(plan, number)
         lines += [
             "  template <class X, class W>",
             "  static EQ_FN void edge(const X& x, const W& w, const T* entries, Lane* z) {",
@@ -189,44 +109,17 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
     return [*lines, "  }", *(["#endif"] if segment.unit else []), "};", ""]
 
 
-def _fetches(plan: KernelPlan, number: int) -> list[str]:
-    """A segment's share of the cache lines of weights that are fetched ahead, one a path: as its share of the work."""
-    work = [segment_work(plan.direction, plan.matrices, segment) for segment in plan.segments]
-    weighted = sum(path.weight_offset is not None for path in plan.spec.paths)
-    first, end = (round(weighted * sum(work[:n]) / sum(work)) for n in (number, number + 1))
-    return [f"  static constexpr int first_fetch = {first}, end_fetch = {end};"]
-
-
-def _warp_groups(number: int, segment: Segment) -> list[str]:
-    # z_offset_at is of a component that is not known when the text is compiled; groups of several warps need it.
-    table = _table("int", map(str, segment.z_offsets), "component")
-    return [
-        f"  static constexpr int warp_groups = {segment.warp_groups};",
-        f"  static constexpr int warps_per_group = Launch::warps_per_group{number}, sums = Launch::sums{number};",
-        f"  static EQ_FN int z_offset_at(int component) {{ {table} }}",
-    ]
-
-
-def _x_at(plan: KernelPlan, offset: int) -> str:
-    """The arguments that name an element of x: its offset in the row or, on a GPU, in the copy and in the row."""
-    return f"{place(plan.x_spans, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
-
-
-def _w_at(plan: KernelPlan, path: PlannedPath) -> str:
-    offset = path.weight_offset
-    return f"{place(plan.w_spans, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
-
-
 def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
+    backend = spelling(plan)
     for i in range(block.d1):
-        yield f"const Lane x{i} = x.at({_x_at(plan, block.x_offset + i * segment.mul)});"
+        yield f"const Lane x{i} = x.at({backend.x_at(plan, block.x_offset + i * segment.mul)});"
     for path in block.paths:
         matrix = plan.matrices[path.matrix]
         yield f"{{  // path {path.number}: {path.label}"
         yield f"  const auto m = {_read_entries(plan, path)};"
         weighted = path.weight_offset is not None
         if weighted:
-            yield f"  const Lane wv = w.at({_w_at(plan, path)}{'' if plan.target.is_gpu else f', {path.number}'});"
+            yield f"  const Lane wv = w.at({backend.streamed_w_at(plan, path)});"
         if path.weight_first or not weighted:
             started: set[int] = set()
             for element in matrix.elements:
@@ -250,13 +143,14 @@ def _gradient_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterabl
     one_pass = _backward_pass if plan.direction is Direction.BACKWARD else _double_backward_pass
     started: set[int] = set()
     parts_left = Counter(part.path.number for parts in block.passes for part in parts)
-    adds = f", {str(block.adds).lower()}" if plan.target.is_gpu else ""
-    yield f"auto xb = rows.template x_block<{block.d1}, {segment.mul}{adds}>({_x_at(plan, block.x_offset)});"
+    backend = spelling(plan)
+    sizes = f"{block.d1}, {segment.mul}{backend.adds(block)}"
+    yield f"auto xb = rows.template x_block<{sizes}>({backend.x_at(plan, block.x_offset)});"
     for parts in block.passes:
         weighted = [part.path for part in parts if part.path.weight_offset is not None]
         for path in weighted:
             if path.number not in started:
-                yield f"auto w{path.number} = rows.template weight<{segment.mul}>({_w_at(plan, path)});"
+                yield f"auto w{path.number} = rows.template weight<{segment.mul}>({backend.w_at(plan, path)});"
         parts_left -= Counter(part.path.number for part in parts)
         yield "{"
         for part in parts:
@@ -374,7 +268,7 @@ def _fold(plan: KernelPlan, part: Part) -> Iterable[str]:
     entries = plan.matrices[part.path.matrix].entries
     for element in part.elements:
         for j, factor in entries[element.entry]:
-            yield f"gy[{j}] = fma({_literal(element.sign * factor)}, {_sum(part, element)}, gy[{j}]);"
+            yield f"gy[{j}] = fma({literal(element.sign * factor)}, {_sum(part, element)}, gy[{j}]);"
 
 
 def _sum_of_products(name: str, terms: Iterable[tuple[str, str]]) -> str:
@@ -388,69 +282,6 @@ def _entry(element: Element, array: str = "m") -> str:
 
 def _read_entries(plan: KernelPlan, path: PlannedPath, array: str = "entries") -> str:
     return f"read_entries<{plan.first_entry[path.matrix]}, {len(plan.matrices[path.matrix].entries)}>({array})"
-
-
-def _literal(value: float) -> str:
-    return f"T({value!r})"
-
-
-def _cpu_entries(plan: KernelPlan) -> list[str]:
-    if _count_units(plan) > 1:
-        code = [f"eq_entries_{number}(y, m);" for number in range(len(_entry_functions(plan)))]
-    else:
-        code = _entry_lines(plan)
-    return [
-        f"  static constexpr int output_channels = {_output_channels(plan)};",
-        "  static EQ_FN void build_entries(const Lane* y, Lane* m) {",
-        *(f"    {line}" for line in code),
-        "  }",
-    ]
-
-
-def _entry_lines(plan: KernelPlan) -> list[str]:
-    lines = []
-    for matrix, first in plan.first_entry.items():
-        for number, terms in enumerate(plan.matrices[matrix].entries, first):
-            total = " + ".join(f"{_literal(factor)} * y[{j}]" for j, factor in terms)
-            lines.append(f"m[{number}] = {total};")
-    return lines
-
-
-def _output_channels(plan: KernelPlan) -> int:
-    """What divides the channels of every output, or 0 unless each output is complete after one segment."""
-    offsets = sorted((offset, s.mul) for s in plan.segments for offset in s.z_offsets)
-    ends = [0, *(offset + mul for offset, mul in offsets)]
-    complete = [offset for offset, _ in offsets] == ends[:-1] and ends[-1] == plan.spec.z_dim
-    return math.gcd(*(segment.mul for segment in plan.segments)) if complete else 0
-
-
-def _gpu_tables(plan: KernelPlan) -> list[str]:
-    """What the pipeline copies, and a table of terms of entries, so that all threads of a block build them together."""
-    places = list(plan.single_terms)
-    terms = len(plan.several_terms[0][1]) if plan.several_terms else 0
-    places += [(at, form[t]) for t in range(terms) for at, form in plan.several_terms]
-    table = [f"{{{_literal(factor)}, {at}, {j}}}" for at, (j, factor) in places]
-    spans = (*plan.x_spans, *plan.w_spans)
-    copies = [f"{{{p.offset}, {p.staged}, {p.length}}}" for p in spans]
-    granule = math.gcd(plan.spec.x_dim, plan.spec.weight_numel, *(n for p in spans for n in (p.offset, p.length)))
-    copied = sum(span.length for span in spans)
-    return [
-        "  static constexpr int stages = Launch::stages, edges_per_stage = Launch::edges_per_stage;",
-        "  static constexpr int blocks_per_sm = Launch::blocks_per_sm, shared_bytes = Launch::shared_bytes;",
-        f"  static constexpr int warps = Launch::warps, warp_groups = {plan.warp_groups}, sums = Launch::sums;",
-        f"  static constexpr bool adds = {str(plan.number > 0).lower()};  // to the gradients of y of kernels before",
-        f"  static constexpr int x_staged = {staged(plan.x_spans)}, w_staged = {staged(plan.w_spans)};",
-        f"  static constexpr int x_spans = {len(plan.x_spans)}, spans = {len(spans)}, copied = {copied};",
-        f"  static constexpr int granule = {granule};  // divides where spans begin and end",
-        f"  static EQ_FN CopySpan span(int n) {{ {_table('CopySpan', copies)} }}",
-        f"  static constexpr int single = {len(plan.single_terms)};  // entries of one term; then those of several",
-        f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
-        f"  static EQ_FN Term term(int n) {{ {_table('Term', table)} }}",
-    ]
-
-
-def _table(scalar: str, values: Iterable[str], index: str = "n") -> str:
-    return f"static constexpr {scalar} values[] = {{{', '.join(values)}}}; return values[{index}];"
 
 
 def _each_block(operand: str, irreps: Irreps) -> list[str]:

@@ -9,9 +9,10 @@ from eqaccel.codegen import SCALAR_BYTES, Direction, pack, prelude, translation_
 from eqaccel.errors import UnsupportedError
 from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
-from eqaccel.families.tensor_product.body import print_body, print_code, print_launch
+from eqaccel.families.tensor_product.body import print_body, print_code
 from eqaccel.families.tensor_product.plan import Plan, make_plan
 from eqaccel.families.tensor_product.spec import TensorProductSpec
+from eqaccel.families.tensor_product.spelling import spelling
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target, host_target
 
 NAME = "tensor_product"
@@ -47,9 +48,10 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
         entries[f"check/{direction.value}"] = check.checksums(plan)
         for scalar, scalar_bytes in SCALAR_BYTES.items():
             for plan in gpu_plans(spec, direction, scalar_bytes):
+                backend = spelling(plan)
                 name = f"{plan.target.name}/{direction.value}/{scalar}"
-                _add_body(entries, name, plan, print_launch(plan))
-                meta |= _launch_numbers(name, plan)
+                _add_body(entries, name, plan, backend.launch(plan))
+                meta |= backend.launch_numbers(name, plan)
                 # Machines, and the two scalars, differ in launches more often than in code, which is long.
                 meta[f"{name}/code"] = codes.setdefault(print_code(plan), len(codes))
     entries |= {f"code/{number}": text for text, number in codes.items()}
@@ -57,8 +59,7 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
         plan = make_plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
         name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{_SCALARS[kernel.scalar_bytes]}"
         _add_body(entries, name, plan, print_body(plan))
-        if kernel.target.is_gpu:
-            meta |= _launch_numbers(name, plan)
+        meta |= spelling(plan).launch_numbers(name, plan)
     return pack(NAME, meta, entries)
 
 
@@ -94,15 +95,6 @@ def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Targe
             if plan.shared_bytes() <= target.shared_bytes:
                 return plan
     return make_plan(spec, direction, target, scalar_bytes)
-
-
-def _launch_numbers(name: str, plan: Plan) -> dict[str, int]:
-    numbers = {f"{name}/kernels": len(plan.kernels)}
-    for kernel in plan.kernels:
-        numbers[f"{name}/{kernel.number}/threads"] = kernel.threads
-        numbers[f"{name}/{kernel.number}/shared_bytes"] = kernel.shared_bytes()
-        numbers[f"{name}/{kernel.number}/edges_held"] = kernel.stages * kernel.edges_per_stage
-    return numbers
 
 
 def source(plan: Plan) -> str:
