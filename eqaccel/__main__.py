@@ -72,10 +72,10 @@ def _cache(options: argparse.Namespace) -> str:
 
 def _show(options: argparse.Namespace) -> str:
     from eqaccel import runtime
-    from eqaccel.codegen import payload, source, travelling_plan
+    from eqaccel.codegen import SCALAR_BYTES, Direction
     from eqaccel.errors import SpecError
-    from eqaccel.plan import TARGETS, Direction, host_target
-    from eqaccel.spec import TensorProductSpec
+    from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec
+    from eqaccel.targets import TARGETS, host_target
 
     sides = options.irreps_in1, options.irreps_in2, options.irreps_out
     spec = TensorProductSpec.channelwise(*sides, convention=options.convention)
@@ -84,13 +84,13 @@ def _show(options: argparse.Namespace) -> str:
     if options.target and options.target not in TARGETS:
         raise SpecError(f"--target: expected one of {', '.join(TARGETS)}, got {options.target!r}")
     target = TARGETS[options.target] if options.target else host_target()
-    plan = travelling_plan(spec, Direction(options.direction), target, 4 if options.dtype == "float32" else 8)
+    kernel = (spec, Direction(options.direction), target, SCALAR_BYTES[options.dtype])
     if options.stage == "plan":
-        return plan.explain()
+        return TENSOR_PRODUCT.explain(*kernel)
     if not target.is_gpu:
-        return source(plan)
-    backend = "hip" if target.name.startswith("gfx") else "cuda"
-    return runtime.Program(payload(spec)[0]).source(backend, options.dtype, options.direction, target.name)
+        return TENSOR_PRODUCT.source(*kernel)
+    program = runtime.Program(TENSOR_PRODUCT.payload(spec)[0])
+    return program.source(target.backend, options.dtype, options.direction, target.name)
 
 
 def _export(options: argparse.Namespace) -> str:
@@ -134,7 +134,7 @@ def _libs(options: argparse.Namespace) -> str:
 
 def _doctor(_: argparse.Namespace) -> str:
     from eqaccel import runtime, settings
-    from eqaccel.plan import host_target
+    from eqaccel.targets import host_target
 
     lines = [f"eqaccel {_version('eqaccel')}, Python {sys.version.split()[0]}", "", "Packages"]
     lines += [f"  {name:<16}{_version(name)}" for name in ("torch", "numpy", "e3nn", "mace-torch", "nequip", "ase")]
@@ -199,7 +199,7 @@ def _devices(query: Callable[[], list[dict[str, object]]]) -> str:
 
 def _describe(device: dict[str, Any]) -> str:
     """A device, and for which class of machines its kernels are planned."""
-    from eqaccel.plan import MACHINE_CLASSES
+    from eqaccel.targets import MACHINE_CLASSES
 
     shared = device["shared_bytes_per_block"]
     kind = next((c.shared_bytes // 1024 for c in MACHINE_CLASSES if c.shared_bytes <= shared), None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from eqaccel.spec import TensorProductSpec
+from eqaccel.families.tensor_product import TensorProductSpec
 
 ERROR_CONSTANT = 8.0
 """C in |result - reference| <= C * eps(dtype) * scale, where scale is the same sum over absolute values.

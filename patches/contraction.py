@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import PatchError
+from eqaccel.families.polynomial import PolynomialSpec, Term
 from eqaccel.ops import Polynomial
-from eqaccel.spec import PolynomialSpec, Term
 
 
 class PolynomialContraction(Replacement):

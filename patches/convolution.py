@@ -10,8 +10,8 @@ from eqaccel.patches.core import Row, class_names
 from eqaccel.patches.replacement import Replacement
 
 from eqaccel.errors import PatchError, SpecError
+from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.ops import TensorProductConv
-from eqaccel.spec import TensorProductSpec
 
 
 def check_product(path: str, product: Any) -> None:

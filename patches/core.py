@@ -16,8 +16,7 @@ from eqaccel.patches.verify import Runnable, Verification
 
 from eqaccel import settings
 from eqaccel.errors import AlreadyPatchedError, PatchError
-from eqaccel.ops import warmup
-from eqaccel.ops.held import held_modules
+from eqaccel.prepare import held_modules, warmup
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError
+from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.ops import Polynomial
 from eqaccel.roots import add, root
-from eqaccel.spec import MAX_POWER, PolynomialSpec, Term
 from eqaccel.wigner import wigner_3j_squares
 
 _Squares = dict[tuple[int, ...], Fraction]

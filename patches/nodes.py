@@ -24,8 +24,8 @@ from eqaccel.patches.rounding import ROUNDING, distance
 from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_device, widened
 
 from eqaccel.errors import CompileError, PatchError, VerificationError
+from eqaccel.families.polynomial import MAX_POWER
 from eqaccel.ops.library import translate
-from eqaccel.spec import MAX_POWER
 
 _Built = tuple[type[Replacement], torch.nn.Module, tuple[torch.Tensor, ...]]
 """What a module becomes, what that computes with, and operands to compare both forms on."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec
 from eqaccel.ops import Polynomial, TensorProductConv
-from eqaccel.spec import MAX_POWER, PolynomialSpec
 from eqaccel.testing import ERROR_CONSTANT, derivatives, random_operands, reference
 
 _NODES, _EDGES = 12, 768

@@ -40,7 +40,7 @@ from eqaccel.patches.torch_state import (
 from eqaccel.patches.work import mismatch, paths
 
 from eqaccel.errors import MissingCompilerError, VerificationError
-from eqaccel.ops import warmup
+from eqaccel.prepare import warmup
 
 Outputs = dict[str, torch.Tensor]
 

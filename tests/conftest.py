@@ -23,6 +23,10 @@ def _devices() -> list[str]:
     return ["cpu"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew, where text has changed")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips what is marked `gpu` where there is none; `_devices` has refused a declared one that is missing."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eqaccel.plan import Plan, execute
+from eqaccel.families.tensor_product import Plan, execute
 from eqaccel.testing import ERROR_CONSTANT
 
 ROUNDING = ERROR_CONSTANT * sys.float_info.epsilon

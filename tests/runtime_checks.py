@@ -35,9 +35,9 @@ extern "C" __global__ void second(float* x) { x[threadIdx.x] = 1; }
 """
 
 
-def make_payload(cpu: str = SCALE_BODY, meta: str = "x_dim=1\nz_dim=1\n") -> bytes:
+def make_payload(cpu: str = SCALE_BODY, meta: str = "x_dim=1\nz_dim=1\n", family: str = "tensor_product") -> bytes:
     entries = {
-        "meta": meta,
+        "meta": f"family={family}\n{meta}",
         "prelude/cpu": ABI,
         "prelude/cuda": "",
         "cpu/forward": cpu,

@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import eqaccel
 from eqaccel.errors import VerificationError
-from eqaccel.spec import PolynomialSpec, TensorProductSpec
+from eqaccel.families.polynomial import PolynomialSpec
+from eqaccel.families.tensor_product import TensorProductSpec
 
 MANY = 1024
 """More edges than the small structures have."""

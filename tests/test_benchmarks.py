@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from eqaccel import PolynomialSpec, TensorProductSpec
-from eqaccel.plan import Direction
-from eqaccel.spec import Term
+from eqaccel.codegen import Direction
+from eqaccel.families.polynomial import Term
 from eqaccel.testing import reference
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"

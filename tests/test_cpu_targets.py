@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
-from eqaccel.codegen import payload_key, polynomial_payload, source
-from eqaccel.plan import TARGETS, Direction, make_plan
-from eqaccel.spec import PolynomialSpec, Term
+from eqaccel.codegen import Direction, payload_key
+from eqaccel.families.polynomial import PolynomialSpec, Term, polynomial_payload
+from eqaccel.families.tensor_product import make_plan, source
+from eqaccel.targets import TARGETS
 from eqaccel.testing import assert_product, random_operands
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="these are targets of x86-64")

@@ -5,9 +5,10 @@ import torch
 from e3nn import o3
 
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
-from eqaccel.codegen import payload
-from eqaccel.ops.compilation import WarmKernel
-from eqaccel.plan import MACHINE_CLASSES, TARGETS, Direction, candidates, make_plan
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product import candidates, make_plan, payload
+from eqaccel.prepare import WarmKernel
+from eqaccel.targets import MACHINE_CLASSES, TARGETS
 from eqaccel.testing import assert_product, random_operands
 
 SPECS = {

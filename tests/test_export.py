@@ -27,7 +27,7 @@ import eqaccel
 from eqaccel.__main__ import main
 from eqaccel.errors import ExportError, OperandError
 from eqaccel.ops import include_path, library_path
-from eqaccel.plan import host_target
+from eqaccel.targets import host_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

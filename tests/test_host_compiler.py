@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from eqaccel import TensorProductSpec, runtime
-from eqaccel.codegen import payload
 from eqaccel.errors import CompileError
+from eqaccel.families.tensor_product import payload
 
 SPEC = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")
 
@@ -28,7 +28,7 @@ exit $?
 PROGRAM = """
 import torch
 from eqaccel import TensorProduct, TensorProductSpec, runtime, warmup
-from eqaccel.codegen import payload
+from eqaccel.families.tensor_product import payload
 spec = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")
 module = TensorProduct(spec)
 try:

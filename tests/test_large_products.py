@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
-from eqaccel.codegen import payload, print_body
-from eqaccel.plan import TARGETS, Direction, Plan, host_target, make_plan
-from eqaccel.plan.model import multiply_adds, segment_work
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product import Plan, make_plan, payload, print_body
+from eqaccel.families.tensor_product.plan.model import multiply_adds, segment_work
+from eqaccel.targets import TARGETS, host_target
 from eqaccel.testing import ERROR_CONSTANT, Operands, assert_product, random_operands
 
 SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
@@ -56,7 +57,7 @@ def test_convolution(name: str, layout: str, deterministic: bool, device: torch.
     assert_product(module, random_operands(spec, 5, 21, num_senders=6, dtype=dtype, device=device))
 
 
-BUILD = importlib.import_module("eqaccel.plan.build")
+BUILD = importlib.import_module("eqaccel.families.tensor_product.plan.build")
 UP_TO_FIVE = "0e+1o+2e+3o+4e+5o"
 ALL_UP_TO_FIVE = "+".join(f"{degree}{parity}" for degree in range(6) for parity in "eo")
 

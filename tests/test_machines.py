@@ -15,9 +15,10 @@ from executor_checks import assert_computes_the_same
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel.__main__ import main
-from eqaccel.codegen import check, gpu_plans, payload, payload_key, travelling_plan
+from eqaccel.codegen import Direction, payload_key
 from eqaccel.errors import CompileError, UnsupportedError
-from eqaccel.plan import MACHINE_CLASSES, TARGETS, Direction, Target, make_plan
+from eqaccel.families.tensor_product import check, gpu_plans, make_plan, payload, travelling_plan
+from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target
 from eqaccel.testing import assert_product, random_operands
 
 NAMES = [name for name, problem in PROBLEMS.items() if problem.mode == "uvu"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from eqaccel.integrations.export.precompiled import add_entries, precompiled_matrix_entries
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from torch.autograd import gradcheck, gradgradcheck
 
 from eqaccel import MatrixProduct, runtime
-from eqaccel.codegen import matrix_payload
-from eqaccel.codegen.matrix_product import WIDTHS
 from eqaccel.errors import OperandError
+from eqaccel.families.matrix_product import matrix_payload
+from eqaccel.families.matrix_product.body import WIDTHS
 from eqaccel.ops import has_matrix_kernel
 
 UNIT = 2.0**-24
@@ -167,7 +167,7 @@ def test_operands_that_do_not_fit(device: torch.device) -> None:
 def test_precompiling() -> None:
     product = MatrixProduct()
     key = product.key
-    add_entries(product, precompiled_matrix_entries())
+    add_entries(product, precompiled_entries(product.family, None, "float32", ("cpu-avx2", "sm_80", "sm_90")))
     assert product.key != key
     program = runtime.Program(product.payload.numpy().tobytes())
     compiled = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90a")

@@ -37,14 +37,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 PAYLOADS = {
     "small": ("common.make_payload()", "range(len(content))"),
     "tensor product": (
-        'codegen.payload(TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o"))[0]',
+        'payload(TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o"))[0]',
         "random.Random(1).sample(range(len(content)), 200)",
     ),
     "polynomial": (
-        "codegen.polynomial_payload(PolynomialSpec(2, 2, 1, (Term(0, 0, (0,), 1.5), Term(0, 1, (0, 1, 1), 0.5))))[0]",
+        "polynomial_payload(PolynomialSpec(2, 2, 1, (Term(0, 0, (0,), 1.5), Term(0, 1, (0, 1, 1), 0.5))))[0]",
         "random.Random(1).sample(range(len(content)), 200)",
     ),
-    "matrix product": ("codegen.matrix_payload()[0]", "random.Random(1).sample(range(len(content)), 200)"),
+    "matrix product": ("matrix_payload()[0]", "random.Random(1).sample(range(len(content)), 200)"),
 }
 
 
@@ -56,7 +56,9 @@ def test_payloads_that_were_damaged_are_refused(name: str) -> None:
         CHANGES
         + f"""
 from eqaccel import codegen
-from eqaccel.spec import PolynomialSpec, TensorProductSpec, Term
+from eqaccel.families.matrix_product import matrix_payload
+from eqaccel.families.polynomial import PolynomialSpec, Term, polynomial_payload
+from eqaccel.families.tensor_product import TensorProductSpec, payload
 content = {content}
 positions = {positions}
 key = codegen.payload_key(content)
@@ -135,11 +137,10 @@ def test_self_checks_of_damaged_checksums_stay_in_their_memory() -> None:
         CHANGES
         + """
 import re
-from eqaccel import codegen
 from eqaccel.errors import CompileError
-from eqaccel.plan import host_target
-from eqaccel.spec import TensorProductSpec
-content = codegen.payload(TensorProductSpec.channelwise("2x0e+1x1o", "0e+1o", "0e+1o"))[0]
+from eqaccel.families.tensor_product import TensorProductSpec, payload
+from eqaccel.targets import host_target
+content = payload(TensorProductSpec.channelwise("2x0e+1x1o", "0e+1o", "0e+1o"))[0]
 program = runtime.Program(content)
 target = host_target().name
 code, _ = program.compile_for(target, "float64", "forward", program.source("cpu", "float64", "forward"))
@@ -193,9 +194,8 @@ def test_memory_that_a_kernel_does_not_get(direction: str, tmp_path: Path) -> No
         f"""
 import ctypes
 import numpy as np
-from eqaccel import codegen
-from eqaccel.spec import TensorProductSpec
-program = runtime.Program(codegen.payload(TensorProductSpec.channelwise("2x0e", "0e", "0e"))[0])
+from eqaccel.families.tensor_product import TensorProductSpec, payload
+program = runtime.Program(payload(TensorProductSpec.channelwise("2x0e", "0e", "0e"))[0])
 operands = {{name: np.ones((3, 2)) for name in ("x", "w", "gz", "a", "c", "z", "gx", "gw")}}
 operands |= {{name: np.ones((3, 1)) for name in ("y", "b", "gy")}}
 operands |= {{"num_receivers": 3, "num_senders": 3, "num_edges": 3, "w_stride": 2, "c_stride": 2, "threads": 2}}

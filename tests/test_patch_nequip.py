@@ -39,8 +39,8 @@ from patch_checks import (
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
+from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.ops import graph
-from eqaccel.spec import TensorProductSpec
 from eqaccel.testing import assert_close as assert_within
 from eqaccel.testing import random_operands, reference
 

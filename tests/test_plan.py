@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from executor_checks import ROUNDING, sums_agree
 
-from eqaccel.plan import TARGETS, Direction, execute, make_plan
-from eqaccel.plan.reference import to_ir_mul, to_mul_ir
-from eqaccel.spec import TensorProductSpec
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product import TensorProductSpec, execute, make_plan
+from eqaccel.families.tensor_product.reference import to_ir_mul, to_mul_ir
+from eqaccel.targets import TARGETS
 
 SPECS = {
     "mp0": TensorProductSpec.channelwise("8x0e+8x1o", "0e+1o+2e+3o", "8x0e+8x1o+8x2e+8x3o"),

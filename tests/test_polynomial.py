@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eqaccel.integrations.export.precompiled import add_entries, precompiled_polynomial_entries
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from hosts import assemble_hip, needs_hipcc
 from test_self_check import program, read
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from eqaccel import Polynomial, PolynomialSpec, runtime, warmup
-from eqaccel.codegen import polynomial_payload
+from eqaccel.codegen import Direction
 from eqaccel.errors import CompileError, OperandError, SpecError
-from eqaccel.plan import Direction, execute_polynomial, host_target
-from eqaccel.spec import Term
+from eqaccel.families.polynomial import Term, execute_polynomial, polynomial_payload
+from eqaccel.targets import host_target
 
 NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
 
@@ -287,7 +287,7 @@ def test_warmup_and_precompiling(device: torch.device) -> None:
     assert runtime.cache_stats() == before
 
     key, target = module.key, host_target().name
-    add_entries(module, precompiled_polynomial_entries(module.spec, "float32", (target,)))
+    add_entries(module, precompiled_entries(module.family, module.spec, "float32", (target,)))
     assert module.key != key
     precompiled = runtime.Program(module.payload.cpu().numpy().tobytes())
     for direction in ("forward", "backward"):

@@ -14,7 +14,7 @@ from export_checks import assert_close, with_ghosts
 from torch import Tensor, nn
 
 from eqaccel import TensorProductConv, TensorProductSpec
-from eqaccel.plan import host_target
+from eqaccel.targets import host_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,7 +68,10 @@ def test_saved_potential(precompiled: bool, device: torch.device, dtype: torch.d
     toy, whole = Toy(dtype), operands(device, dtype)
     if precompiled:
         for module, spec in ((toy.first, FIRST), (toy.second, SECOND)):
-            add_entries(module, precompiled_entries(spec, str(dtype).removeprefix("torch."), (target_of(device),)))
+            add_entries(
+                module,
+                precompiled_entries(module.family, spec, str(dtype).removeprefix("torch."), (target_of(device),)),
+            )
     script(toy).save(tmp_path / "toy.pt")
     loaded = torch.jit.load(tmp_path / "toy.pt", map_location=device)
     plain = Toy(dtype).to(device)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from eqaccel import Irreps
+from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.roots import add, root, square_of
-from eqaccel.spec import TensorProductSpec
 
 
 def nearest(square: Fraction) -> float:

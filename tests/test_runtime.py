@@ -14,7 +14,7 @@ from runtime_checks import ABI, COMPILE, CUDA_BODY, SCALE_BODY, kept, make_paylo
 
 from eqaccel import codegen, runtime
 from eqaccel.errors import CompileError, MissingCompilerError
-from eqaccel.plan import host_target
+from eqaccel.targets import host_target
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ import torch
 from runtime_checks import kept
 
 from eqaccel import TensorProduct, runtime
-from eqaccel.codegen import check, payload
+from eqaccel.codegen import Direction
 from eqaccel.errors import CompileError
-from eqaccel.plan import Direction, host_target, make_plan
-from eqaccel.plan.reference import to_ir_mul, to_mul_ir
-from eqaccel.spec import TensorProductSpec
+from eqaccel.families.tensor_product import TensorProductSpec, check, make_plan, payload
+from eqaccel.families.tensor_product.reference import to_ir_mul, to_mul_ir
+from eqaccel.targets import host_target
 
 SPECS = {
     "small": TensorProductSpec.channelwise("16x0e+16x1o", "0e+1o+2e", "0e+1o+2e"),

@@ -19,9 +19,8 @@ import torch
 from e3nn import o3
 from executor_checks import sums_agree
 
-from eqaccel.codegen import payload
 from eqaccel.errors import SpecError, UnsupportedError
-from eqaccel.spec import ConnectionMode, Instruction, Path, TensorProductSpec
+from eqaccel.families.tensor_product import ConnectionMode, Instruction, Path, TensorProductSpec, payload
 from eqaccel.wigner import WignerConvention
 
 SH = "0e+1o+2e+3o"

@@ -14,7 +14,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from eqaccel import MatrixProduct, Polynomial, PolynomialSpec, TensorProduct, TensorProductConv, TensorProductSpec
 from eqaccel.errors import OperandError
-from eqaccel.spec import Term
+from eqaccel.families.polynomial import Term
 from eqaccel.testing import assert_close, random_operands, reference
 
 pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")

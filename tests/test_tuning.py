@@ -18,22 +18,21 @@ from test_plan import SPECS
 import eqaccel
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
 from eqaccel.__main__ import main
-from eqaccel.codegen import check, payload
+from eqaccel.codegen import Direction
 from eqaccel.errors import CacheWarning, SettingsError, TuningError, TuningWarning, WarmupError
-from eqaccel.ops import tuning
-from eqaccel.plan import (
-    MACHINE_CLASSES,
-    TARGETS,
+from eqaccel.families.tensor_product import (
     UNTUNED,
-    Direction,
     KernelPlan,
-    Target,
     TunedKernel,
     Tuning,
     candidates,
-    host_target,
+    check,
     make_plan,
+    payload,
 )
+from eqaccel.prepare import tuning
+from eqaccel.prepare.tensor_product import TensorProductTask
+from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target, host_target
 from eqaccel.testing import assert_product, random_operands
 
 SPEC = TensorProductSpec.channelwise("6x0e+6x1o", "0e+1o+2e", "6x0e+6x1o+6x2e")
@@ -307,8 +306,8 @@ def test_precompiled_kernels_are_the_tuned_ones(races: list[int]) -> None:
     module = TensorProductConv(SPEC)
     warmup(module, tune=True, dtypes=torch.float32)
     targets = (host_target().name,)
-    tuned = precompiled_entries(SPEC, "float32", targets, module.tuned)
-    assert tuned != precompiled_entries(SPEC, "float32", targets)
+    tuned = precompiled_entries(module.family, SPEC, "float32", targets, module.tuned)
+    assert tuned != precompiled_entries(module.family, SPEC, "float32", targets)
     precompiled = runtime.Program(module.payload.numpy().tobytes() + tuned)
     assert precompiled.compile("cpu", "float32", "forward")["key"] == f"precompiled-{targets[0]}"
     assert precompiled.source("cpu", "float32", "forward") == runtime.find_program(module.key).source(
@@ -369,8 +368,8 @@ def test_a_cache_that_cannot_be_written(races: list[int], tmp_path: Path, monkey
 
 
 def test_wrong_kernels_do_not_win(races: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    scales = tuning.scales
-    monkeypatch.setattr(tuning, "scales", lambda *arguments: [-1 - scale for scale in scales(*arguments)])
+    scales = TensorProductTask.scales
+    monkeypatch.setattr(TensorProductTask, "scales", lambda *arguments: [-1 - scale for scale in scales(*arguments)])
     module = TensorProductConv(SPEC)
     with pytest.warns(TuningWarning, match="forward kernel with accumulators=.* is left out: its results differ"):
         (kernel,) = warmup(module, tune=True, directions="forward").kernels

@@ -136,7 +136,7 @@ def test_patched_mace() -> None:
         warmup(model)
     result = warmup(eqaccel.patch(model, verify=False))
     contraction = "products.{}.symmetric_contractions.contractions.{}.eqaccel.polynomial"
-    names = [*(f"interactions.{number}.conv_tp.eqaccel" for number in (0, 1)), "spherical_harmonics.eqaccel"]
+    names = ["spherical_harmonics.eqaccel", *(f"interactions.{number}.conv_tp.eqaccel" for number in (0, 1))]
     names += [f"{contraction.format(0, 0)}, {contraction.format(1, 0)}", contraction.format(0, 1)]
     found = [(kernel.name, kernel.direction) for kernel in result.kernels]
     assert found == [(name, direction) for name in names for direction in ("forward", "backward")]

@@ -21,10 +21,11 @@ from eqaccel.integrations.export.core import FAMILIES as EXPORT_FAMILIES
 from eqaccel.patches.core import FAMILIES
 
 import eqaccel
-from eqaccel import errors, settings, spec
+from eqaccel import errors, settings
 from eqaccel.__main__ import main
-from eqaccel.plan import TARGETS
+from eqaccel.families import polynomial, tensor_product
 from eqaccel.runtime import include_path
+from eqaccel.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build/docs"
@@ -96,11 +97,17 @@ def home(name: str) -> str:
 def reference() -> str:
     """Every public name of the package, the words of the spec room, and the errors."""
     kinds = [error for _, error in inspect.getmembers(errors, inspect.isclass) if error.__module__ == errors.__name__]
-    words = [f"{getattr(spec, name).__module__}.{name}" for name in ("Instruction", "Path", "Term", "ConnectionMode")]
+    words = [tensor_product.Instruction, tensor_product.Path, tensor_product.ConnectionMode, polynomial.Term]
     lines = ["# Python", "", inspect.cleandoc(eqaccel.__doc__ or "").partition("\n\n")[0], ""]
     lines += [f"This is eqaccel {eqaccel.__version__}. `eqaccel.NAME` is each of:", ""]
     lines += entries(map(home, public_names()))
-    lines += ["## Parts of a spec", "", "Imported from `eqaccel.spec`.", "", *entries(words)]
+    lines += [
+        "## Parts of specs",
+        "",
+        "Imported from `eqaccel.families.tensor_product` and `eqaccel.families.polynomial`.",
+        "",
+    ]
+    lines += entries(f"{word.__module__}.{word.__qualname__}" for word in words)
     lines += ["## Errors", "", "Imported from `eqaccel.errors`.", ""]
     lines += entries(f"{errors.__name__}.{kind.__qualname__}" for kind in kinds)
     return "\n".join(lines)

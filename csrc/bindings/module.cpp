@@ -11,6 +11,7 @@
 
 #include "cache.h"
 #include "diagnostics.h"
+#include "families.h"
 #include "gpu_compiler.h"
 #include "gpu_driver.h"
 #include "host_compiler.h"
@@ -259,7 +260,7 @@ PYBIND11_MODULE(_runtime, m) {
     }
   });
 
-  py::class_<Program, std::shared_ptr<Program>>(m, "Program", "The kernels of one tensor product, read from a payload.")
+  py::class_<Program, std::shared_ptr<Program>>(m, "Program", "The kernels of one computation, read from a payload.")
       .def(py::init([](const py::bytes& payload) {
              const std::string_view text = payload;
              return std::make_shared<Program>(bytes_of(text), text.size());
@@ -272,6 +273,19 @@ PYBIND11_MODULE(_runtime, m) {
            },
            py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def("number", &Program::number, py::arg("key"))
+      .def_property_readonly("family", [](const Program& self) { return self.family().name; })
+      .def("compile_arch",
+           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
+              const std::optional<std::string>& arch) {
+             return self.family().compile_arch(parse_backend(backend), parse_scalar(scalar), parse_direction(direction),
+                                               arch.value_or(""));
+           },
+           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
+      .def("load",
+           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
+              int device) { self.load(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), device); },
+           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("device"),
+           py::call_guard<py::gil_scoped_release>())
       .def("compile", &compile, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def("compile_for",
            [](const Program& self, const std::string& target, const std::string& scalar, const std::string& direction,

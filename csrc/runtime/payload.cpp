@@ -8,6 +8,7 @@ namespace eqaccel {
 namespace {
 
 constexpr char header[] = "EQACCEL-PAYLOAD 1\n";
+constexpr char family_key[] = "family";
 
 // A whole decimal number, or an exception that says where it stands.
 int64_t read_number(const std::string& text, const std::string& where) {
@@ -18,6 +19,18 @@ int64_t read_number(const std::string& text, const std::string& where) {
   } catch (const std::exception&) {
   }
   throw bad_payload("a whole number in " + where, "'" + text + "'");
+}
+
+std::map<std::string, std::string> read_values(const std::string& meta) {
+  std::map<std::string, std::string> values;
+  std::istringstream lines(meta);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    const std::size_t equals = line.find('=');
+    if (equals == std::string::npos) throw bad_payload("'key=value' in entry 'meta'", "'" + line + "'");
+    values[line.substr(0, equals)] = line.substr(equals + 1);
+  }
+  return values;
 }
 
 }  // namespace
@@ -58,15 +71,16 @@ std::map<std::string, std::string> read_entries(const std::string& payload) {
   return entries;
 }
 
+std::string read_family(const std::string& meta) {
+  const auto values = read_values(meta);
+  const auto found = values.find(family_key);
+  return found == values.end() ? "" : found->second;
+}
+
 std::map<std::string, int64_t> read_numbers(const std::string& meta) {
   std::map<std::string, int64_t> numbers;
-  std::istringstream lines(meta);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.empty()) continue;
-    const std::size_t equals = line.find('=');
-    if (equals == std::string::npos) throw bad_payload("'key=value' in entry 'meta'", "'" + line + "'");
-    numbers[line.substr(0, equals)] = read_number(line.substr(equals + 1), "meta '" + line.substr(0, equals) + "'");
-  }
+  for (const auto& [key, value] : read_values(meta))
+    if (key != family_key) numbers[key] = read_number(value, "meta '" + key + "'");
   return numbers;
 }
 

@@ -11,6 +11,8 @@ std::invalid_argument bad_payload(const std::string& expected, const std::string
 
 // The entries of a payload, as program.h describes them. Throws std::invalid_argument.
 std::map<std::string, std::string> read_entries(const std::string& payload);
+// The family that the entry "meta" names, "" if none.
+std::string read_family(const std::string& meta);
 // The numbers of the entry "meta". Throws std::invalid_argument.
 std::map<std::string, int64_t> read_numbers(const std::string& meta);
 

@@ -9,6 +9,7 @@
 #include "cache.h"
 #include "diagnostics.h"
 #include "digest.h"
+#include "families.h"
 #include "gpu_compiler.h"
 #include "gpu_driver.h"
 #include "host_compiler.h"
@@ -77,6 +78,7 @@ Program::Program(const uint8_t* payload, std::size_t size)
     throw bad_payload("kernels of interface " + std::to_string(EQ_ABI) + ", which the installed eqaccel launches",
                       "interface " + std::to_string(found->second) + ": make or export the model again with it");
   }
+  family_ = &find_family(read_family(entries_.at("meta")));
 }
 
 int64_t Program::number(const std::string& key) const {
@@ -276,7 +278,13 @@ void Program::check_once(const std::string& code, const std::string& target, Sca
   passed->insert(mark);
 }
 
+void Program::load(Backend backend, Scalar scalar, Direction direction, int device) const {
+  family_->load(*this, backend, scalar, direction, device);
+}
+
 const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction direction, int device) const {
+  if (!family_->load_gpu_kernel)
+    throw std::invalid_argument(std::string("payload: expected a family whose kernels take eq_operands, got ") + family_->name);
   if (backend == Backend::cpu) device = 0;
   const uint64_t index = uint64_t(device) << 8 | uint64_t(backend) << 4 | uint64_t(scalar) << 2 | uint64_t(direction);
   std::shared_ptr<Slot> slot;
@@ -289,8 +297,7 @@ const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction directio
   std::lock_guard<std::mutex> lock(slot->mutex);
   if (!slot->kernel) {
     if (backend == Backend::cpu) slot->kernel = load_cpu_kernel(*this, scalar, direction);
-    else slot->kernel = (numbers_.count("row_threads") ? load_row_kernel : load_gpu_kernel)(*this, backend, scalar,
-                                                                                            direction, device);
+    else slot->kernel = family_->load_gpu_kernel(*this, backend, scalar, direction, device);
   }
   return *slot->kernel;
 }

@@ -42,6 +42,7 @@ struct InterruptedError : CompileError {
 };
 
 class Kernel;  // one compiled direction of a program on one target, ready to launch
+struct Family;  // families.h
 
 // What compiling one direction gave, from the compiler or from the disk cache.
 struct Compiled {
@@ -53,10 +54,11 @@ struct Compiled {
   bool cached;
 };
 
-// The sources and launch numbers of one tensor product, parsed from the payload that travels inside a module.
+// The sources and launch numbers of one computation, parsed from the payload that travels inside a module.
 //
 // Payload: the line "EQACCEL-PAYLOAD 1\n", then entries "<name> <size>\n<size bytes>\n". Entries:
-//   meta                                     "key=value" lines: abi, x_dim, y_dim, z_dim, w_dim, and for each GPU body
+//   meta                                     "key=value" lines: family, the name of one of families.h; else numbers: abi,
+//                                            x_dim, y_dim, z_dim, w_dim, and for each GPU body
 //                                            "<entry>/kernels", and for each of these kernels "<entry>/<n>/threads",
 //                                            "<entry>/<n>/shared_bytes" and "<entry>/<n>/edges_held"; "<entry>/code"
 //                                            where an entry code/<number> follows it in the source; and
@@ -72,12 +74,15 @@ struct Compiled {
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
 //   plan/<body>                              the plan of a body in words, for EQACCEL_DUMP; may be absent
-// A polynomial has the same entries, and besides:
+// Families add to these. A polynomial has:
 //   meta "row_threads"                       threads of a GPU block, each of which takes a row
-//   terms                                    a line for each term, see eqaccel/codegen/polynomial.py
+//   terms                                    a line for each term, see eqaccel/families/polynomial/payload.py
+// and a matrix product has no body but gpu/forward/float32, and numbers of its own, see
+// eqaccel/families/matrix_product/payload.py.
 class Program {
  public:
   Program(const uint8_t* payload, std::size_t size);
+  const Family& family() const { return *family_; }
   int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
   const std::string& entry(const std::string& name) const;   // any entry; throws std::out_of_range if absent
   // Name of the body that `compile` takes for an architecture.
@@ -92,7 +97,10 @@ class Program {
   // Checked like others if the target runs here; where it is used it is checked in any case.
   std::string compile_for(const std::string& target, Scalar, Direction, const std::string& source,
                           std::string& log) const;
-  // Compiled on first use, then kept; thread-safe. `device` is ignored on the CPU.
+  // Compiles and loads a kernel ahead, whatever the family; thread-safe.
+  void load(Backend, Scalar, Direction, int device) const;
+  // Compiled on first use, then kept; thread-safe. `device` is ignored on the CPU. Throws std::invalid_argument for a
+  // family whose kernels take other operands than eq_operands.
   const Kernel& kernel(Backend, Scalar, Direction, int device) const;
   // Bytes of scratch that a launch with these operands needs (sizes and flags are read, pointers are not). Device -1 is
   // the current device of the calling thread.
@@ -123,6 +131,7 @@ class Program {
 
   struct Slot;  // one kernel, with the lock under which it is compiled
   std::map<std::string, std::string> entries_;
+  const Family* family_;
   std::map<std::string, int64_t> numbers_;
   mutable std::mutex mutex_;  // guards slots_ only, so that kernels compile side by side
   mutable std::map<uint64_t, std::shared_ptr<Slot>> slots_;

@@ -11,7 +11,7 @@
 namespace eqaccel {
 namespace {
 
-// The problem of eqaccel/codegen/check.py: a graph, sorted, or a batch if there are no edge attributes.
+// The problem of eqaccel/families/tensor_product/check.py: a graph, sorted; or a batch if there are no edge attributes.
 constexpr int64_t batch_rows = 19;
 constexpr int64_t num_receivers = 3, num_senders = 4, num_edges = 5;
 constexpr int32_t row_ptr[] = {0, 3, 3, 5}, edge[] = {3, 0, 4, 2, 1}, sender[] = {0, 3, 3, 1, 3};

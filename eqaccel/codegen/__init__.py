@@ -1,22 +1,20 @@
-"""From plans to source text: one body for every backend, a prelude for each, and the payload that carries them.
+"""What the generators of all families of kernels share: directions, preludes, payloads, and numbers for the self-check.
 
-Takes a `TensorProductSpec`; gives C-family source text and the payload, the bytes that hold every source of a tensor
-product and travel inside a module. Knows plans; must not know torch, compilers or devices.
+A family (`eqaccel.families`) takes from here what a backend calls things and how texts travel; it gives text of its
+own. Knows no family, and must not know torch, compilers or devices.
 """
 
-from eqaccel.codegen.body import print_body
-from eqaccel.codegen.matrix_product import matrix_payload
-from eqaccel.codegen.payload import gpu_plans, payload, payload_key, prelude, source, travelling_plan
-from eqaccel.codegen.polynomial import polynomial_payload
+from eqaccel.codegen.direction import OUTPUTS, Direction, Result
+from eqaccel.codegen.payload import SCALAR_BYTES, pack, payload_key, prelude, read_prelude, translation_unit
 
 __all__ = [
-    "gpu_plans",
-    "matrix_payload",
-    "payload",
+    "OUTPUTS",
+    "SCALAR_BYTES",
+    "Direction",
+    "Result",
+    "pack",
     "payload_key",
-    "polynomial_payload",
     "prelude",
-    "print_body",
-    "source",
-    "travelling_plan",
+    "read_prelude",
+    "translation_unit",
 ]

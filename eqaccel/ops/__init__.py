@@ -1,29 +1,26 @@
 """The torch surface: operators `torch.ops.eqaccel.*`, the modules that call them, and the graph they run on.
 
-Takes tensors and a `TensorProductSpec`; gives differentiable tensor products. Importing this room imports torch and
-loads the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
+Takes tensors and the spec of a kernel family; gives differentiable results. Importing this room imports torch and loads
+the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
-from eqaccel.ops.compilation import WarmKernel, Warmup, warmup
 from eqaccel.ops.graph import Graph
+from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.polynomial import Polynomial
-from eqaccel.ops.tuning import Choice
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 from eqaccel.runtime import include_path
 
 __all__ = [
-    "Choice",
     "Graph",
+    "KernelModule",
     "MatrixProduct",
     "Polynomial",
     "TensorProduct",
     "TensorProductConv",
-    "WarmKernel",
-    "Warmup",
     "has_matrix_kernel",
     "include_path",
     "library_path",
@@ -31,5 +28,4 @@ __all__ = [
     "morton_order",
     "reorder_weights_from_e3nn",
     "reorder_weights_to_e3nn",
-    "warmup",
 ]

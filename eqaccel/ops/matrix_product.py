@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqaccel.codegen import matrix_payload
+from eqaccel import runtime
+from eqaccel.families.matrix_product import MATRIX_PRODUCT
+from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import call_operator, load_library
 
 load_library()
 
 
-class MatrixProduct(nn.Module):
+class MatrixProduct(KernelModule):
     """Matrix products by the tensor cores of GPUs of compute capability 9.0, with the accuracy of float32.
 
     Each factor is split into two numbers of TensorFloat-32, whose sum has 22 bits, and three products of these parts
@@ -21,11 +23,10 @@ class MatrixProduct(nn.Module):
     earlier ones have given back.
     """
 
+    family = MATRIX_PRODUCT
+
     def __init__(self) -> None:
-        super().__init__()
-        content, self.key = matrix_payload()
-        # As the payload of a tensor product; see there.
-        self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8), persistent=False)
+        super().__init__(None)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """Computes `a @ b`, differentiable any number of times.
@@ -52,4 +53,7 @@ def has_matrix_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `MatrixProduct` has a kernel of its own for a device and a dtype."""
     if device.type != "cuda" or torch.version.hip or dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32:
         return False
-    return torch.cuda.get_device_capability(device) == (9, 0)
+    content, key = MATRIX_PRODUCT.payload(None)
+    major, minor = torch.cuda.get_device_capability(device)
+    program = runtime.register_program(key, content)
+    return program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}") is not None

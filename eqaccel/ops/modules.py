@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, Optional
+from typing import Any, ClassVar, Literal, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqaccel.codegen import payload
 from eqaccel.errors import OperandError
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec, TunedKernel
 from eqaccel.ops.graph import Graph, packed_index
+from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import call_operator, load_library
-from eqaccel.plan import TunedKernel
-from eqaccel.spec import TensorProductSpec
 
 load_library()
 
 Layout = Literal["mul_ir", "ir_mul"]
 
 
-class _Product(nn.Module):
-    """What both modules hold: the spec, and the payload that carries its kernels into exported programs."""
+class _Product(KernelModule):
+    """What both modules have in common.
+
+    Attributes:
+        batch: Whether rows are computed each for itself, without a graph.
+    """
+
+    family = TENSOR_PRODUCT
+    batch: ClassVar[bool]
 
     def __init__(self, spec: TensorProductSpec, *, atomic: bool, layout: Layout) -> None:
-        super().__init__()
         if layout not in ("mul_ir", "ir_mul"):
             raise OperandError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
-        content, key = payload(spec)
-        self.spec = spec
-        self.tuned = ()  # kernels of other plans; without a type, which TorchScript would not understand
-        self.key = key
+        super().__init__(spec)
         self.x_dim = spec.x_dim
         self.z_dim = spec.z_dim
         self.mul_ir = layout == "mul_ir"
         self.atomic = atomic
-        # A buffer follows the module to its device, as tracing wants; not persistent, so state_dict stays empty; and
-        # of integers, so that .float() and .double() leave it alone.
-        self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8), persistent=False)
 
     def retune(self, kernels: Iterable[TunedKernel]) -> None:
         """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
@@ -52,9 +51,8 @@ class _Product(nn.Module):
         tuned = tuple(kernel for _, kernel in sorted(slots.items()) if kernel.tuning is not None)
         if tuned == self.tuned:
             return
-        content, self.key = payload(self.spec, tuned)
+        self.set_payload(*self.family.payload(self.spec, tuned))
         self.tuned = tuned
-        self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
 
     def _arguments(self, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> tuple[Any, ...]:
         return self.payload, self.key, x, y, w, graph, num_receivers, self.z_dim, self.mul_ir, self.atomic
@@ -73,6 +71,8 @@ class TensorProduct(_Product):
         spec: Irreps and paths.
         layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul).
     """
+
+    batch = True
 
     def __init__(self, spec: TensorProductSpec, *, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, atomic=False, layout=layout)
@@ -113,6 +113,8 @@ class TensorProductConv(_Product):
             atomic additions there, which need less memory. The output itself is always reproducible.
         layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul).
     """
+
+    batch = False
 
     def __init__(self, spec: TensorProductSpec, *, deterministic: bool = True, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, atomic=not deterministic, layout=layout)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from eqaccel.codegen import polynomial_payload
+from eqaccel.families.polynomial import POLYNOMIAL, PolynomialSpec
+from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import call_operator, load_library
-from eqaccel.spec import PolynomialSpec
 
 load_library()
 
 
-class Polynomial(nn.Module):
+class Polynomial(KernelModule):
     """Evaluates a polynomial for each row, with weights of the row's own, in one kernel a derivative.
 
     Every row is computed for itself, its terms in a fixed order, so results are bitwise reproducible and nothing is
@@ -22,13 +22,11 @@ class Polynomial(nn.Module):
         spec: The terms.
     """
 
+    family = POLYNOMIAL
+
     def __init__(self, spec: PolynomialSpec) -> None:
-        super().__init__()
-        content, self.key = polynomial_payload(spec)
-        self.spec = spec
+        super().__init__(spec)
         self.num_outputs = spec.num_outputs
-        # As the payload of a tensor product; see there.
-        self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8), persistent=False)
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
         """Computes z[r, m] as the sum of coefficient * w[r, k] * x[r, i] * ... over the terms with output m.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from eqaccel.errors import OperandError
-from eqaccel.spec import TensorProductSpec
+from eqaccel.families.tensor_product import TensorProductSpec
 
 
 def reorder_weights_from_e3nn(spec: TensorProductSpec, w: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The runtime room: compiles generated sources, keeps them in a disk cache, launches them.
 
-Takes a payload (the text of `codegen`, one `bytes` object per tensor product, see `csrc/runtime/program.h`) and the
-name of a target. Gives compiled kernels, what the compilers said about them, and what devices and compilers there are.
-It must not know what a tensor product is, and nothing of torch but where the libraries for each version of it lie: the
-ops library calls the same C++ code directly.
+Takes a payload (the kernels of one computation, in one `bytes` object, see `csrc/runtime/program.h`) and the name of a
+target. Gives compiled kernels, what the compilers said about them, and what devices and compilers there are. Must not
+know what a kernel computes, nor anything of torch but where the libraries for each version of it lie: the ops library
+calls the same C++ code directly.
 
 The work is done in C++ (`csrc/runtime`), because a TorchScript model in a C++ program needs it without Python.
 """

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eqaccel.spec import PolynomialSpec, TensorProductSpec
+from eqaccel.families.polynomial import PolynomialSpec
+from eqaccel.families.tensor_product import TensorProductSpec
 
 DIRECTIONS = ("forward", "backward")
 Spec = TensorProductSpec | PolynomialSpec
@@ -31,7 +32,8 @@ def compile_all(specs: Sequence[Spec], backend: str, arch: str | None, scalar: s
         `codegen_s` for writing all sources, `compile_s` for compiling or finding them, and `kernels`, one entry for
         each with its seconds and whether the disk cache had it.
     """
-    from eqaccel.codegen import payload, polynomial_payload
+    from eqaccel.families.polynomial import polynomial_payload
+    from eqaccel.families.tensor_product import payload
     from eqaccel.runtime import Program, compile_program
 
     kernels, codegen, compiling = [], 0.0, 0.0

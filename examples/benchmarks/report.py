@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import eqaccel
-from eqaccel.plan import Direction
+from eqaccel.codegen import Direction
 
 DIRECTIONS = {direction.value: direction for direction in Direction}
 """Forward, backward and double backward, by the names they have on the command line and in results."""

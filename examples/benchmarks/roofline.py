@@ -16,8 +16,10 @@ import torch
 from eqaccel.benchmarks.timing import measure
 
 from eqaccel import TensorProductSpec
-from eqaccel.plan import Direction, host_target, make_plan
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product import make_plan
 from eqaccel.runtime import host_compiler
+from eqaccel.targets import host_target
 
 # Twelve chains cover the latency of two multiply-add units, and leave room for two constants in sixteen registers.
 _SOURCE = """

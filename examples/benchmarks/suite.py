@@ -26,9 +26,9 @@ from eqaccel.benchmarks.roofline import Roofline, floor_bytes, measure_roofline,
 from eqaccel.benchmarks.timing import Timing, describe, free_memory, measure
 
 from eqaccel import runtime
-from eqaccel.codegen import payload
+from eqaccel.codegen import Direction
 from eqaccel.errors import EqaccelError
-from eqaccel.plan import Direction
+from eqaccel.families.tensor_product import payload
 
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}
 """Largest relative error of an implementation that is timed."""

@@ -16,13 +16,7 @@ from eqaccel.integrations.export.aot import compile_package
 from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.potential import Convolution, Potential
-from eqaccel.integrations.export.precompiled import (
-    add_entries,
-    check_targets,
-    precompiled_entries,
-    precompiled_matrix_entries,
-    precompiled_polynomial_entries,
-)
+from eqaccel.integrations.export.precompiled import add_entries, check_targets, precompiled_entries
 from eqaccel.integrations.export.scripting import script
 from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.structures import Structure
@@ -31,7 +25,7 @@ from torch import Tensor, nn
 
 import eqaccel
 from eqaccel.errors import ExportError
-from eqaccel.ops import MatrixProduct, Polynomial
+from eqaccel.ops import KernelModule
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -169,12 +163,9 @@ def export(
         potential = family.potential(duplicate, index, constants)
         scalar = str(kind).removeprefix("torch.")
         for module in potential.modules():
-            if precompile and isinstance(module, Convolution):
-                add_entries(module, precompiled_entries(module.spec, scalar, tuple(precompile), module.tuned))
-            elif precompile and isinstance(module, Polynomial):
-                add_entries(module, precompiled_polynomial_entries(module.spec, scalar, tuple(precompile)))
-            elif "sm_90" in precompile and kind == torch.float32 and isinstance(module, MatrixProduct):
-                add_entries(module, precompiled_matrix_entries())
+            if precompile and isinstance(module, KernelModule):
+                what = (module.family, module.spec, scalar, tuple(precompile), module.tuned)
+                add_entries(module, precompiled_entries(*what))
         metadata = _metadata(family.name, heads[index], facts, potential, kind, place, precompile)
         scripted = script(potential)
     with _temporary(target) as file:

@@ -12,7 +12,7 @@ from typing import Any, Tuple  # noqa: UP035 (TorchScript)
 import torch
 from torch import Tensor, nn
 
-from eqaccel.ops import TensorProductConv
+from eqaccel.ops import KernelModule, TensorProductConv
 
 
 class EnableGradients:
@@ -140,7 +140,7 @@ class Potential(nn.Module):
             torch.ops.eqaccel.exchange_backward(vectors.new_zeros([num_nodes, width]), exchange, 0)
 
 
-class Convolution(nn.Module):
+class Convolution(KernelModule):
     """A `TensorProductConv` as files hold it: no Python but what TorchScript reads, and room for precompiled kernels.
 
     A subclass adds the `forward` that a kind of model calls.
@@ -149,15 +149,14 @@ class Convolution(nn.Module):
         conv: The convolution of a patched model.
     """
 
+    family = TensorProductConv.family
+
     def __init__(self, conv: TensorProductConv) -> None:
-        super().__init__()
-        self.spec = conv.spec
-        self.tuned = conv.tuned
-        self.key = conv.key
+        super().__init__(conv.spec)
+        self.tuned, self.key, self.payload = conv.tuned, conv.key, conv.payload.clone()
         self.z_dim = conv.z_dim
         self.mul_ir = conv.mul_ir
         self.atomic = conv.atomic
-        self.register_buffer("payload", conv.payload.clone(), persistent=False)
 
     def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""

@@ -7,17 +7,17 @@ revisions of their compute capability too. Where no kernel of the file fits, the
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from eqaccel import runtime
-from eqaccel.codegen import matrix_payload, payload, payload_key, polynomial_payload, source
+from eqaccel.codegen import SCALAR_BYTES, Direction, payload_key
 from eqaccel.errors import CompileError, ExportError
-from eqaccel.plan import TARGETS, UNTUNED, Direction, TunedKernel, make_plan
-from eqaccel.spec import PolynomialSpec, TensorProductSpec
+from eqaccel.families import KernelFamily, TunedKernel
+from eqaccel.ops import KernelModule
+from eqaccel.targets import TARGETS, gpu_backend
 
 _DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
 """What energies and forces need."""
@@ -36,78 +36,48 @@ def check_targets(targets: Sequence[str]) -> None:
 
 @functools.lru_cache(maxsize=16)  # the inner layers of a model are alike
 def precompiled_entries(
-    spec: TensorProductSpec, scalar: str, targets: tuple[str, ...], tuned: tuple[TunedKernel, ...] = ()
+    family: KernelFamily, spec: Any, scalar: str, targets: tuple[str, ...], tuned: tuple[TunedKernel, ...] = ()
 ) -> bytes:
-    """Compiles the kernels of a tensor product for several targets.
+    """Compiles the kernels of a spec for several targets.
 
     Args:
-        spec: The tensor product.
+        family: What computes.
+        spec: What it computes.
         scalar: "float32" or "float64".
-        targets: Names of targets.
-        tuned: Kernels of the tensor product that are not the default ones.
+        targets: Names of targets; those for which the family has no kernel are passed over.
+        tuned: Kernels of the spec that are not the default ones.
 
     Returns:
-        Entries to append to the payload of the tensor product.
+        Entries to append to the payload of the spec.
 
     Raises:
         ExportError: If a compiler is missing or fails.
     """
-    program = runtime.Program(payload(spec, tuned)[0])
-    scalar_bytes = 4 if scalar == "float32" else 8
+    program = runtime.Program(family.payload(spec, tuned)[0])
     tunings = {(k.target.name, k.direction, k.scalar_bytes): k.tuning for k in tuned}
-
-    def cpu_source(direction: Direction, target: str) -> str:  # planned for the instruction set
-        tuning = tunings.get((target, direction, scalar_bytes), UNTUNED)
-        return source(make_plan(spec, direction, TARGETS[target], scalar_bytes, tuning))
-
-    return _entries(program, scalar, targets, cpu_source)
-
-
-@functools.lru_cache(maxsize=16)
-def precompiled_polynomial_entries(spec: PolynomialSpec, scalar: str, targets: tuple[str, ...]) -> bytes:
-    """The kernels of a polynomial, as `precompiled_entries` gives others."""
-    program = runtime.Program(polynomial_payload(spec)[0])
-    return _entries(program, scalar, targets, lambda direction, _: program.source("cpu", scalar, direction.value))
-
-
-@functools.cache
-def precompiled_matrix_entries() -> bytes:
-    """The kernel of matrix products for sm_90, as `precompiled_entries` gives others."""
-    arch = "sm_90a"
-    try:
-        text = runtime.Program(matrix_payload()[0]).source("cuda", "float32", "forward", arch)
-        code = runtime.compile_cuda(text, arch)[0]
-    except CompileError as error:
-        raise ExportError(f"precompile: no kernel for sm_90: {error}") from error
-    return f"binary/{arch}/forward/float32 {len(code)}\n".encode() + code + b"\n"
-
-
-def add_entries(module: Any, entries: bytes) -> None:
-    """Adds entries to the payload of a module, under a key of its own: a process may know the bare payload already."""
-    content = module.payload.cpu().numpy().tobytes() + entries
-    module.key = payload_key(content)
-    module.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(module.payload.device)
-
-
-def _entries(
-    program: runtime.Program, scalar: str, targets: tuple[str, ...], cpu_source: Callable[[Direction, str], str]
-) -> bytes:
     entries = b""
-    for target in targets:
-        for direction in _DIRECTIONS:
-            try:
-                if target in TARGETS and not TARGETS[target].is_gpu:
-                    code = program.compile_for(target, scalar, direction.value, cpu_source(direction, target))[0]
-                else:
-                    code = _compile_gpu(program, scalar, direction, target)
-            except (CompileError, ValueError) as error:
-                raise ExportError(f"precompile: no kernel for {target}: {error}") from error
-            entries += f"binary/{target}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
+    for target, direction in itertools.product(targets, family.serving(_DIRECTIONS)):
+        cpu = None if target not in TARGETS or TARGETS[target].is_gpu else TARGETS[target]
+        backend = "cpu" if cpu else gpu_backend(target)
+        arch = program.compile_arch(backend, scalar, direction.value, target)
+        if arch is None:
+            continue
+        try:
+            if cpu:  # planned for the instruction set
+                tuning = tunings.get((target, direction, SCALAR_BYTES[scalar]))
+                text = family.source(spec, direction, cpu, SCALAR_BYTES[scalar], tuning)
+                code = program.compile_for(target, scalar, direction.value, text)[0]
+            else:  # launched with numbers in the payload, so made from the sources there
+                text = program.source(backend, scalar, direction.value, arch)
+                compile_gpu = runtime.compile_hip if backend == "hip" else runtime.compile_cuda
+                code = compile_gpu(text, arch)[0]
+        except (CompileError, ValueError) as error:
+            raise ExportError(f"precompile: no kernel for {target}: {error}") from error
+        entries += f"binary/{arch}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
     return entries
 
 
-def _compile_gpu(program: runtime.Program, scalar: str, direction: Direction, target: str) -> bytes:
-    # GPU kernels are launched with numbers in the payload, so they are made from the sources there.
-    if target.startswith("gfx"):
-        return runtime.compile_hip(program.source("hip", scalar, direction.value, target), target)[0]
-    return runtime.compile_cuda(program.source("cuda", scalar, direction.value, target), target)[0]
+def add_entries(module: KernelModule, entries: bytes) -> None:
+    """Adds entries to the payload of a module, under a key of its own: a process may know the bare payload already."""
+    content = module.payload.cpu().numpy().tobytes() + entries
+    module.set_payload(content, payload_key(content))

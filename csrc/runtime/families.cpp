@@ -1,0 +1,45 @@
+#include "families.h"
+
+#include "matrix_product.h"
+#include "payload.h"
+
+namespace eqaccel {
+namespace {
+
+void keep_kernel(const Program& program, Backend backend, Scalar scalar, Direction direction, int device) {
+  program.kernel(backend, scalar, direction, device);
+}
+
+std::optional<std::string> every_arch(Backend, Scalar, Direction, const std::string& arch) { return arch; }
+
+void keep_matrix_product(const Program& program, Backend, Scalar, Direction, int device) {
+  MatrixProduct::get(program, device);
+}
+
+// The instructions are in one architecture alone, not in the later ones.
+std::optional<std::string> tensor_core_arch(Backend backend, Scalar scalar, Direction direction, const std::string& arch) {
+  const bool exists = backend == Backend::cuda && scalar == Scalar::float32 && direction == Direction::forward;
+  if (!exists || arch != MatrixProduct::device_arch) return std::nullopt;
+  return MatrixProduct::compile_arch;
+}
+
+// Adding a family is a folder in eqaccel/families, and a row here.
+constexpr Family families[] = {
+    {"tensor_product", load_gpu_kernel, keep_kernel, every_arch},
+    {"polynomial", load_row_kernel, keep_kernel, every_arch},
+    {"matrix_product", nullptr, keep_matrix_product, tensor_core_arch},
+};
+
+}  // namespace
+
+const Family& find_family(const std::string& name) {
+  std::string known;
+  for (const Family& family : families) {
+    if (family.name == name) return family;
+    known += (known.empty() ? "" : ", ") + std::string(family.name);
+  }
+  throw bad_payload("a family of kernels that the installed eqaccel knows (" + known + ")",
+                    "'" + name + "': make or export the model again with it");
+}
+
+}  // namespace eqaccel

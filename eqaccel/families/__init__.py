@@ -1,0 +1,17 @@
+"""Families of kernels: a folder each, with all that knows what the family computes.
+
+Takes specs (irreps and instructions, terms of a polynomial); gives plans, source text, payloads and reference results.
+A folder has the same parts as its neighbours, as far as they exist: `spec`, `plan`, `reference`, `body` (the printer),
+`payload`, and `family`, which hands them to the rest of the house as a `KernelFamily`. Knows NumPy, targets, and what
+generators share (`codegen`); must not know torch, compilers or devices, nor one family another.
+"""
+
+from eqaccel.families.family import KernelFamily, TunedKernel
+from eqaccel.families.matrix_product.family import MATRIX_PRODUCT
+from eqaccel.families.polynomial.family import POLYNOMIAL
+from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
+
+FAMILIES: dict[str, KernelFamily] = {family.name: family for family in (TENSOR_PRODUCT, POLYNOMIAL, MATRIX_PRODUCT)}
+"""All families, by name."""
+
+__all__ = ["FAMILIES", "KernelFamily", "TunedKernel"]

@@ -1,0 +1,110 @@
+"""What a family of kernels is, to all that handles kernels without knowing what they compute."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from eqaccel.codegen import Direction, Result, translation_unit
+from eqaccel.targets import Target
+
+
+@dataclass(frozen=True)
+class TunedKernel:
+    """A kernel that is planned otherwise than the cost model would, on one kind of processor only.
+
+    Attributes:
+        target: The processor, under the name of its architecture.
+        direction: Which derivative the kernel computes.
+        scalar_bytes: 4 for float32, 8 for float64.
+        tuning: How it is planned, one of the family's tunings; None where it is to be the default kernel, as on every
+            other processor.
+    """
+
+    target: Target
+    direction: Direction
+    scalar_bytes: int
+    tuning: Any
+
+
+class KernelFamily(ABC):
+    """One kind of computation: what it can compute, and how its kernels are planned, written and checked.
+
+    A spec is a family's own, frozen and hashable; None for a family of which there is one kernel. Kernels travel in a
+    payload, whose entry "meta" names the family: by that name the runtime knows how to load and to launch them, and on
+    which architectures they run (`csrc/runtime/families.cpp`).
+
+    Attributes:
+        name: Name of the family, of its folder, and in payloads.
+        directions: Those that have kernels. Derivatives of a family without gradients consist of its forward kernel.
+    """
+
+    name: str
+    directions: tuple[Direction, ...] = tuple(Direction)
+
+    @abstractmethod
+    def payload(self, spec: Any, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
+        """The payload of a spec and the integer key that names it; the same arguments give the same bytes.
+
+        Args:
+            spec: What to compute.
+            tuned: Kernels of plans that are not the default ones, for single processors; empty if there are no others.
+        """
+
+    @abstractmethod
+    def prelude(self, backend: str) -> str:
+        """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
+
+    @abstractmethod
+    def body(self, spec: Any, direction: Direction, target: Target, scalar_bytes: int, tuning: Any = None) -> str:
+        """The text of a kernel, which follows the prelude of the target's backend.
+
+        Args:
+            spec: What to compute.
+            direction: Which derivative.
+            target: The processor that runs it.
+            scalar_bytes: 4 for float32, 8 for float64.
+            tuning: One of `tunings`; None for the plan that travels in the payload.
+
+        Raises:
+            UnsupportedError: If there is no kernel for the target.
+        """
+
+    @abstractmethod
+    def explain(self, spec: Any, direction: Direction, target: Target, scalar_bytes: int) -> str:
+        """How the kernel of `body` works, in words."""
+
+    @abstractmethod
+    def reference(
+        self, spec: Any, direction: Direction, *, absolute: bool = False, **operands: NDArray | int
+    ) -> Result:
+        """Computes in NumPy what the kernels have to compute.
+
+        Args:
+            spec: What to compute.
+            direction: Which derivative.
+            absolute: Add up the absolute values of all terms instead: what rounding errors are proportional to.
+            **operands: Those of the family's executor, by name.
+        """
+
+    def tunings(self, spec: Any, direction: Direction, target: Target, scalar_bytes: int) -> tuple[Any, ...]:
+        """Other plans of a kernel that are worth timing; none unless a family says so.
+
+        A tuning is frozen, hashable, reads well as text, and tells what it chooses by name: `choices()`.
+        """
+        return ()
+
+    def source(self, spec: Any, direction: Direction, target: Target, scalar_bytes: int, tuning: Any = None) -> str:
+        """The whole source of a kernel; arguments and errors as for `body`."""
+        body = self.body(spec, direction, target, scalar_bytes, tuning)
+        return translation_unit(direction, scalar_bytes, self.prelude(target.backend), body)
+
+    def serving(self, directions: Iterable[Direction]) -> list[Direction]:
+        """The kernels that compute these derivatives."""
+        wanted = list(directions)
+        own = [direction for direction in wanted if direction in self.directions]
+        return own or (list(self.directions) if wanted else [])

@@ -1,0 +1,65 @@
+"""The kernel of plain matrix products, which radial networks consist of: one text for all shapes."""
+
+from __future__ import annotations
+
+from eqaccel.codegen import read_prelude
+
+WIDTHS = (64, 112, 128)
+"""Columns of the tiles of an output; the runtime takes what wastes least.
+
+128 columns take 128 registers of a thread for sums and what is added to them, and two stages of A take 64 more: of 255,
+as many as fit a multiple of 64. The others are for radial networks: 64 for hidden layers of 64, and 112 for outputs of
+320, 336 or 1312 columns, which fill such tiles better.
+"""
+HEIGHT = 128
+"""Rows of a tile."""
+DEPTH, STAGES = 32, 4
+"""Terms of a stage; stages that are in shared memory at a time."""
+THREADS = 256
+"""Of a block."""
+_A_STRIDE = DEPTH + 8  # floats of a row of A in shared memory: no two lanes meet in a bank
+
+
+def print_products() -> str:
+    """The kernels `eq_pack`, which prepares B, and `eq_product_<width>` for each width."""
+    text = _CONSTANTS + "".join(_multiply_add(width) for width in WIDTHS) + read_prelude("matrix_product.h")
+    return text + "".join(_kernel(width) for width in WIDTHS)
+
+
+def shared_bytes(width: int) -> int:
+    """Shared memory of a block for tiles of a width."""
+    return 4 * STAGES * (HEIGHT * _A_STRIDE + 2 * DEPTH * width)
+
+
+_CONSTANTS = f"""
+constexpr int height = {HEIGHT}, depth = {DEPTH}, stages = {STAGES};
+constexpr int block_threads = {THREADS}, a_stride = {_A_STRIDE};
+"""
+
+
+def _multiply_add(width: int) -> str:
+    """The instruction for one width: it names all of its registers."""
+    sums = width // 2
+    registers = ", ".join(f"%{n}" for n in range(sums))
+    factor = ", ".join(f"%{sums + n}" for n in range(4))
+    outputs = ", ".join(f'"+f"(sum[{n}])' for n in range(sums))
+    shape = f"m64n{width}k8"
+    return f"""
+// sum = a b, or sum + a b if it is to be kept; a is 64 x 8, b is 8 x {width}.
+EQ_FN void multiply_add(float (&sum)[{sums}], const unsigned (&a)[4], unsigned long long b, bool keep) {{
+  asm volatile(
+      "{{\\n.reg .pred keep;\\nsetp.ne.b32 keep, %{sums + 5}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.{shape}.f32.tf32.tf32 {{{registers}}}, {{{factor}}}, %{sums + 4}, keep, 1, 1;\\n}}"
+      : {outputs}
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
+}}
+"""
+
+
+def _kernel(width: int) -> str:
+    return f"""
+EQ_KERNEL void __launch_bounds__(block_threads, 1) eq_product_{width}(
+    const float* a, const float* packed, float* c, long long rows, int columns, int terms) {{
+  product<{width}>(a, packed, c, rows, columns, terms);
+}}
+"""

@@ -1,0 +1,136 @@
+"""The kernels of polynomials: straight-line code for a row, the same text for all backends and scalars."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from eqaccel.codegen import Direction
+from eqaccel.families.polynomial.spec import PolynomialSpec, Term
+
+
+def print_polynomial(spec: PolynomialSpec, direction: Direction) -> str:
+    """The body of a direction: `run_row`, from the operands of a row, arrays of `V`, to its outputs.
+
+    p<m>_<k> is what weight k is multiplied by in output m, v a product of two features and t one of three. In front of
+    these, `d` stands for a tangent, `g` for a gradient of <gz, z> (in double backward, of <gz, dz>), and `gd` for the
+    gradient with respect to a tangent.
+    """
+    dims = f"x_dim = {spec.num_features}, w_dim = {spec.num_weights}, z_dim = {spec.num_outputs}"
+    lines = "".join(f"  {statement}\n" for statement in _Row(spec, direction).statements)
+    return f"""namespace {{
+struct Problem {{
+  static constexpr int {dims};
+}};
+EQ_FN void run_row(const Row<Problem>& in, Row<Problem>& out) {{
+  const V *x = in.x, *w = in.w, *gz = in.z, *a = in.dx, *c = in.dw;
+{lines}}}
+}}  // namespace
+EQ_EXPORT_ROWS(Problem)
+"""
+
+
+class _Row:
+    """The statements of a direction, in `statements`. A sum is declared by its first term."""
+
+    def __init__(self, spec: PolynomialSpec, direction: Direction) -> None:
+        self.statements: list[str] = []
+        self._sums: set[str] = set()
+        self.has_gradient = direction is not Direction.FORWARD
+        self.has_tangent = direction is Direction.DOUBLE_BACKWARD
+        if self.has_gradient:
+            for m, k in sorted({(term.output, term.weight) for term in spec.terms}):
+                if self.has_tangent:
+                    self._let(f"gdp{m}_{k}", f"gz[{m}] * w[{k}]")
+                self._let(f"gp{m}_{k}", f"gz[{m}] * {'c' if self.has_tangent else 'w'}[{k}]")
+        # Terms are sorted, so that those with two features in common follow each other.
+        for head, terms in groupby(spec.terms, key=lambda term: term.features[:2]):
+            self._add_terms(head, list(terms))
+        self._write(spec)
+
+    def _let(self, name: str, value: str) -> None:
+        self.statements.append(f"const V {name} = {value};")
+
+    def _add(self, name: str, left: str, right: str | None = None) -> None:
+        """Adds left * right, or left alone, to a sum."""
+        if name not in self._sums:
+            self._sums.add(name)
+            self.statements.append(f"V {name} = {left if right is None else f'{left} * {right}'};")
+        else:
+            total = f"{name} + {left}" if right is None else f"fma({left}, {right}, {name})"
+            self.statements.append(f"{name} = {total};")
+
+    def _add_terms(self, head: tuple[int, ...], terms: list[Term]) -> None:
+        """Terms that all begin with the features `head`: none, a single one, or two with or without a third."""
+        if not head:
+            self._add_products("(V{} + T(1))", "V{}", terms)
+            return
+        if len(head) == 1:
+            self._add_products(f"x[{head[0]}]", f"a[{head[0]}]", terms)
+            if self.has_gradient:
+                self._add_coefficients(f"gx{head[0]}", "gp", terms)
+            return
+        i, j = head
+        v = f"v{i}_{j}"
+        self._let(v, f"x[{i}] * x[{j}]")
+        if self.has_tangent:
+            self._let(f"d{v}", f"fma(a[{i}], x[{j}], x[{i}] * a[{j}])")
+        for features, same in groupby(terms, key=lambda term: term.features):
+            if len(features) == 2:
+                pairs = list(same)
+                self._add_products(v, f"d{v}", pairs)
+                if self.has_gradient:
+                    self._add_coefficients(f"g{v}", "gp", pairs)
+                if self.has_tangent:
+                    self._add_coefficients(f"gd{v}", "gdp", pairs)
+            else:
+                self._add_cubes(v, f"t{i}_{j}_{features[2]}", features[2], list(same))
+        if self.has_gradient:
+            self._add(f"gx{i}", f"g{v}", f"x[{j}]")
+            self._add(f"gx{j}", f"g{v}", f"x[{i}]")
+        if self.has_tangent:
+            self._add(f"gx{i}", f"gd{v}", f"a[{j}]")
+            self._add(f"gx{j}", f"gd{v}", f"a[{i}]")
+
+    def _add_cubes(self, v: str, t: str, third: int, terms: list[Term]) -> None:
+        """Terms of the same three features, of which v is the product of two."""
+        self._let(t, f"{v} * x[{third}]")
+        if self.has_tangent:
+            self._let(f"d{t}", f"fma(d{v}, x[{third}], {v} * a[{third}])")
+        self._add_products(t, f"d{t}", terms)
+        if self.has_gradient:
+            self._add_coefficients(f"g{t}", "gp", terms)
+            self._add(f"g{v}", f"g{t}", f"x[{third}]")
+            self._add(f"gx{third}", f"g{t}", v)
+        if self.has_tangent:
+            self._add_coefficients(f"gd{t}", "gdp", terms)
+            self._add(f"g{v}", f"gd{t}", f"a[{third}]")
+            self._add(f"gd{v}", f"gd{t}", f"x[{third}]")
+            self._add(f"gx{third}", f"gd{t}", f"d{v}")
+
+    def _add_products(self, value: str, tangent: str, terms: list[Term]) -> None:
+        for term in terms:
+            self._add(f"p{term.output}_{term.weight}", f"T({term.coefficient!r})", value)
+            if self.has_tangent:
+                self._add(f"dp{term.output}_{term.weight}", f"T({term.coefficient!r})", tangent)
+
+    def _add_coefficients(self, name: str, gradient: str, terms: list[Term]) -> None:
+        for term in terms:
+            self._add(name, f"T({term.coefficient!r})", f"{gradient}{term.output}_{term.weight}")
+
+    def _write(self, spec: PolynomialSpec) -> None:
+        weights, outputs = range(spec.num_weights), range(spec.num_outputs)
+        d = "d" if self.has_tangent else ""
+        if self.has_tangent or not self.has_gradient:
+            for m in outputs:
+                products = [(f"w[{k}]", f"{d}p{m}_{k}") for k in weights]
+                products += [(f"c[{k}]", f"p{m}_{k}") for k in weights if self.has_tangent]
+                self._write_sum(f"z[{m}]", products)
+        if self.has_gradient:
+            for i in range(spec.num_features):
+                self.statements.append(f"out.x[{i}] = {f'gx{i}' if f'gx{i}' in self._sums else 'V{}'};")
+            for k in weights:
+                self._write_sum(f"w[{k}]", [(f"gz[{m}]", f"{d}p{m}_{k}") for m in outputs])
+
+    def _write_sum(self, output: str, products: list[tuple[str, str]]) -> None:
+        present = [f"{left} * {right}" for left, right in products if right in self._sums]
+        self.statements.append(f"out.{output} = {' + '.join(present) or 'V{}'};")

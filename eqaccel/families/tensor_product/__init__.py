@@ -1,0 +1,55 @@
+"""Tensor products of irreps, channel by channel, of rows or summed over the edges of a graph.
+
+spec: irreps, instructions and normalisations become paths, with offsets and one number each.
+plan: paths become edge matrices, segments and launch numbers, for a target; tunings of that.
+reference: runs a plan in NumPy, and so defines what every backend has to compute.
+body: a plan becomes one C++ text, whatever the backend.
+check, payload: what right kernels give on a small graph; all kernels in one string of bytes.
+"""
+
+from eqaccel.families.family import TunedKernel
+from eqaccel.families.tensor_product import check
+from eqaccel.families.tensor_product.body import print_body
+from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
+from eqaccel.families.tensor_product.payload import gpu_plans, payload, source, travelling_plan
+from eqaccel.families.tensor_product.plan import (
+    UNTUNED,
+    KernelPlan,
+    Plan,
+    Tuning,
+    candidates,
+    make_plan,
+)
+from eqaccel.families.tensor_product.reference import execute
+from eqaccel.families.tensor_product.spec import (
+    MAX_DEGREE,
+    ConnectionMode,
+    Instruction,
+    InstructionLike,
+    Path,
+    TensorProductSpec,
+)
+
+__all__ = [
+    "MAX_DEGREE",
+    "TENSOR_PRODUCT",
+    "UNTUNED",
+    "ConnectionMode",
+    "Instruction",
+    "InstructionLike",
+    "KernelPlan",
+    "Path",
+    "Plan",
+    "TensorProductSpec",
+    "TunedKernel",
+    "Tuning",
+    "candidates",
+    "check",
+    "execute",
+    "gpu_plans",
+    "make_plan",
+    "payload",
+    "print_body",
+    "source",
+    "travelling_plan",
+]

@@ -1,0 +1,65 @@
+"""The self-check of tensor products (see `codegen.check`): a small graph, and what right kernels give on it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eqaccel.codegen import OUTPUTS, Direction
+from eqaccel.codegen.check import OPERANDS, numbers, projections
+from eqaccel.families.tensor_product.plan import Plan
+from eqaccel.families.tensor_product.reference import execute
+from eqaccel.families.tensor_product.spec import TensorProductSpec
+
+# Senders 0 and 3 reach receiver 0, senders 1 and 3 receiver 2. Two edges are the same pair of nodes; edges are not in
+# order, and one receiver and one sender have none.
+RECEIVER = np.array([0, 2, 2, 0, 0])
+SENDER = np.array([3, 3, 1, 0, 3])
+_ROWS = {"x": 4, "y": 5, "z": 3, "w": 5}
+_KINDS = dict(zip(OPERANDS, "xywzxyw", strict=True)) | {"z": "z", "gx": "x", "gy": "y", "gw": "w"}
+
+
+def problem(spec: TensorProductSpec, direction: Direction) -> dict[str, NDArray]:
+    """The arguments of `execute` for the problem, in the (2l+1, mul) layout."""
+    count = {Direction.FORWARD: 3, Direction.BACKWARD: 4, Direction.DOUBLE_BACKWARD: 7}[direction]
+    dims = {"x": spec.x_dim, "y": spec.y_dim, "z": spec.z_dim, "w": spec.weight_numel}
+    return {name: numbers(name, _ROWS[_KINDS[name]], dims[_KINDS[name]]) for name in OPERANDS[:count]}
+
+
+def blocks(spec: TensorProductSpec) -> str:
+    """A line "<x, y, z or w> <channels> <components>" for each block of a row, in the order of the row."""
+    return "".join(f"{kind} {channels} {components}\n" for kind, channels, components in _blocks(spec))
+
+
+def checksums(plan: Plan) -> str:
+    """A line "<output> <size> <projection> <projection>" for each block of each output of a plan's direction.
+
+    The size is the root of the sum of squares of the sums of absolute values that the elements of the block consist of.
+    """
+    operands = problem(plan.spec, plan.direction)
+    graph = {"receiver": RECEIVER, "sender": SENDER, "num_receivers": _ROWS["z"]}
+    result, absolute = (execute(plan, **operands, **graph, absolute=flag) for flag in (False, True))
+    lines = []
+    for name in OUTPUTS[plan.direction]:
+        sizes = np.sqrt(_sum_blocks(plan.spec, name, getattr(absolute, name) ** 2)).tolist()
+        projected = project(plan.spec, name, getattr(result, name)).tolist()
+        lines += [f"{name} {size:.4g} {a!r} {b!r}\n" for size, (a, b) in zip(sizes, projected, strict=True)]
+    return "".join(lines)
+
+
+def project(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
+    """The projections, (blocks, 2), of an output ("z", "gx", "gy" or "gw") in the (2l+1, mul) layout."""
+    return np.stack([_sum_blocks(spec, name, product) for product in projections(values)], axis=1)
+
+
+def _blocks(spec: TensorProductSpec) -> list[tuple[str, int, int]]:
+    rows = [("x", block.mul, block.ir.dim) for block in spec.irreps_in1]
+    rows += [("y", 1, block.dim) for block in spec.irreps_in2]
+    rows += [("z", block.mul, block.ir.dim) for block in spec.irreps_out]
+    rows += [("w", path.mul, 1) for path in spec.paths if path.weight_offset is not None]
+    return [row for row in rows if row[1] * row[2] > 0]
+
+
+def _sum_blocks(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
+    widths = [channels * components for kind, channels, components in _blocks(spec) if kind == _KINDS[name]]
+    return np.add.reduceat(values.sum(0), np.cumsum([0, *widths])[:-1])

@@ -1,0 +1,52 @@
+"""The family of tensor products and their graph convolutions."""
+
+from __future__ import annotations
+
+from numpy.typing import NDArray
+
+from eqaccel.codegen import Direction, Result, prelude
+from eqaccel.families.family import KernelFamily, TunedKernel
+from eqaccel.families.tensor_product.body import print_body
+from eqaccel.families.tensor_product.payload import NAME, payload, travelling_plan
+from eqaccel.families.tensor_product.plan import Tuning, candidates, make_plan
+from eqaccel.families.tensor_product.reference import execute
+from eqaccel.families.tensor_product.spec import TensorProductSpec
+from eqaccel.targets import Target, host_target
+
+
+class _TensorProducts(KernelFamily):
+    name = NAME
+
+    def payload(self, spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
+        return payload(spec, tuned)
+
+    def prelude(self, backend: str) -> str:
+        return prelude(backend)
+
+    def body(
+        self,
+        spec: TensorProductSpec,
+        direction: Direction,
+        target: Target,
+        scalar_bytes: int,
+        tuning: Tuning | None = None,
+    ) -> str:
+        if tuning is None:
+            return print_body(travelling_plan(spec, direction, target, scalar_bytes))
+        return print_body(make_plan(spec, direction, target, scalar_bytes, tuning))
+
+    def explain(self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> str:
+        return travelling_plan(spec, direction, target, scalar_bytes).explain()
+
+    def reference(
+        self, spec: TensorProductSpec, direction: Direction, *, absolute: bool = False, **operands: NDArray | int
+    ) -> Result:
+        return execute(make_plan(spec, direction, host_target(), 8), absolute=absolute, **operands)
+
+    def tunings(
+        self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int
+    ) -> tuple[Tuning, ...]:
+        return candidates(spec, direction, target, scalar_bytes)
+
+
+TENSOR_PRODUCT: KernelFamily = _TensorProducts()

@@ -1,0 +1,109 @@
+"""The payload of a tensor product: the sources of all of its kernels, for every class of machines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+from eqaccel.codegen import SCALAR_BYTES, Direction, pack, prelude, translation_unit
+from eqaccel.errors import UnsupportedError
+from eqaccel.families.family import TunedKernel
+from eqaccel.families.tensor_product import check
+from eqaccel.families.tensor_product.body import print_body, print_code
+from eqaccel.families.tensor_product.plan import Plan, make_plan
+from eqaccel.families.tensor_product.spec import TensorProductSpec
+from eqaccel.families.tensor_product.spelling import spelling
+from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target, host_target
+
+NAME = "tensor_product"
+"""Of the family."""
+
+_SCALARS = {number: name for name, number in SCALAR_BYTES.items()}
+
+
+@functools.lru_cache(maxsize=256)
+def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
+    """The payload of a spec and the integer key that names it.
+
+    Args:
+        spec: The tensor product.
+        tuned: Kernels that one kind of processor runs instead of those which the cost model plans for all.
+
+    Returns:
+        The bytes, and a key of 63 bits derived from them.
+
+    Raises:
+        TuningError: A processor cannot run what was tuned for it.
+    """
+    entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
+    meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
+    meta["w_dim"] = spec.weight_numel
+    meta["covers_all"] = int(_covers_all(spec))
+    meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
+    entries["check/blocks"] = check.blocks(spec)
+    codes: dict[str, int] = {}
+    for direction in Direction:
+        plan = make_plan(spec, direction, host_target(), 4)
+        _add_body(entries, f"cpu/{direction.value}", plan, print_body(plan))
+        entries[f"check/{direction.value}"] = check.checksums(plan)
+        for scalar, scalar_bytes in SCALAR_BYTES.items():
+            for plan in gpu_plans(spec, direction, scalar_bytes):
+                backend = spelling(plan)
+                name = f"{plan.target.name}/{direction.value}/{scalar}"
+                _add_body(entries, name, plan, backend.launch(plan))
+                meta |= backend.launch_numbers(name, plan)
+                # Machines, and the two scalars, differ in launches more often than in code, which is long.
+                meta[f"{name}/code"] = codes.setdefault(print_code(plan), len(codes))
+    entries |= {f"code/{number}": text for text, number in codes.items()}
+    for kernel in tuned:
+        plan = make_plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
+        name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{_SCALARS[kernel.scalar_bytes]}"
+        _add_body(entries, name, plan, print_body(plan))
+        meta |= spelling(plan).launch_numbers(name, plan)
+    return pack(NAME, meta, entries)
+
+
+def _add_body(entries: dict[str, str], name: str, plan: Plan, text: str) -> None:
+    entries[name] = text
+    # What EQACCEL_DUMP writes beside a source, also where no Python is: some kilobytes, where a body has tens of them.
+    entries[f"plan/{name}"] = plan.explain() + "\n"
+
+
+def gpu_plans(spec: TensorProductSpec, direction: Direction, scalar_bytes: int) -> list[Plan]:
+    """The plans of a kernel that travel in its payload, the one that takes most shared memory first.
+
+    A device runs the first one that fits it; a class of machines has a plan of its own only where those of larger ones
+    do not fit it.
+    """
+    plans: list[Plan] = []
+    for target in MACHINE_CLASSES:
+        if any(plan.shared_bytes() <= target.shared_bytes for plan in plans):
+            continue
+        with contextlib.suppress(UnsupportedError):  # the runtime says so where it is asked for a kernel
+            plans.append(make_plan(spec, direction, target, scalar_bytes))
+    return plans
+
+
+def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> Plan:
+    """The plan of the kernel that a target runs: on a GPU the one in its payload for machines of the target's class.
+
+    Raises:
+        UnsupportedError: If there is none, because the target has too little shared memory.
+    """
+    if target.is_gpu:
+        for plan in gpu_plans(spec, direction, scalar_bytes):
+            if plan.shared_bytes() <= target.shared_bytes:
+                return plan
+    return make_plan(spec, direction, target, scalar_bytes)
+
+
+def source(plan: Plan) -> str:
+    """The whole translation unit of a plan."""
+    return translation_unit(plan.direction, plan.scalar_bytes, prelude(plan.target.backend), print_body(plan))
+
+
+def _covers_all(spec: TensorProductSpec) -> bool:
+    """Whether every element of x and z belongs to a path; a GPU kernel leaves the others to be zeroed beforehand."""
+    x = {path.x_offset: path.mul * (2 * path.l1 + 1) for path in spec.paths}
+    z = {path.z_offset: path.mul * (2 * path.l3 + 1) for path in spec.paths}
+    return sum(x.values()) == spec.x_dim and sum(z.values()) == spec.z_dim

@@ -1,0 +1,14 @@
+"""What a tensor product computes, and nothing about how: a frozen, validated `TensorProductSpec` and its paths."""
+
+from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, InstructionLike
+from eqaccel.families.tensor_product.spec.path import Path
+from eqaccel.families.tensor_product.spec.tensor_product import MAX_DEGREE, TensorProductSpec
+
+__all__ = [
+    "MAX_DEGREE",
+    "ConnectionMode",
+    "Instruction",
+    "InstructionLike",
+    "Path",
+    "TensorProductSpec",
+]

@@ -1,0 +1,180 @@
+"""How backends spell what they do not have in common: a class each, in place of conditions in the printer."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+from eqaccel.codegen import Direction
+from eqaccel.families.tensor_product.plan import Block, KernelPlan, Plan, PlannedPath
+from eqaccel.families.tensor_product.plan.model import place, segment_work, staged
+from eqaccel.families.tensor_product.text import literal, table
+from eqaccel.families.tensor_product.units import count_units, entry_functions, entry_lines
+
+
+class Spelling(ABC):
+    """What the text of one kind of backend has that others spell otherwise, or do without."""
+
+    def launch(self, plan: Plan) -> str:
+        """The first part of a body: how each kernel is launched. Plans that differ in no more have the same code."""
+        return ""
+
+    def launch_numbers(self, name: str, plan: Plan) -> dict[str, int]:
+        """What the payload's meta says of the launches of the body in entry `name`."""
+        return {}
+
+    def exports(self, kernel: KernelPlan) -> list[str]:
+        """What follows a kernel's code."""
+        return []
+
+    @abstractmethod
+    def problem(self, plan: KernelPlan) -> list[str]:
+        """Members of a kernel's `Problem`."""
+
+    @abstractmethod
+    def segment(self, plan: KernelPlan, number: int) -> list[str]:
+        """Members of a segment."""
+
+    @abstractmethod
+    def x_at(self, plan: KernelPlan, offset: int) -> str:
+        """The arguments that name an element of x."""
+
+    @abstractmethod
+    def w_at(self, plan: KernelPlan, path: PlannedPath) -> str:
+        """The arguments that name the first weight of a path."""
+
+    def streamed_w_at(self, plan: KernelPlan, path: PlannedPath) -> str:
+        """The same in forward kernels, which may fetch weights ahead, path by path."""
+        return self.w_at(plan, path)
+
+    def adds(self, block: Block) -> str:
+        """A further template argument of a block of x: whether its gradients are added to earlier ones."""
+        return ""
+
+
+class _Cpu(Spelling):
+    """A lane is a SIMD vector of channels, and rows are read where they are."""
+
+    def problem(self, plan: KernelPlan) -> list[str]:
+        if count_units(plan) > 1:
+            code = [f"eq_entries_{number}(y, m);" for number in range(len(entry_functions(plan)))]
+        else:
+            code = entry_lines(plan)
+        return [
+            f"  static constexpr int output_channels = {_output_channels(plan)};",
+            "  static EQ_FN void build_entries(const Lane* y, Lane* m) {",
+            *(f"    {line}" for line in code),
+            "  }",
+        ]
+
+    def segment(self, plan: KernelPlan, number: int) -> list[str]:
+        # A segment's part of the cache lines of weights that are fetched ahead, one a path: as its part of the work.
+        if plan.direction is not Direction.FORWARD:
+            return []
+        work = [segment_work(plan.direction, plan.matrices, segment) for segment in plan.segments]
+        weighted = sum(path.weight_offset is not None for path in plan.spec.paths)
+        first, end = (round(weighted * sum(work[:n]) / sum(work)) for n in (number, number + 1))
+        return [f"  static constexpr int first_fetch = {first}, end_fetch = {end};"]
+
+    def x_at(self, plan: KernelPlan, offset: int) -> str:
+        return f"{offset}"
+
+    def w_at(self, plan: KernelPlan, path: PlannedPath) -> str:
+        return f"{path.weight_offset}"
+
+    def streamed_w_at(self, plan: KernelPlan, path: PlannedPath) -> str:
+        return f"{path.weight_offset}, {path.number}"
+
+
+class _Gpu(Spelling):
+    """A lane is a thread; rows are copied to shared memory, and have a place there and one in global memory."""
+
+    def launch(self, plan: Plan) -> str:
+        lines = ["namespace {"]
+        for kernel in plan.kernels:
+            lines += [
+                f"namespace kernel{kernel.number} {{",
+                "struct Launch {",
+                f"  static constexpr int stages = {kernel.stages}, edges_per_stage = {kernel.edges_per_stage};",
+                f"  static constexpr int blocks_per_sm = {kernel.blocks_per_sm}, "
+                f"shared_bytes = {kernel.shared_bytes()};",
+                f"  static constexpr int warps = {kernel.warps}, sums = {kernel.all_sums};",
+            ]
+            for number, segment in enumerate(kernel.segments):
+                warps, sums = segment.warps_per_group, kernel.sums(segment)
+                lines.append(f"  static constexpr int warps_per_group{number} = {warps}, sums{number} = {sums};")
+            lines += ["};", "}"]
+        return "\n".join([*lines, "}  // namespace", "", ""])
+
+    def launch_numbers(self, name: str, plan: Plan) -> dict[str, int]:
+        numbers = {f"{name}/kernels": len(plan.kernels)}
+        for kernel in plan.kernels:
+            numbers[f"{name}/{kernel.number}/threads"] = kernel.threads
+            numbers[f"{name}/{kernel.number}/shared_bytes"] = kernel.shared_bytes()
+            numbers[f"{name}/{kernel.number}/edges_held"] = kernel.stages * kernel.edges_per_stage
+        return numbers
+
+    def exports(self, kernel: KernelPlan) -> list[str]:
+        return [f"EQ_EXPORT_MAIN(eq_main_{kernel.number}, kernel{kernel.number}::Problem)"]
+
+    def problem(self, plan: KernelPlan) -> list[str]:
+        # What the pipeline copies, and a table of terms of entries, so that all threads of a block build them together.
+        adds = str(plan.number > 0).lower()
+        places = list(plan.single_terms)
+        terms = len(plan.several_terms[0][1]) if plan.several_terms else 0
+        places += [(at, form[t]) for t in range(terms) for at, form in plan.several_terms]
+        terms_table = [f"{{{literal(factor)}, {at}, {j}}}" for at, (j, factor) in places]
+        spans = (*plan.x_spans, *plan.w_spans)
+        copies = [f"{{{p.offset}, {p.staged}, {p.length}}}" for p in spans]
+        granule = math.gcd(plan.spec.x_dim, plan.spec.weight_numel, *(n for p in spans for n in (p.offset, p.length)))
+        copied = sum(span.length for span in spans)
+        return [
+            "  static constexpr int stages = Launch::stages, edges_per_stage = Launch::edges_per_stage;",
+            "  static constexpr int blocks_per_sm = Launch::blocks_per_sm, shared_bytes = Launch::shared_bytes;",
+            f"  static constexpr int warps = Launch::warps, warp_groups = {plan.warp_groups}, sums = Launch::sums;",
+            f"  static constexpr bool adds = {adds};  // to the gradients of y of kernels before",
+            f"  static constexpr int x_staged = {staged(plan.x_spans)}, w_staged = {staged(plan.w_spans)};",
+            f"  static constexpr int x_spans = {len(plan.x_spans)}, spans = {len(spans)}, copied = {copied};",
+            f"  static constexpr int granule = {granule};  // divides where spans begin and end",
+            f"  static EQ_FN CopySpan span(int n) {{ {table('CopySpan', copies)} }}",
+            f"  static constexpr int single = {len(plan.single_terms)};  // entries of one term; then those of several",
+            f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
+            f"  static EQ_FN Term term(int n) {{ {table('Term', terms_table)} }}",
+        ]
+
+    def segment(self, plan: KernelPlan, number: int) -> list[str]:
+        segment = plan.segments[number]
+        # z_offset_at is of a component that is not known when the text is compiled; groups of several warps need it.
+        lookup = table("int", map(str, segment.z_offsets), "component")
+        return [
+            f"  static constexpr int warp_groups = {segment.warp_groups};",
+            f"  static constexpr int warps_per_group = Launch::warps_per_group{number}, sums = Launch::sums{number};",
+            f"  static EQ_FN int z_offset_at(int component) {{ {lookup} }}",
+        ]
+
+    def x_at(self, plan: KernelPlan, offset: int) -> str:
+        return f"{place(plan.x_spans, offset)}, {offset}"
+
+    def w_at(self, plan: KernelPlan, path: PlannedPath) -> str:
+        return f"{place(plan.w_spans, path.weight_offset)}, {path.weight_offset}"
+
+    def adds(self, block: Block) -> str:
+        return f", {str(block.adds).lower()}"
+
+
+_GPU = _Gpu()
+SPELLINGS: dict[str, Spelling] = {"cpu": _Cpu(), "cuda": _GPU, "hip": _GPU}
+"""The spelling of each backend."""
+
+
+def spelling(plan: Plan | KernelPlan) -> Spelling:
+    """That of the backend which a plan is for."""
+    return SPELLINGS[plan.target.backend]
+
+
+def _output_channels(plan: KernelPlan) -> int:
+    """What divides the channels of every output, or 0 unless each output is complete after one segment."""
+    offsets = sorted((offset, s.mul) for s in plan.segments for offset in s.z_offsets)
+    ends = [0, *(offset + mul for offset, mul in offsets)]
+    complete = [offset for offset, _ in offsets] == ends[:-1] and ends[-1] == plan.spec.z_dim
+    return math.gcd(*(segment.mul for segment in plan.segments)) if complete else 0

@@ -1,0 +1,43 @@
+"""What all modules have that call a kernel: a spec, and the payload that carries its kernels into exported programs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from eqaccel.families import KernelFamily
+
+
+class KernelModule(nn.Module):
+    """A module with kernels of a family; warm-up and export handle all of them alike.
+
+    Attributes:
+        family: What computes.
+        spec: What is computed; None where the family has one kernel.
+        tuned: Kernels of plans that are not the default ones; without a type, which TorchScript would not understand.
+        key: Names the payload.
+        payload: (num_bytes,) uint8.
+    """
+
+    family: ClassVar[KernelFamily]
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__()
+        self.spec = spec
+        self.tuned = ()
+        content, self.key = self.family.payload(spec)
+        # A buffer follows the module to its device, as tracing wants; not persistent, so state_dict stays empty; and
+        # of integers, so that .float() and .double() leave it alone.
+        self.register_buffer("payload", torch.frombuffer(bytearray(content), dtype=torch.uint8), persistent=False)
+
+    def set_payload(self, content: bytes, key: int) -> None:
+        """Takes other kernels, from the next call on.
+
+        Args:
+            content: A payload of the module's spec.
+            key: Its key, see `payload_key`.
+        """
+        self.key = key
+        self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)

@@ -1,0 +1,128 @@
+"""Families of kernels: all that handles kernels finds each of them by the name in its payload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runtime_checks import make_payload
+
+import eqaccel
+from eqaccel import MatrixProduct, Polynomial, PolynomialSpec, TensorProduct, TensorProductSpec, runtime
+from eqaccel.codegen import Direction
+from eqaccel.families import FAMILIES
+from eqaccel.families.polynomial import Term
+from eqaccel.ops import KernelModule
+from eqaccel.prepare.tuning import TASKS
+from eqaccel.targets import TARGETS, host_target
+from eqaccel.testing import ERROR_CONSTANT
+
+SPECS: dict[str, Any] = {
+    "tensor_product": TensorProductSpec.channelwise("6x0e+5x1o", "0e+1o", "6x0e+5x1o"),
+    "polynomial": PolynomialSpec(3, 2, 2, (Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (2,), 0.5))),
+    "matrix_product": None,
+}
+MODULES: dict[str, type[KernelModule]] = {
+    "tensor_product": TensorProduct,
+    "polynomial": Polynomial,
+    "matrix_product": MatrixProduct,
+}
+OPERANDS = {
+    "tensor_product": {"x": (7, 21), "y": (7, 4), "w": (7, 22)},
+    "polynomial": {"x": (7, 3), "w": (7, 2)},
+    "matrix_product": {"a": (7, 4), "b": (4, 6)},
+}
+
+
+def _module(name: str) -> KernelModule:
+    return MODULES[name]() if SPECS[name] is None else MODULES[name](SPECS[name])
+
+
+def test_each_has_a_folder() -> None:
+    folders = [path.parent.name for path in Path(eqaccel.__file__).parent.glob("families/*/__init__.py")]
+    assert sorted(folders) == sorted(FAMILIES) == sorted(SPECS)
+    assert set(TASKS) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_payload_names_its_family(name: str) -> None:
+    content, key = FAMILIES[name].payload(SPECS[name])
+    assert runtime.Program(content).family == name
+    module = _module(name)
+    assert (module.family, module.key, module.spec) == (FAMILIES[name], key, SPECS[name])
+
+
+@pytest.mark.parametrize(("meta", "got"), [("family=sorcery\n", "'sorcery'"), ("", "''")])
+def test_other_families_are_refused(meta: str, got: str) -> None:
+    content = make_payload(meta="").replace(
+        b"meta 22\nfamily=tensor_product\n\n", f"meta {len(meta)}\n{meta}\n".encode()
+    )
+    names = ", ".join(FAMILIES)
+    with pytest.raises(
+        ValueError, match=rf"expected a family .* \({names}\), got {got}: make or export the model again"
+    ):
+        runtime.Program(content)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_kernels_that_exist(name: str) -> None:
+    """All of them everywhere, but of matrix products those for tensor cores of one architecture."""
+    program = runtime.Program(FAMILIES[name].payload(SPECS[name])[0])
+    found = {
+        (backend, scalar, direction.value, arch): program.compile_arch(backend, scalar, direction.value, arch)
+        for backend, arch in (
+            ("cpu", None),
+            ("cuda", "sm_80"),
+            ("cuda", "sm_90"),
+            ("cuda", "sm_100"),
+            ("hip", "gfx90a"),
+        )
+        for scalar in ("float32", "float64")
+        for direction in Direction
+    }
+    if name == "matrix_product":
+        assert {key: arch for key, arch in found.items() if arch is not None} == {
+            ("cuda", "float32", "forward", "sm_90"): "sm_90a"
+        }
+        with pytest.raises(ValueError, match="expected a family whose kernels take eq_operands, got matrix_product"):
+            program.workspace_bytes("cpu", "float32", "forward", {})
+    else:
+        assert all(arch == (key[3] or "") for key, arch in found.items())
+
+
+def test_derivatives_of_a_family_without_gradients_are_forward_kernels() -> None:
+    forward, backward, _ = Direction
+    assert FAMILIES["matrix_product"].serving([backward]) == [forward]
+    assert FAMILIES["matrix_product"].serving([forward, backward]) == [forward]
+    assert FAMILIES["tensor_product"].serving([backward]) == [backward]
+    assert all(family.serving([]) == [] for family in FAMILIES.values())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_modules_compute_what_the_reference_says(name: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    operands = {n: torch.randn(*shape, generator=generator).double() for n, shape in OPERANDS[name].items()}
+    module = _module(name)
+    # The executor of tensor products takes rows in (2l+1, mul).
+    if name == "tensor_product":
+        module = TensorProduct(SPECS[name], layout="ir_mul")
+    found = module(*operands.values())
+    arrays = {n: operand.numpy() for n, operand in operands.items()}
+    expected, scale = (
+        FAMILIES[name].reference(SPECS[name], Direction.FORWARD, absolute=flag, **arrays).z for flag in (False, True)
+    )
+    bound = ERROR_CONSTANT * np.finfo(np.float64).eps * scale
+    assert (np.abs(found.numpy() - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("name", ["tensor_product", "polynomial"])
+def test_the_source_of_this_machine_is_what_is_shipped(name: str) -> None:
+    program = runtime.Program(FAMILIES[name].payload(SPECS[name])[0])
+    for direction in Direction:
+        text = FAMILIES[name].source(SPECS[name], direction, host_target(), 4)
+        assert program.source("cpu", "float32", direction.value) == text
+        text = FAMILIES[name].source(SPECS[name], direction, TARGETS["sm_86"], 8)
+        assert program.source("cuda", "float64", direction.value, "sm_86") == text

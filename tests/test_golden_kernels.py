@@ -1,0 +1,63 @@
+"""Generated text, kernel by kernel, as it stands in tests/golden: a change of it shows in review.
+
+After a change that is meant, `pytest tests/test_golden_kernels.py --update-golden` writes the files anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eqaccel import PolynomialSpec, TensorProductSpec
+from eqaccel.codegen import Direction
+from eqaccel.families import FAMILIES
+from eqaccel.families.polynomial import Term
+from eqaccel.targets import TARGETS
+
+FOLDER = Path(__file__).parent / "golden"
+SPECS: dict[str, Any] = {
+    "tensor_product": TensorProductSpec.channelwise("32x0e+16x1o", "0e+1o", "32x0e+16x1o"),
+    "polynomial": PolynomialSpec(
+        3, 2, 2, (Term(0, 0, (), 0.5), Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (0, 1, 2), 0.25))
+    ),
+    "matrix_product": None,
+}
+TARGETS_OF = {
+    "tensor_product": ("cpu-avx2", "sm_90"),
+    "polynomial": ("cpu-avx2",),
+    "matrix_product": ("sm_90",),
+}
+KERNELS = [
+    (name, direction, target)
+    for name, family in FAMILIES.items()
+    for direction in family.directions
+    for target in TARGETS_OF[name]
+]
+
+
+@pytest.mark.parametrize(("name", "direction", "target"), KERNELS)
+def test_golden_kernel(name: str, direction: Direction, target: str, request: pytest.FixtureRequest) -> None:
+    kernel = (SPECS[name], direction, TARGETS[target], 4)
+    plan = FAMILIES[name].explain(*kernel).rstrip()
+    text = "".join(f"// {line}\n" for line in plan.split("\n")) + FAMILIES[name].body(*kernel)
+    file = FOLDER / f"{name}-{direction.value}-{TARGETS[target].backend}.txt"
+    if request.config.getoption("--update-golden"):
+        file.write_text(text)
+    assert text == file.read_text(), f"the text of {file.name} has changed; --update-golden if it was to"
+
+
+def test_there_are_no_others() -> None:
+    assert {file.name for file in FOLDER.iterdir()} == {
+        f"{name}-{direction.value}-{TARGETS[target].backend}.txt" for name, direction, target in KERNELS
+    }
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_what_is_not_there_is_the_same_text(direction: Direction) -> None:
+    polynomial, product = (FAMILIES[name] for name in ("polynomial", "tensor_product"))
+    kernels = [(direction, target, scalar_bytes) for target in TARGETS.values() for scalar_bytes in (4, 8)]
+    assert len({polynomial.body(SPECS["polynomial"], *kernel) for kernel in kernels}) == 1
+    spec = SPECS["tensor_product"]
+    assert product.body(spec, direction, TARGETS["gfx90a"], 4) == product.body(spec, direction, TARGETS["sm_90"], 4)
