@@ -95,7 +95,7 @@ def home(name: str) -> str:
 
 
 def reference() -> str:
-    """Every public name of the package, the words of the spec room, and the errors."""
+    """Every public name of the package, the words of specs, and the errors."""
     kinds = [error for _, error in inspect.getmembers(errors, inspect.isclass) if error.__module__ == errors.__name__]
     words = [tensor_product.Instruction, tensor_product.Path, tensor_product.ConnectionMode, polynomial.Term]
     lines = ["# Python", "", inspect.cleandoc(eqaccel.__doc__ or "").partition("\n\n")[0], ""]
@@ -160,9 +160,12 @@ def supported() -> str:
     kinds = [(family.name, first_line(type(family))) for family in FAMILIES]
     exported = [(f"`{type(family).__name__}`", first_line(type(family))) for family in EXPORT_FAMILIES]
     limits = [
-        *((f"connection mode `{mode.value}`", "yes" if takes(mode) else "no") for mode in spec.ConnectionMode),
-        ("highest degree of an irrep", str(spec.MAX_DEGREE)),
-        ("highest degree of a polynomial", str(spec.MAX_POWER)),
+        *(
+            (f"connection mode `{mode.value}`", "yes" if takes(mode) else "no")
+            for mode in tensor_product.ConnectionMode
+        ),
+        ("highest degree of an irrep", str(tensor_product.MAX_DEGREE)),
+        ("highest degree of a polynomial", str(polynomial.MAX_POWER)),
     ]
     variables = [(f"`{name}`", meaning) for name, meaning in settings.VARIABLES.items()]
     return "\n".join(
@@ -181,10 +184,10 @@ def supported() -> str:
     )
 
 
-def takes(mode: spec.ConnectionMode) -> bool:
+def takes(mode: tensor_product.ConnectionMode) -> bool:
     """Whether a tensor product may have a connection mode."""
     try:
-        spec.TensorProductSpec("2x0e", "0e", "2x0e", [(0, 0, 0, mode, True)])
+        tensor_product.TensorProductSpec("2x0e", "0e", "2x0e", [(0, 0, 0, mode, True)])
     except errors.UnsupportedError:
         return False
     return True
