@@ -18,6 +18,7 @@ from eqaccel.plan.passes import rows_of
 
 _ARGUMENTS = "const void* rows, const T* entries, const T* entries_b, Sum* gy"  # of a segment in a unit of its own
 _ENTRIES_OF_FUNCTION = 500
+_TABLE_COLUMNS = 80  # after which a line of a table ends
 
 
 def print_body(plan: Plan) -> str:
@@ -149,7 +150,7 @@ def _kernel(plan: KernelPlan) -> list[str]:
 
 
 def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[str]:
-    offsets = ", ".join(map(str, segment.z_offsets))
+    offsets = _wrapped(map(str, segment.z_offsets))
     lines = [
         f"struct Segment{number} {{  // {segment.mul} channels, {len(segment.paths)} paths",
         f"  static constexpr int mul = {segment.mul}, outputs = {len(segment.z_offsets)}, "
@@ -449,7 +450,18 @@ def _gpu_tables(plan: KernelPlan) -> list[str]:
 
 
 def _table(scalar: str, values: Iterable[str], index: str = "n") -> str:
-    return f"static constexpr {scalar} values[] = {{{', '.join(values)}}}; return values[{index}];"
+    return f"static constexpr {scalar} values[] = {{{_wrapped(values)}}}; return values[{index}];"
+
+
+def _wrapped(values: Iterable[str]) -> str:
+    """A list of values on lines of about a hundred columns."""
+    lines = [""]
+    for value in values:
+        if len(lines[-1]) > _TABLE_COLUMNS:
+            lines.append("")
+        lines[-1] += f"{value}, "
+    lines = [line.strip() for line in lines]
+    return ("\n      ".join(["", *lines]) if len(lines) > 1 else lines[0]).rstrip(",")
 
 
 def _each_block(operand: str, irreps: Irreps) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen.payload import abi_number, pack, read_prelude
+from eqaccel.codegen.payload import abi_number, pack
+from eqaccel.codegen.preludes import flatten_prelude
 
 WIDTHS = (64, 112, 128)
 """Columns of the tiles of an output; the runtime takes what wastes least."""
@@ -22,9 +23,6 @@ def matrix_payload() -> tuple[bytes, int]:
     `eq_product_<width>`. Meta has the numbers of their launches: `height`, `depth` and `threads`, of `widths` tiles
     `<n>/width` and `<n>/shared_bytes`.
     """
-    prelude = read_prelude("abi.h") + read_prelude("cuda.h")
-    kernels = _CONSTANTS + "".join(_multiply_add(width) for width in WIDTHS) + read_prelude("matrix_product.h")
-    kernels += "".join(_kernel(width) for width in WIDTHS)
     numbers = {"abi": abi_number(), "height": _HEIGHT, "depth": _DEPTH, "threads": _THREADS, "widths": len(WIDTHS)}
     for n, width in enumerate(WIDTHS):
         numbers[f"{n}/width"] = width
@@ -34,14 +32,22 @@ def matrix_payload() -> tuple[bytes, int]:
         f"product of matrices, 32-bit\n  tiles of {_HEIGHT} rows and {', '.join(map(str, WIDTHS))} columns, "
         f"{_STAGES} stages of {_DEPTH} terms, blocks of {_THREADS} threads\n"
     )
-    entries = {"gpu/forward/float32": kernels, "plan/gpu/forward/float32": plan, "meta": meta}
-    return pack({"prelude/cuda": prelude, **entries})
+    entries = {"gpu/forward/float32": _print_body(), "plan/gpu/forward/float32": plan, "meta": meta}
+    return pack({"prelude/cuda": flatten_prelude("matrix_product.h", "cuda"), **entries})
 
 
-_CONSTANTS = f"""
-constexpr int height = {_HEIGHT}, depth = {_DEPTH}, stages = {_STAGES};
-constexpr int block_threads = {_THREADS}, a_stride = {_A_STRIDE};
-"""
+def _print_body() -> str:
+    """The struct that `matrix_product.h` takes its numbers and the instruction from, and the kernels."""
+    instructions = "".join(_multiply_add(width) for width in WIDTHS)
+    kernels = "".join(f"EQ_EXPORT_PRODUCT(eq_product_{width}, Problem, {width})\n" for width in WIDTHS)
+    return f"""namespace {{
+struct Problem {{
+  static constexpr int height = {_HEIGHT}, depth = {_DEPTH}, stages = {_STAGES};
+  static constexpr int block_threads = {_THREADS}, a_stride = {_A_STRIDE};
+{instructions}}};
+}}  // namespace
+EQ_EXPORT_PACK(Problem)
+{kernels}"""
 
 
 def _multiply_add(width: int) -> str:
@@ -50,23 +56,14 @@ def _multiply_add(width: int) -> str:
     registers = ", ".join(f"%{n}" for n in range(sums))
     factor = ", ".join(f"%{sums + n}" for n in range(4))
     outputs = ", ".join(f'"+f"(sum[{n}])' for n in range(sums))
-    shape = f"m64n{width}k8"
+    shape = f"wgmma.mma_async.sync.aligned.m64n{width}k8.f32.tf32.tf32"
     return f"""
-// sum = a b, or sum + a b if it is to be kept; a is 64 x 8, b is 8 x {width}.
-EQ_FN void multiply_add(float (&sum)[{sums}], const unsigned (&a)[4], unsigned long long b, bool keep) {{
-  asm volatile(
-      "{{\\n.reg .pred keep;\\nsetp.ne.b32 keep, %{sums + 5}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.{shape}.f32.tf32.tf32 {{{registers}}}, {{{factor}}}, %{sums + 4}, keep, 1, 1;\\n}}"
-      : {outputs}
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
-}}
-"""
-
-
-def _kernel(width: int) -> str:
-    return f"""
-EQ_KERNEL void __launch_bounds__(block_threads, 1) eq_product_{width}(
-    const float* a, const float* packed, float* c, long long rows, int columns, int terms) {{
-  product<{width}>(a, packed, c, rows, columns, terms);
-}}
+  // sum = a b, or sum + a b if it is to be kept; a is 64 x 8, b is 8 x {width}.
+  static EQ_FN void multiply_add(float (&sum)[{sums}], const unsigned (&a)[4], unsigned long long b, bool keep) {{
+    asm volatile(
+        "{{\\n.reg .pred keep;\\nsetp.ne.b32 keep, %{sums + 5}, 0;\\n"
+        "{shape} {{{registers}}}, {{{factor}}}, %{sums + 4}, keep, 1, 1;\\n}}"
+        : {outputs}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
+  }}
 """

@@ -7,10 +7,10 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping
-from importlib import resources
 
 from eqaccel.codegen import check
 from eqaccel.codegen.body import print_body, print_code, print_launch
+from eqaccel.codegen.preludes import flatten_prelude, read_prelude
 from eqaccel.errors import UnsupportedError
 from eqaccel.plan import MACHINE_CLASSES, TARGETS, Direction, Plan, Target, TunedKernel, host_target, make_plan
 from eqaccel.spec import TensorProductSpec
@@ -125,17 +125,9 @@ def abi_number() -> int:
     return int(re.search(r"#define EQ_ABI (\d+)", read_prelude("abi.h"))[1])
 
 
-@functools.cache
 def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
-    gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_work_split.h", "gpu_pipeline.h", "gpu_rows.h", "gpu.h"]
-    names = ["abi.h", "cpu_lane.h", "cpu.h"] if backend == "cpu" else gpu
-    return "".join(map(read_prelude, names))
-
-
-def read_prelude(name: str) -> str:
-    """One file of the folder of preludes."""
-    return (resources.files("eqaccel.codegen") / "preludes" / name).read_text()
+    return flatten_prelude("cpu.h" if backend == "cpu" else "gpu.h", backend)
 
 
 def source(plan: Plan) -> str:

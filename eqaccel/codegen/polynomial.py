@@ -8,7 +8,8 @@ from itertools import groupby
 import numpy as np
 
 from eqaccel.codegen import check
-from eqaccel.codegen.payload import abi_number, pack, read_prelude
+from eqaccel.codegen.payload import abi_number, pack
+from eqaccel.codegen.preludes import flatten_prelude
 from eqaccel.plan import Direction, execute_polynomial
 from eqaccel.spec import MAX_POWER, PolynomialSpec, Term
 
@@ -23,11 +24,8 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
     <weight> <feature> <feature> <feature> <coefficient>" for each term, with num_features for a feature that is not
     there.
     """
-    gpu = ["gpu_lane.h", "gpu_polynomial.h"]
-    preludes = {"cpu": ["cpu_lane.h", "cpu_polynomial.h"], "cuda": ["cuda.h", *gpu], "hip": ["hip.h", *gpu]}
-    entries = {
-        f"prelude/{backend}": "".join(map(read_prelude, ["abi.h", *names])) for backend, names in preludes.items()
-    }
+    files = {"cpu": "cpu_polynomial.h", "cuda": "gpu_polynomial.h", "hip": "gpu_polynomial.h"}
+    entries = {f"prelude/{backend}": flatten_prelude(file, backend) for backend, file in files.items()}
     x, w, z = spec.num_features, spec.num_weights, spec.num_outputs
     entries["check/blocks"] = f"x 1 {x}\nw 1 {w}\nz 1 {z}\n"
     for direction in Direction:
