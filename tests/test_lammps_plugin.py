@@ -128,7 +128,8 @@ def test_recipe_for_a_lammps_of_ones_own(tmp_path):
 def test_exchanges_of_a_gpu_reach_mpi_on_the_main_thread(tmp_path):
     compiler = shutil.which("g++") or shutil.which("c++")
     source = str(Path(__file__).parent / "cpp_host/main_thread_exchange.cpp")
-    command = [compiler, "-std=c++17", "-pthread", f"-I{ROOT / 'csrc/model'}", source, "-o", "exchange"]
+    folders = [f"-I{ROOT / folder}" for folder in ("csrc/model", "csrc/include")]
+    command = [compiler, "-std=c++17", "-pthread", *folders, source, "-o", "exchange"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     ran = subprocess.run(["./exchange"], cwd=tmp_path, capture_output=True, text=True, timeout=60)

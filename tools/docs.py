@@ -24,6 +24,7 @@ import eqaccel
 from eqaccel import errors, settings
 from eqaccel.__main__ import main
 from eqaccel.families import polynomial, tensor_product
+from eqaccel.families.tensor_product import ConnectionMode
 from eqaccel.runtime import include_path
 from eqaccel.targets import TARGETS
 
@@ -97,7 +98,7 @@ def home(name: str) -> str:
 def reference() -> str:
     """Every public name of the package, the words of specs, and the errors."""
     kinds = [error for _, error in inspect.getmembers(errors, inspect.isclass) if error.__module__ == errors.__name__]
-    words = [tensor_product.Instruction, tensor_product.Path, tensor_product.ConnectionMode, polynomial.Term]
+    words = [tensor_product.Instruction, tensor_product.Path, ConnectionMode, polynomial.Term]
     lines = ["# Python", "", inspect.cleandoc(eqaccel.__doc__ or "").partition("\n\n")[0], ""]
     lines += [f"This is eqaccel {eqaccel.__version__}. `eqaccel.NAME` is each of:", ""]
     lines += entries(map(home, public_names()))
@@ -160,10 +161,7 @@ def supported() -> str:
     kinds = [(family.name, first_line(type(family))) for family in FAMILIES]
     exported = [(f"`{type(family).__name__}`", first_line(type(family))) for family in EXPORT_FAMILIES]
     limits = [
-        *(
-            (f"connection mode `{mode.value}`", "yes" if takes(mode) else "no")
-            for mode in tensor_product.ConnectionMode
-        ),
+        *((f"connection mode `{mode.value}`", "yes" if takes(mode) else "no") for mode in ConnectionMode),
         ("highest degree of an irrep", str(tensor_product.MAX_DEGREE)),
         ("highest degree of a polynomial", str(polynomial.MAX_POWER)),
     ]
@@ -184,7 +182,7 @@ def supported() -> str:
     )
 
 
-def takes(mode: tensor_product.ConnectionMode) -> bool:
+def takes(mode: ConnectionMode) -> bool:
     """Whether a tensor product may have a connection mode."""
     try:
         tensor_product.TensorProductSpec("2x0e", "0e", "2x0e", [(0, 0, 0, mode, True)])

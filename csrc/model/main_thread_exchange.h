@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "../torch/exchange.h"
+#include "eqaccel/exchange.h"
 
 namespace eqaccel {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "model.h"
+#include "eqaccel/model.h"
 
 namespace eqaccel {
 

@@ -1,5 +1,5 @@
 // Loads a model that eqaccel.export has written, and evaluates it.
-#include "model.h"
+#include "eqaccel/model.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -14,7 +14,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "../torch/exchange.h"
+#include "eqaccel/exchange.h"
 #include "file.h"
 #include "metadata.h"
 #include "main_thread_exchange.h"

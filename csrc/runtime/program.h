@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "abi.h"  // beside the preludes of the code generator, which put it in front of every source
+#include "abi.h"
 
 namespace eqaccel {
 

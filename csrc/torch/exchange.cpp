@@ -1,12 +1,12 @@
 // eqaccel::exchange: rows of ghost nodes, filled by the simulation program behind a handle (exchange.h). Linear, so its
 // derivative is its transpose eqaccel::exchange_backward, and the derivative of that is eqaccel::exchange again.
-#include "exchange.h"
+#include "eqaccel/exchange.h"
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include "call.h"
 #include "differentiate.h"
+#include "operators.h"
 
 namespace eqaccel {
 namespace {
@@ -22,8 +22,11 @@ void check(const char* op, const char* name, const Tensor& t, int64_t num_local,
               "' must be float32 or float64, got ", t.scalar_type(), ". Convert it with .float() or .double().");
   TORCH_CHECK(num_nodes >= num_local && num_local >= 0, op, ": expected num_nodes >= num_local >= 0, got ", num_nodes,
               " and ", num_local, ". Count ghosts as nodes.");
-  TORCH_CHECK(handle != 0 || num_nodes == num_local, op, ": argument 'handle' is 0, which means that there are no "
-              "ghosts, but num_nodes is ", num_nodes, " and num_local ", num_local, ". Pass the address of an "
+  TORCH_CHECK(handle != 0 || num_nodes == num_local, op,
+              ": argument 'handle' is 0, which means that there are no "
+              "ghosts, but num_nodes is ",
+              num_nodes, " and num_local ", num_local,
+              ". Pass the address of an "
               "eqaccel::GhostExchange, or fold ghosts onto the local nodes that they are images of.");
 }
 
@@ -60,17 +63,18 @@ Tensor forward_meta(const Tensor& x, int64_t, c10::SymInt num_nodes) {
   return at::empty_symint({std::move(num_nodes), x.sym_size(1)}, x.options());
 }
 
-struct Call {
+// Everything about an exchange that is not a differentiable operand.
+struct ExchangeProblem {
   int64_t handle;
   c10::SymInt rows;  // of the result
   bool transposed;   // eqaccel::exchange_backward instead of eqaccel::exchange
 };
 
-Tensor call(const Call& c, const Tensor& x) {
+Tensor call(const ExchangeProblem& p, const Tensor& x) {
   using Signature = Tensor(const Tensor&, int64_t, c10::SymInt);
   static const auto straight = ops::find_operator<Signature>("eqaccel::exchange");
   static const auto transposed = ops::find_operator<Signature>("eqaccel::exchange_backward");
-  return (c.transposed ? transposed : straight).call(x, c.handle, c.rows);
+  return (p.transposed ? transposed : straight).call(x, p.handle, p.rows);
 }
 
 // Either operator as a function of its matrix, in which it is linear.
@@ -79,10 +83,10 @@ struct Exchange {
 
   static constexpr auto compute = call;
 
-  static void save(AutogradContext& context, const Call& c, const variable_list& operands) {
-    context.saved_data["handle"] = c.handle;
+  static void save(AutogradContext& context, const ExchangeProblem& p, const variable_list& operands) {
+    context.saved_data["handle"] = p.handle;
     context.saved_data["rows"] = operands[0].sym_size(0);
-    context.saved_data["transposed"] = c.transposed;
+    context.saved_data["transposed"] = p.transposed;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -91,14 +95,14 @@ struct Exchange {
     return {call({saved["handle"].toInt(), saved["rows"].toSymInt(), !saved["transposed"].toBool()}, gradients[0])};
   }
 
-  static variable_list tangents(const Call& c, const variable_list&, const variable_list& along) {
-    return {call(c, along[0])};
+  static variable_list tangents(const ExchangeProblem& p, const variable_list&, const variable_list& along) {
+    return {call(p, along[0])};
   }
 };
 
 template <bool transposed>
 Tensor differentiable(const Tensor& x, int64_t handle, c10::SymInt rows) {
-  return ops::differentiate<Exchange>(Call{handle, std::move(rows), transposed}, x);
+  return ops::differentiate<Exchange>(ExchangeProblem{handle, std::move(rows), transposed}, x);
 }
 
 void register_kernels(torch::Library& library) {

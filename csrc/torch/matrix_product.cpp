@@ -7,8 +7,10 @@
 #include <ATen/Context.h>
 #include <torch/library.h>
 
-#include "call.h"
+#include "device.h"
 #include "differentiate.h"
+#include "host_memory.h"
+#include "operators.h"
 
 namespace eqaccel::ops {
 namespace {

@@ -2,10 +2,11 @@
 // with coefficients w of its own. Each is one kernel.
 #include "polynomial.h"
 
-#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
 #include <limits>
+
+#include "kernel_call.h"
 
 namespace eqaccel::ops {
 
@@ -31,9 +32,9 @@ PolynomialSecondGradients polynomial_double_backward(const PolynomialProblem& p,
 namespace {
 
 // A call whose operands have a row for each row of x.
-class Call : public KernelCall {
+class PolynomialCall : public KernelCall {
  public:
-  Call(const char* op, const PolynomialProblem& problem, const Tensor& x, const Tensor& w)
+  PolynomialCall(const char* op, const PolynomialProblem& problem, const Tensor& x, const Tensor& w)
       : KernelCall(op, problem.payload, problem.key, x) {
     TORCH_CHECK(x.dim() == 2, op, ": argument 'x' must have shape (rows, ", program_->number("x_dim"), "), got ",
                 x.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
@@ -65,7 +66,7 @@ class Call : public KernelCall {
 };
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, int64_t outputs) {
-  Call call("eqaccel::polynomial", {payload, key, outputs}, x, w);
+  PolynomialCall call("eqaccel::polynomial", {payload, key, outputs}, x, w);
   const Tensor z = call.new_rows("z_dim");
   call.operands().z = z.mutable_data_ptr();
   call.launch(Direction::forward);
@@ -73,8 +74,8 @@ Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor
 }
 
 PolynomialGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w,
-               int64_t outputs) {
-  Call call("eqaccel::polynomial_backward", {payload, key, outputs}, x, w);
+                             int64_t outputs) {
+  PolynomialCall call("eqaccel::polynomial_backward", {payload, key, outputs}, x, w);
   call.operands().gz = call.rows("gz", gz, "z_dim");
   const Tensor gx = call.new_rows("x_dim"), gw = call.new_rows("w_dim");
   call.operands().gx = gx.mutable_data_ptr();
@@ -85,7 +86,7 @@ PolynomialGradients backward(const Tensor& payload, int64_t key, const Tensor& g
 
 PolynomialSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
                                           const Tensor& w, const Tensor& a, const Tensor& c, int64_t outputs) {
-  Call call("eqaccel::polynomial_double_backward", {payload, key, outputs}, x, w);
+  PolynomialCall call("eqaccel::polynomial_double_backward", {payload, key, outputs}, x, w);
   eq_operands& ops = call.operands();
   ops.gz = call.rows("gz", gz, "z_dim");
   ops.a = call.rows("a", a, "x_dim");
@@ -113,7 +114,7 @@ PolynomialSecondGradients double_backward_shape(const Tensor&, int64_t, const Te
 // Under autocast in float32, as tensor products.
 Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, int64_t outputs) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto cast = [&](const Tensor& t) { return at::autocast::cached_cast(at::kFloat, t, x.device().type()); };
+  const auto cast = [&](const Tensor& t) { return cast_to_float32(t, x); };
   return polynomial({payload, key, outputs}, cast(x), cast(w));
 }
 

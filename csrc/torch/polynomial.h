@@ -1,6 +1,9 @@
 // eqaccel::polynomial and its derivatives as C++ calls through torch's dispatcher.
 #pragma once
-#include "call.h"
+#include <array>
+#include <tuple>
+
+#include "operators.h"
 
 namespace eqaccel::ops {
 

@@ -8,8 +8,8 @@
 
 #include <array>
 
-#include "call.h"
 #include "differentiate.h"
+#include "tensor_product.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -18,7 +18,7 @@ namespace {
 struct Kept {
   static constexpr bool is_traceable = false;
 
-  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
+  static void save(AutogradContext& context, const TensorProductProblem& p, variable_list operands) {
     operands.push_back(p.payload);
     operands.push_back(p.graph);
     context.save_for_backward(std::move(operands));
@@ -31,7 +31,7 @@ struct Kept {
   }
 
   // The problem, with the saved operands left in `operands`.
-  static Problem restore(AutogradContext* context, variable_list& operands) {
+  static TensorProductProblem restore(AutogradContext* context, variable_list& operands) {
     operands = context->get_saved_variables();
     const Tensor graph = operands.back();
     operands.pop_back();
@@ -48,12 +48,13 @@ struct Kept {
   }
 };
 
-variable_list gradients(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w) {
+variable_list gradients(const TensorProductProblem& p, const Tensor& gz, const Tensor& x, const Tensor& y,
+                        const Tensor& w) {
   return listed(tensor_product_backward(p, gz, x, y, w));
 }
 // a, b and c may be undefined.
-variable_list second_gradients(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
-                               const Tensor& a, const Tensor& b, const Tensor& c) {
+variable_list second_gradients(const TensorProductProblem& p, const Tensor& gz, const Tensor& x, const Tensor& y,
+                               const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c) {
   return listed(tensor_product_double_backward(p, gz, x, y, w, or_zeros(a, x), or_zeros(b, y), or_zeros(c, w)));
 }
 
@@ -64,11 +65,12 @@ struct Forward : Kept {
     const Tensor& gz = incoming[0];
     if (!gz.defined()) return variable_list(3);
     variable_list v;
-    const Problem p = restore(context, v);
+    const TensorProductProblem p = restore(context, v);
     return gradients(p, gz, v[0], v[1], v[2]);
   }
 
-  static variable_list tangents(const Problem& p, const variable_list& operands, const variable_list& along) {
+  static variable_list tangents(const TensorProductProblem& p, const variable_list& operands,
+                                const variable_list& along) {
     variable_list sum(1);
     for (std::size_t i = 0; i < operands.size(); ++i) {
       if (!along[i].defined()) continue;
@@ -86,11 +88,11 @@ struct Backward : Kept {
   static variable_list backward(AutogradContext* context, const variable_list& t) {
     if (!any_defined(t)) return variable_list(4);
     variable_list v;
-    const Problem p = restore(context, v);
+    const TensorProductProblem p = restore(context, v);
     return second_gradients(p, v[0], v[1], v[2], v[3], t[0], t[1], t[2]);
   }
 
-  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
+  static variable_list tangents(const TensorProductProblem& p, const variable_list& v, const variable_list& along) {
     variable_list sum(3);
     if (along[0].defined()) add(sum, gradients(p, along[0], v[1], v[2], v[3]));
     if (any_defined({along[1], along[2], along[3]})) {
@@ -107,7 +109,7 @@ struct Backward : Kept {
 // <G, F(X, Y, W)> over the nine terms below: the first three are <g, ggz>, then two each for <p, gx>, <q, gy> and
 // <r, gw>.
 template <class Needed>
-variable_list third(const Problem& problem, const variable_list& operands, const variable_list& incoming,
+variable_list third(const TensorProductProblem& problem, const variable_list& operands, const variable_list& incoming,
                     const Needed& needed_input) {
   enum Operand { gz, x, y, w, a, b, c, g, p, q, r };
   constexpr int inputs = 7;
@@ -142,11 +144,11 @@ struct DoubleBackward : Kept {
 
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
     variable_list v;
-    const Problem p = restore(context, v);
+    const TensorProductProblem p = restore(context, v);
     return third(p, v, incoming, [&](int operand) { return context->needs_input_grad(operand); });
   }
 
-  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
+  static variable_list tangents(const TensorProductProblem& p, const variable_list& v, const variable_list& along) {
     variable_list sum(4);
     if (any_defined({along[4], along[5], along[6]}))
       add(sum, second_gradients(p, v[0], v[1], v[2], v[3], along[4], along[5], along[6]));
@@ -158,22 +160,22 @@ struct DoubleBackward : Kept {
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
-  const Problem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
   return differentiate<Forward>(p, x, y, w);
 }
 
-Gradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
-                   const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
-                   bool atomic) {
-  const Problem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
+                                const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
+                                bool atomic) {
+  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
   return differentiate<Backward>(p, gz, x, y, w);
 }
 
-SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
-                                const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c,
-                                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
-                                bool atomic) {
-  const Problem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                             const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b,
+                                             const Tensor& c, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
+                                             bool mul_ir, bool atomic) {
+  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
   return differentiate<DoubleBackward>(p, gz, x, y, w, a, b, c);
 }
 

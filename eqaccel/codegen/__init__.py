@@ -5,16 +5,16 @@ own. Knows no family, and must not know torch, compilers or devices.
 """
 
 from eqaccel.codegen.direction import OUTPUTS, Direction, Result
-from eqaccel.codegen.payload import SCALAR_BYTES, pack, payload_key, prelude, read_prelude, translation_unit
+from eqaccel.codegen.payload import SCALAR_BYTES, pack, payload_key, translation_unit
+from eqaccel.codegen.preludes import flatten_prelude
 
 __all__ = [
     "OUTPUTS",
     "SCALAR_BYTES",
     "Direction",
     "Result",
+    "flatten_prelude",
     "pack",
     "payload_key",
-    "prelude",
-    "read_prelude",
     "translation_unit",
 ]

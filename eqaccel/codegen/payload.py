@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 from collections.abc import Mapping
-from importlib import resources
 
 from eqaccel.codegen.direction import Direction
+from eqaccel.codegen.preludes import read_prelude
 
 SCALAR_BYTES = {"float32": 4, "float64": 8}
 """Bytes of a number, by what programs call its type."""
@@ -42,19 +41,6 @@ def payload_key(content: bytes) -> int:
 def abi_number() -> int:
     """Number of the interface between kernels and the runtime, which stands in abi.h."""
     return int(re.search(r"#define EQ_ABI (\d+)", read_prelude("abi.h"))[1])
-
-
-@functools.cache
-def prelude(backend: str) -> str:
-    """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
-    gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_work_split.h", "gpu_pipeline.h", "gpu_rows.h", "gpu.h"]
-    names = ["abi.h", "cpu_lane.h", "cpu.h"] if backend == "cpu" else gpu
-    return "".join(map(read_prelude, names))
-
-
-def read_prelude(name: str) -> str:
-    """One file of the folder of preludes."""
-    return (resources.files("eqaccel.codegen") / "preludes" / name).read_text()
 
 
 def translation_unit(direction: Direction, scalar_bytes: int, prelude: str, body: str) -> str:

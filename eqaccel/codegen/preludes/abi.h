@@ -1,10 +1,10 @@
 // The structures that generated kernels take, on every backend.
 //
 // Plain C, no includes but <stdint.h>: the code generator puts this text in front of each generated source, and the
-// runtime includes it, so that the two can not disagree. All rows are contiguous; `w` and `c` may repeat one row
-// (stride 0). Pointers that a direction does not use are null.
-#ifndef EQACCEL_ABI_H
-#define EQACCEL_ABI_H
+// runtime includes it (csrc/runtime/abi.h), so that the two can not disagree. All rows are contiguous; `w` and `c` may
+// repeat one row (stride 0). Pointers that a direction does not use are null.
+#pragma once
+
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
 #define EQ_ABI 5
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
@@ -55,4 +55,3 @@ struct eq_work_split {
 };
 // Elements of a row that a GPU thread moves or adds: up to 16 bytes.
 #define EQ_ROW_WIDTH(dim, scalar_bytes) ((dim) % 4 == 0 && (scalar_bytes) == 4 ? 4 : (dim) % 2 == 0 ? 2 : 1)
-#endif

@@ -2,6 +2,11 @@
 //
 // The generated body that follows defines `Problem` and its segments in terms of T, Lane, Sum, fma, dot, read_entries
 // and EQ_CHANNELS; cpu_lane.h gives those their meaning, and this file runs them over a graph.
+#pragma once
+#include "abi.h"
+#include "cpu_lane.h"
+#include "direction.h"
+
 namespace {
 
 // The graph of a launch; for a batch, row n is receiver, sender and edge n at once.
@@ -256,9 +261,9 @@ struct Workspace {
     };
     const int64_t relayout = o.mul_ir ? 1 : 0;
     x = take(relayout * o.num_senders * P::x_dim);
-    gz = take(EQ_DIRECTION > 0 ? relayout * o.num_receivers * P::z_dim : 0);
-    a = take(EQ_DIRECTION > 1 ? relayout * o.num_senders * P::x_dim : 0);
-    gx = take(EQ_DIRECTION > 0 ? (o.row_ptr ? chunk_count<P>(o) : 1) * o.num_senders * P::x_dim : 0);
+    gz = take(has_gradient ? relayout * o.num_receivers * P::z_dim : 0);
+    a = take(has_tangents ? relayout * o.num_senders * P::x_dim : 0);
+    gx = take(has_gradient ? (o.row_ptr ? chunk_count<P>(o) : 1) * o.num_senders * P::x_dim : 0);
     elements = used;
   }
 };
@@ -353,7 +358,7 @@ void launch_gradient(const eq_operands& o) {
     Sum* sums = reinterpret_cast<Sum*>(sums_of.own());
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
     const T* gz = to_channels_fastest<P>(o, o.gz, o.num_receivers, P::z_dim, false, space.gz);
-    const T* a = EQ_DIRECTION > 1 ? to_channels_fastest<P>(o, o.a, o.num_senders, P::x_dim, true, space.a) : x;
+    const T* a = has_tangents ? to_channels_fastest<P>(o, o.a, o.num_senders, P::x_dim, true, space.a) : x;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t first = chunk_begin(g, chunk, chunks), last = chunk_begin(g, chunk + 1, chunks);
@@ -369,7 +374,7 @@ void launch_gradient(const eq_operands& o) {
       if (window.begin < window.end)
         memset(gx + window.begin * P::x_dim, 0, (window.end - window.begin) * P::x_dim * sizeof(T));
       for (int64_t receiver = first; receiver < last; ++receiver) {
-        if (EQ_DIRECTION > 1) memset(ggz, 0, P::z_dim * sizeof(T));
+        if (has_tangents) memset(ggz, 0, P::z_dim * sizeof(T));
         const int64_t own = g.begin(receiver), own_end = g.end(receiver);
         const int64_t next = receiver + 1 < last ? receiver + 1 : receiver;
         int count;
@@ -378,7 +383,7 @@ void launch_gradient(const eq_operands& o) {
           count = own_end - slot < left ? own_end - slot : left;
           if (lane == 0) {
             build_entries<P>(g, o.y, slot, end, entries);
-            if (EQ_DIRECTION > 1) build_entries<P>(g, o.b, slot, end, entries + P::entries);
+            if (has_tangents) build_entries<P>(g, o.b, slot, end, entries + P::entries);
           }
           EdgeRows rows[most_turns];
           for (int e = 0; e < count; ++e) {
@@ -400,7 +405,7 @@ void launch_gradient(const eq_operands& o) {
           fetch_share(gz + next * P::z_dim, P::z_dim, slot - own, slot + count - own, own_end - own);
           run_edges<P>(rows, count, reinterpret_cast<const T*>(entries) + lane, sums);
         }
-        if (EQ_DIRECTION > 1) write_z<P>(o, ggz, receiver);
+        if (has_tangents) write_z<P>(o, ggz, receiver);
       }
     }
     finish_streams();
@@ -420,16 +425,17 @@ void launch_gradient(const eq_operands& o) {
   }
 }
 
+template <class P>
+void launch(const eq_operands& o) {
+  if constexpr (has_gradient) launch_gradient<P>(o);
+  else launch_forward<P>(o);
+}
+
 }  // namespace
 
-#if EQ_DIRECTION == 0
-#define EQ_LAUNCH launch_forward
-#else
-#define EQ_LAUNCH launch_gradient
-#endif
 #define EQ_EXPORT(P)                                                                                        \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { EQ_LAUNCH<P>(*o); } \
-                                                                                                    \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch<P>(*o); } \
+                                                                                                            \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {      \
     return Workspace<P>(*o, nullptr).elements * int64_t(sizeof(T));                                         \
   }

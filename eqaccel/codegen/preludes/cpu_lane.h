@@ -1,9 +1,13 @@
-// CPU prelude, first part: the lane value type, a SIMD vector of channels, and the entries of edge matrices.
+// CPU prelude: the lane value type, a SIMD vector of channels, and the entries of edge matrices.
+#pragma once
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <omp.h>
 #include <unistd.h>
+
 #include <new>
+
+#include "abi.h"
 
 #define EQ_FN __attribute__((always_inline)) inline
 #if defined(__AVX512F__)

@@ -1,4 +1,9 @@
 // CPU prelude of polynomials: a SIMD vector holds one column of as many rows as it has elements.
+#pragma once
+#include "abi.h"
+#include "cpu_lane.h"
+#include "direction.h"
+
 namespace {
 
 typedef Lane V;
@@ -42,13 +47,13 @@ void launch_rows(const eq_operands& o, const Run& run) {
     Row<P> in, out;
     range.read(o.x, in.x);
     range.read(o.w, in.w);
-    if (EQ_DIRECTION > 0) range.read(o.gz, in.z);
-    if (EQ_DIRECTION > 1) range.read(o.a, in.dx);
-    if (EQ_DIRECTION > 1) range.read(o.c, in.dw);
+    if (has_gradient) range.read(o.gz, in.z);
+    if (has_tangents) range.read(o.a, in.dx);
+    if (has_tangents) range.read(o.c, in.dw);
     run(in, out);
-    if (EQ_DIRECTION != 1) range.write(o.z, out.z);
-    if (EQ_DIRECTION > 0) range.write(o.gx, out.x);
-    if (EQ_DIRECTION > 0) range.write(o.gw, out.w);
+    if (writes_z) range.write(o.z, out.z);
+    if (has_gradient) range.write(o.gx, out.x);
+    if (has_gradient) range.write(o.gw, out.w);
   }
 }
 

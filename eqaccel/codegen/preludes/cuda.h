@@ -1,4 +1,7 @@
 // CUDA prelude: what gpu.h needs of the machine, in CUDA's words.
+#pragma once
+#include "abi.h"
+
 #define EQ_FN __device__ __forceinline__
 #define EQ_KERNEL extern "C" __global__
 #define EQ_PARAMETER __grid_constant__

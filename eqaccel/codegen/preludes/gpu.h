@@ -4,6 +4,15 @@
 // the edges. Rows of x and w reach shared memory some stages ahead; the edge matrices of the next stage are built by all
 // threads while this one is computed; outputs stay in registers until the receiver's last edge. Everything is added in a
 // fixed order unless `atomic` asks otherwise.
+#pragma once
+#include "abi.h"
+#include "direction.h"
+#include "gpu_lane.h"
+#include "gpu_pipeline.h"
+#include "gpu_rows.h"
+#include "gpu_work_split.h"
+#include "machine.h"
+
 namespace {
 
 // Channels of this thread inside the blocks of a segment.
@@ -71,7 +80,7 @@ struct EdgeRows {
 #pragma unroll
     for (int i = 0; i < d1; ++i) {
       block.x_value[i] = load<n>(x_row + staged + i * mul, active);
-      if (tangents > 1) block.a_value[i] = load<n>(a_row + staged + i * mul, active);
+      if (has_tangents) block.a_value[i] = load<n>(a_row + staged + i * mul, active);
       block.gx[i] = load<n>(nullptr, false);
     }
     block.gx_row = gx_row + offset;
@@ -83,7 +92,7 @@ struct EdgeRows {
   EQ_FN Weight<n> weight(int staged, int offset) const {
     Weight<n> weight;
     weight.w = load<n>(w_row + staged, active);
-    if (tangents > 1) weight.c = load<n>(c_row + staged, active);
+    if (has_tangents) weight.c = load<n>(c_row + staged, active);
     weight.gw_row = gw_row + offset;
     weight.active = active;
     return weight;
@@ -137,8 +146,8 @@ struct Worker {
   const int group, group_warp;
   T* const sums;  // shared memory in which the group adds up its outputs
   const Channels<S> channels;
-  LaneOf<n> z[EQ_DIRECTION == 1 ? 1 : S::outputs];
-  LaneOf<n> g[EQ_DIRECTION == 0 ? 1 : S::outputs];
+  LaneOf<n> z[writes_z ? S::outputs : 1];
+  LaneOf<n> g[has_gradient ? S::outputs : 1];
 
   EQ_FN Worker(Pipeline<P>& pipe_, const eq_work_split& split_, const BlockRange& range_, int first_group, int warp,
                T* sums_)
@@ -150,13 +159,13 @@ struct Worker {
     const T* const gz = static_cast<const T*>(o.gz) + int64_t(receiver) * P::z_dim + channels.first;
 #pragma unroll
     for (int k = 0; k < S::outputs; ++k) {
-      if (EQ_DIRECTION != 1) z[k] = load<n>(nullptr, false);
-      if (EQ_DIRECTION != 0) g[k] = load<n>(gz + S::z_offset(k), channels.active);
+      if (writes_z) z[k] = load<n>(nullptr, false);
+      if (has_gradient) g[k] = load<n>(gz + S::z_offset(k), channels.active);
     }
   }
 
   EQ_FN void finish(int receiver) {
-    if (EQ_DIRECTION == 1) return;
+    if (!writes_z) return;
     T* const row = range.target(split, static_cast<T*>(o.z), receiver, P::z_dim) + channels.first;
     if constexpr (S::warps_per_group == 1) {
       if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_group();
@@ -188,7 +197,7 @@ struct Worker {
   EQ_FN void run_edge(int step, int e) {
     const T* rows = pipe.rows(step, e) + channels.first;
     const T* entries = pipe.entries(step, e);
-    if constexpr (EQ_DIRECTION == 0) {
+    if constexpr (!has_gradient) {
       S::edge(SharedRow<n>{rows, channels.active}, SharedRow<n>{rows + L::x_row, channels.active}, entries, z);
     } else {
       constexpr int components = power_of_two(P::y_dim);
@@ -225,7 +234,7 @@ struct Worker {
 
   // Gradients of y of a finished stage: the shares of the warp groups, in order.
   EQ_FN void write_attribute_gradients(int step) const {
-    if (EQ_DIRECTION == 0 || step < 0 || step >= pipe.steps) return;
+    if (!has_gradient || step < 0 || step >= pipe.steps) return;
     const T* from = pipe.shared + L::gy + (step & 1) * L::gy_stage;
     for (int t = pipe.thread; t < pipe.count(step) * P::y_dim; t += L::threads) {
       const int e = t / P::y_dim, j = t - e * P::y_dim;
@@ -257,7 +266,7 @@ struct Worker {
         if (S::warps_per_group == 1 || e % S::warps_per_group == group_warp) run_edge(step, e);
       }
     }
-    if (EQ_DIRECTION > 0) {
+    if (has_gradient) {
       pipe.wait_for_block();
       write_attribute_gradients(pipe.steps - 1);
     }

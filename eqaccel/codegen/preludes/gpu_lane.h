@@ -1,4 +1,7 @@
-// GPU prelude, first part: the lane value type, a few channels of one thread.
+// GPU prelude: the lane value type, a few channels of one thread.
+#pragma once
+#include "machine.h"
+
 namespace {
 
 // Elements of a row that are copied to shared memory: where they are in the row and in the copy, and how many.

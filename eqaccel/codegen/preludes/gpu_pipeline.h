@@ -1,7 +1,13 @@
-// GPU prelude, third part: how the rows and edge matrices of a block's edges reach shared memory.
+// GPU prelude: how the rows and edge matrices of a block's edges reach shared memory.
+#pragma once
+#include "abi.h"
+#include "direction.h"
+#include "gpu_lane.h"
+#include "machine.h"
+
 namespace {
 
-constexpr int tangents = EQ_DIRECTION == 2 ? 2 : 1;
+constexpr int tangents = has_tangents ? 2 : 1;  // rows of an operand: its own, and its tangent's
 EQ_FN constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Shared memory of a block, in elements; `KernelPlan.shared_bytes` counts the same, as every kernel asserts.
@@ -13,7 +19,7 @@ struct Layout {
   static constexpr int attributes = matrices + 2 * edges * P::entries * tangents;
   static constexpr int gy = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
   static constexpr int gy_stage = edges * P::warp_groups * P::y_dim;
-  static constexpr int sums = gy + (EQ_DIRECTION > 0 ? round_up(2 * gy_stage, 4) : 0);
+  static constexpr int sums = gy + (has_gradient ? round_up(2 * gy_stage, 4) : 0);
   static constexpr int barriers = sums + P::sums;
   // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
   static constexpr int id_stages = stages + 3, ids_bytes = 8 * round_up(edges * id_stages, 2);
@@ -79,7 +85,7 @@ struct Pipeline {
     return o.row_ptr ? make_int2(o.edge[slot], o.sender[slot]) : make_int2(slot, slot);
   }
   // The warp that looks up ids and attributes. Forward and backward, the first one has enough to do with copies of rows.
-  static constexpr int helper = EQ_DIRECTION < 2 && P::warps > 1 ? 1 : 0;
+  static constexpr int helper = !has_tangents && P::warps > 1 ? 1 : 0;
   // Ids are read from device memory one step before they are published to the block.
   EQ_FN void look_up(int step) {
     if (warp == helper && lane < L::edges) next = read_id(slot(step, lane));
@@ -153,7 +159,7 @@ struct Pipeline {
       const int64_t from = int64_t(id(step, e).x) * P::y_dim + j;
       T* to = attributes(step, e) + j;
       copy_element(to, static_cast<const T*>(o.y) + from);
-      if (tangents > 1) copy_element(to + P::y_dim, static_cast<const T*>(o.b) + from);
+      if (has_tangents) copy_element(to + P::y_dim, static_cast<const T*>(o.b) + from);
     }
   }
 

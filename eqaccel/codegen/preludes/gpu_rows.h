@@ -1,4 +1,10 @@
-// GPU prelude, fourth part: kernels that move and add whole rows, around the main one.
+// GPU prelude: kernels that move and add whole rows, around the main one.
+#pragma once
+#include "abi.h"
+#include "gpu_lane.h"
+#include "gpu_work_split.h"
+#include "machine.h"
+
 namespace {
 
 EQ_FN constexpr int row_width(int dim) { return EQ_ROW_WIDTH(dim, sizeof(T)); }

@@ -1,4 +1,8 @@
-// GPU prelude, second part: which slots and rows belong to a block.
+// GPU prelude: which slots and rows belong to a block.
+#pragma once
+#include "abi.h"
+#include "machine.h"
+
 namespace {
 
 // Where the first of values[low], ..., values[high - 1] stands that is not below a limit, or else `high`. They ascend; a

@@ -1,7 +1,10 @@
 // HIP prelude: what gpu.h needs of the machine, in HIP's words. Copies to LDS pass through registers.
+#pragma once
 #ifndef __HIPCC_RTC__
 #include <hip/hip_runtime.h>
 #endif
+#include "abi.h"
+
 #define EQ_FN __device__ __forceinline__
 #define EQ_KERNEL extern "C" __global__
 #define EQ_PARAMETER

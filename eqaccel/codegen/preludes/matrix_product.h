@@ -6,10 +6,12 @@
 //
 // Blocks go over tiles of `height` rows and `width` columns of C, neighbouring columns first. Of both factors, stages of
 // `depth` terms are copied to shared memory ahead of their use. B comes split, in the order in which it is read.
-namespace {
+//
+// The body that follows has these numbers and the instruction in a struct `P`.
+#pragma once
+#include "cuda.h"
 
-constexpr int a_size = height * a_stride;  // floats of a stage of A
-constexpr int in_flight = stages - 3;      // a stage is used, one is free to be overwritten, the next must have come
+namespace {
 
 EQ_FN unsigned head_of(float x) {
   unsigned head;
@@ -25,7 +27,9 @@ EQ_FN void copy_or_clear(float* to, const float* from, bool inside) {
 }
 
 // What a thread gives of a stage of A: for each eight columns, those of two rows eight apart, split.
+template <class P>
 struct Fragments {
+  static constexpr int depth = P::depth, a_stride = P::a_stride;
   unsigned head[depth / 8][4], tail[depth / 8][4];
 
   EQ_FN void read(const float* a) {
@@ -51,8 +55,11 @@ EQ_FN unsigned long long descriptor(unsigned address) {
   return (address & 0x3FFFF) >> 4 | next_rows << 16 | next_columns << 32;
 }
 
-template <int width>
+template <class P, int width>
 struct Product {
+  static constexpr int height = P::height, depth = P::depth, stages = P::stages, block_threads = P::block_threads;
+  static constexpr int a_stride = P::a_stride, a_size = height * a_stride;  // floats of a stage of A
+  static constexpr int in_flight = stages - 3;  // a stage is used, one is free to be overwritten, the next must have come
   static constexpr int b_size = depth * width, stage_size = a_size + 2 * b_size, sums = width / 2;
 
   const float *a, *packed;
@@ -93,13 +100,13 @@ struct Product {
     __syncthreads();
   }
 
-  EQ_FN void read(Fragments& fragments) const {
+  EQ_FN void read(Fragments<P>& fragments) const {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
     fragments.read(shared + stage * stage_size + row * a_stride + 2 * (lane % 4));
   }
 
   // One stage, while the next one is brought in.
-  EQ_FN void advance(bool more, const Fragments& now, Fragments& next) {
+  EQ_FN void advance(bool more, const Fragments<P>& now, Fragments<P>& next) {
     const unsigned head = shared_address(shared + stage * stage_size + a_size), tail = head + b_size * sizeof(float);
     float part[sums];
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -107,12 +114,12 @@ struct Product {
 #pragma unroll
     for (int k = 0; k < depth / 8; ++k) {
       const unsigned offset = k * 8 * width * sizeof(float);
-      multiply_add(part, now.tail[k], descriptor<width>(head + offset), k > 0);
-      multiply_add(part, now.head[k], descriptor<width>(tail + offset), true);
+      P::multiply_add(part, now.tail[k], descriptor<width>(head + offset), k > 0);
+      P::multiply_add(part, now.head[k], descriptor<width>(tail + offset), true);
     }
 #pragma unroll
     for (int k = 0; k < depth / 8; ++k)
-      multiply_add(part, now.head[k], descriptor<width>(head + k * 8 * width * sizeof(float)), true);
+      P::multiply_add(part, now.head[k], descriptor<width>(head + k * 8 * width * sizeof(float)), true);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     if (++stage == stages) stage = 0;
     if (more) {
@@ -148,7 +155,7 @@ struct Product {
   }
 
   EQ_FN void run() {
-    Fragments even, odd;
+    Fragments<P> even, odd;
     for (int i = 0; i < stages - 1; ++i) load();
     wait_copies<stages - 2>();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -162,21 +169,20 @@ struct Product {
   }
 };
 
-template <int width>
+template <class P, int width>
 EQ_FN void product(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {
   extern __shared__ __align__(128) float shared_memory[];
-  const int across = (columns + width - 1) / width, steps = (terms + depth - 1) / depth;
-  const int tiles = (int)((rows + height - 1) / height) * across, first = blockIdx.x;
+  const int across = (columns + width - 1) / width, steps = (terms + P::depth - 1) / P::depth;
+  const int tiles = (int)((rows + P::height - 1) / P::height) * across, first = blockIdx.x;
   const int total = (tiles - first + (int)gridDim.x - 1) / (int)gridDim.x * steps;
-  Product<width>{a, packed, c, rows, columns, terms, across, steps, total, shared_memory, first, 0, 0, 0, first}.run();
+  Product<P, width>{a, packed, c, rows, columns, terms, across, steps, total, shared_memory, first, 0, 0, 0, first}.run();
 }
-
-}  // namespace
 
 // B, element (k, n) at k row_stride + n column_stride, as stages of depth x width: heads, then tails, each as
 // (depth / 4, width, 4). Zeros beyond its edges.
-EQ_KERNEL void eq_pack(const float* b, float* packed, int columns, int terms, long long row_stride,
-                       long long column_stride, int width) {
+template <int depth>
+EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride,
+                long long column_stride, int width) {
   const int across = (columns + width - 1) / width, steps = (terms + depth - 1) / depth, size = depth * width;
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, stage = i / size;
   if (stage >= (long long)across * steps) return;
@@ -189,3 +195,17 @@ EQ_KERNEL void eq_pack(const float* b, float* packed, int columns, int terms, lo
   to[0] = __uint_as_float(head);
   to[size] = __uint_as_float(tail_of(value, head));
 }
+
+}  // namespace
+
+// csrc/runtime/matrix_product.cpp launches these.
+#define EQ_EXPORT_PACK(P)                                                                             \
+  EQ_KERNEL void eq_pack(const float* b, float* packed, int columns, int terms, long long row_stride, \
+                         long long column_stride, int width) {                                        \
+    pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width);                      \
+  }
+#define EQ_EXPORT_PRODUCT(name, P, width)                                                           \
+  EQ_KERNEL void __launch_bounds__(P::block_threads, 1)                                             \
+      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms) { \
+    product<P, width>(a, packed, c, rows, columns, terms);                                          \
+  }

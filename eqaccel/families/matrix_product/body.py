@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from eqaccel.codegen import read_prelude
-
 WIDTHS = (64, 112, 128)
 """Columns of the tiles of an output; the runtime takes what wastes least.
 
@@ -21,20 +19,25 @@ _A_STRIDE = DEPTH + 8  # floats of a row of A in shared memory: no two lanes mee
 
 
 def print_products() -> str:
-    """The kernels `eq_pack`, which prepares B, and `eq_product_<width>` for each width."""
-    text = _CONSTANTS + "".join(_multiply_add(width) for width in WIDTHS) + read_prelude("matrix_product.h")
-    return text + "".join(_kernel(width) for width in WIDTHS)
+    """The struct that `matrix_product.h` takes its numbers and the instruction from, and the kernels.
+
+    These are `eq_pack`, which prepares B, and `eq_product_<width>` for each width.
+    """
+    instructions = "".join(_multiply_add(width) for width in WIDTHS)
+    kernels = "".join(f"EQ_EXPORT_PRODUCT(eq_product_{width}, Problem, {width})\n" for width in WIDTHS)
+    return f"""namespace {{
+struct Problem {{
+  static constexpr int height = {HEIGHT}, depth = {DEPTH}, stages = {STAGES};
+  static constexpr int block_threads = {THREADS}, a_stride = {_A_STRIDE};
+{instructions}}};
+}}  // namespace
+EQ_EXPORT_PACK(Problem)
+{kernels}"""
 
 
 def shared_bytes(width: int) -> int:
     """Shared memory of a block for tiles of a width."""
     return 4 * STAGES * (HEIGHT * _A_STRIDE + 2 * DEPTH * width)
-
-
-_CONSTANTS = f"""
-constexpr int height = {HEIGHT}, depth = {DEPTH}, stages = {STAGES};
-constexpr int block_threads = {THREADS}, a_stride = {_A_STRIDE};
-"""
 
 
 def _multiply_add(width: int) -> str:
@@ -43,23 +46,14 @@ def _multiply_add(width: int) -> str:
     registers = ", ".join(f"%{n}" for n in range(sums))
     factor = ", ".join(f"%{sums + n}" for n in range(4))
     outputs = ", ".join(f'"+f"(sum[{n}])' for n in range(sums))
-    shape = f"m64n{width}k8"
+    shape = f"wgmma.mma_async.sync.aligned.m64n{width}k8.f32.tf32.tf32"
     return f"""
-// sum = a b, or sum + a b if it is to be kept; a is 64 x 8, b is 8 x {width}.
-EQ_FN void multiply_add(float (&sum)[{sums}], const unsigned (&a)[4], unsigned long long b, bool keep) {{
-  asm volatile(
-      "{{\\n.reg .pred keep;\\nsetp.ne.b32 keep, %{sums + 5}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.{shape}.f32.tf32.tf32 {{{registers}}}, {{{factor}}}, %{sums + 4}, keep, 1, 1;\\n}}"
-      : {outputs}
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
-}}
-"""
-
-
-def _kernel(width: int) -> str:
-    return f"""
-EQ_KERNEL void __launch_bounds__(block_threads, 1) eq_product_{width}(
-    const float* a, const float* packed, float* c, long long rows, int columns, int terms) {{
-  product<{width}>(a, packed, c, rows, columns, terms);
-}}
+  // sum = a b, or sum + a b if it is to be kept; a is 64 x 8, b is 8 x {width}.
+  static EQ_FN void multiply_add(float (&sum)[{sums}], const unsigned (&a)[4], unsigned long long b, bool keep) {{
+    asm volatile(
+        "{{\\n.reg .pred keep;\\nsetp.ne.b32 keep, %{sums + 5}, 0;\\n"
+        "{shape} {{{registers}}}, {{{factor}}}, %{sums + 4}, keep, 1, 1;\\n}}"
+        : {outputs}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)keep));
+  }}
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen import pack, read_prelude
+from eqaccel.codegen import flatten_prelude, pack
 from eqaccel.families.matrix_product.body import DEPTH, HEIGHT, STAGES, THREADS, WIDTHS, print_products, shared_bytes
 
 NAME = "matrix_product"
@@ -28,7 +28,7 @@ def matrix_payload() -> tuple[bytes, int]:
 
 def matrix_prelude() -> str:
     """The text in front of the body; there is one for CUDA alone."""
-    return read_prelude("abi.h") + read_prelude("cuda.h")
+    return flatten_prelude("matrix_product.h", "cuda")
 
 
 def explain() -> str:

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from eqaccel.codegen import OUTPUTS, Direction, check, pack, read_prelude
+from eqaccel.codegen import OUTPUTS, Direction, check, flatten_prelude, pack
 from eqaccel.families.polynomial.body import print_polynomial
 from eqaccel.families.polynomial.reference import execute_polynomial
 from eqaccel.families.polynomial.spec import MAX_POWER, PolynomialSpec
@@ -43,12 +43,7 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
 
 def polynomial_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    names = {
-        "cpu": ["cpu_lane.h", "cpu_polynomial.h"],
-        "cuda": ["cuda.h", "gpu_lane.h", "gpu_polynomial.h"],
-        "hip": ["hip.h", "gpu_lane.h", "gpu_polynomial.h"],
-    }[backend]
-    return "".join(map(read_prelude, ["abi.h", *names]))
+    return flatten_prelude("cpu_polynomial.h" if backend == "cpu" else "gpu_polynomial.h", backend)
 
 
 def explain(spec: PolynomialSpec, direction: Direction) -> str:

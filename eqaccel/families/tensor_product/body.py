@@ -15,7 +15,7 @@ from eqaccel.families.tensor_product import units
 from eqaccel.families.tensor_product.plan import Block, Element, KernelPlan, Part, Plan, PlannedPath, Segment
 from eqaccel.families.tensor_product.plan.passes import rows_of
 from eqaccel.families.tensor_product.spelling import spelling
-from eqaccel.families.tensor_product.text import literal
+from eqaccel.families.tensor_product.text import literal, wrapped
 from eqaccel.irreps import Irreps
 
 
@@ -72,7 +72,7 @@ def _kernel(plan: KernelPlan) -> list[str]:
 
 
 def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[str]:
-    offsets = ", ".join(map(str, segment.z_offsets))
+    offsets = wrapped(map(str, segment.z_offsets))
     lines = [
         f"struct Segment{number} {{  // {segment.mul} channels, {len(segment.paths)} paths",
         f"  static constexpr int mul = {segment.mul}, outputs = {len(segment.z_offsets)}, "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numpy.typing import NDArray
 
-from eqaccel.codegen import Direction, Result, prelude
+from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
 from eqaccel.families.tensor_product.body import print_body
-from eqaccel.families.tensor_product.payload import NAME, payload, travelling_plan
+from eqaccel.families.tensor_product.payload import NAME, payload, prelude, travelling_plan
 from eqaccel.families.tensor_product.plan import Tuning, candidates, make_plan
 from eqaccel.families.tensor_product.reference import execute
 from eqaccel.families.tensor_product.spec import TensorProductSpec

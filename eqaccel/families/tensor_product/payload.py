@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 
-from eqaccel.codegen import SCALAR_BYTES, Direction, pack, prelude, translation_unit
+from eqaccel.codegen import SCALAR_BYTES, Direction, flatten_prelude, pack, translation_unit
 from eqaccel.errors import UnsupportedError
 from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
@@ -95,6 +95,11 @@ def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Targe
             if plan.shared_bytes() <= target.shared_bytes:
                 return plan
     return make_plan(spec, direction, target, scalar_bytes)
+
+
+def prelude(backend: str) -> str:
+    """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
+    return flatten_prelude("cpu.h" if backend == "cpu" else "gpu.h", backend)
 
 
 def source(plan: Plan) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_TABLE_COLUMNS = 80  # after which a line of a table ends
+
 
 def literal(value: float) -> str:
     """A number of the kernel's type, to the last bit."""
@@ -12,4 +14,15 @@ def literal(value: float) -> str:
 
 def table(scalar: str, values: Iterable[str], index: str = "n") -> str:
     """The body of a function that looks something up."""
-    return f"static constexpr {scalar} values[] = {{{', '.join(values)}}}; return values[{index}];"
+    return f"static constexpr {scalar} values[] = {{{wrapped(values)}}}; return values[{index}];"
+
+
+def wrapped(values: Iterable[str]) -> str:
+    """A list of values on lines of about a hundred columns."""
+    lines = [""]
+    for value in values:
+        if len(lines[-1]) > _TABLE_COLUMNS:
+            lines.append("")
+        lines[-1] += f"{value}, "
+    lines = [line.strip() for line in lines]
+    return ("\n      ".join(["", *lines]) if len(lines) > 1 else lines[0]).rstrip(",")

@@ -1,8 +1,6 @@
 // What the operators that launch kernels have in common.
 #pragma once
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -11,17 +9,9 @@
 
 #include "device.h"
 #include "host_memory.h"
-#include "ops.h"
-#include "program.h"
+#include "operators.h"
 
 namespace eqaccel::ops {
-
-template <class Signature>
-auto find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-inline Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
 
 // One call of an operator: checks operands against the program and keeps alive what the kernel reads.
 class KernelCall {

@@ -1,4 +1,7 @@
-// The operators on real tensors, CPU and GPU alike: check the operands, allocate, launch through the runtime.
+// eqaccel::tensor_product and its first two derivatives, on CPU and GPU alike: check the operands, allocate, launch
+// through the runtime.
+#include "tensor_product.h"
+
 #include <ATen/Context.h>
 #include <torch/library.h>
 
@@ -6,10 +9,36 @@
 #include <limits>
 #include <vector>
 
-#include "call.h"
+#include "kernel_call.h"
 #include "packed_index.h"
 
 namespace eqaccel::ops {
+
+Tensor tensor_product(const TensorProductProblem& p, const Tensor& x, const Tensor& y, const Tensor& w) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                           c10::SymInt, int64_t, bool, bool);
+  static const auto op = find_operator<Signature>("eqaccel::tensor_product");
+  return op.call(p.payload, p.key, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
+}
+
+TensorProductGradients tensor_product_backward(const TensorProductProblem& p, const Tensor& gz, const Tensor& x,
+                                               const Tensor& y, const Tensor& w) {
+  using Signature = TensorProductGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
+                                           const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool);
+  static const auto op = find_operator<Signature>("eqaccel::tensor_product_backward");
+  return op.call(p.payload, p.key, gz, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
+}
+
+TensorProductSecondGradients tensor_product_double_backward(const TensorProductProblem& p, const Tensor& gz,
+                                                            const Tensor& x, const Tensor& y, const Tensor& w,
+                                                            const Tensor& a, const Tensor& b, const Tensor& c) {
+  using Signature = TensorProductSecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
+                                                 const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                 const Tensor&, c10::SymInt, int64_t, bool, bool);
+  static const auto op = find_operator<Signature>("eqaccel::tensor_product_double_backward");
+  return op.call(p.payload, p.key, gz, x, y, w, a, b, c, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
+}
+
 namespace {
 
 // out = the sum of `rows` of a matrix, pairwise: the order depends on the number of rows alone, not on threads.
@@ -32,9 +61,10 @@ void sum_rows(const T* matrix, const int32_t* rows, int64_t begin, int64_t end, 
 }
 
 // A call with a graph or a batch, and with weights of every edge or shared ones.
-class Call : public KernelCall {
+class TensorProductCall : public KernelCall {
  public:
-  Call(const char* op, const Problem& problem, const Tensor& x, const Tensor& y, const Tensor& w)
+  TensorProductCall(const char* op, const TensorProductProblem& problem, const Tensor& x, const Tensor& y,
+                    const Tensor& w)
       : KernelCall(op, problem.payload, problem.key, x) {
     TORCH_CHECK(x.dim() == 2 && y.dim() == 2, op, ": arguments 'x' and 'y' must have shapes (num_senders, ",
                 program_->number("x_dim"), ") and (num_edges, ", program_->number("y_dim"), "), got ", x.sizes(),
@@ -68,11 +98,10 @@ class Call : public KernelCall {
     const int64_t w_dim = program_->number("w_dim");
     check_kind(name, t);
     const Tensor matrix = t.dim() == 1 ? t.unsqueeze(0) : t;
-    TORCH_CHECK(matrix.dim() == 2 && matrix.size(1) == w_dim &&
-                    (matrix.size(0) == ops_.num_edges || matrix.size(0) == 1),
-                op_, ": argument '", name, "' must have shape (num_edges, ", w_dim, ") = (", ops_.num_edges, ", ",
-                w_dim, "), or (", w_dim, ",) if all edges share it, got ", t.sizes(),
-                ". Check weight_numel and the number of edges.");
+    TORCH_CHECK(
+        matrix.dim() == 2 && matrix.size(1) == w_dim && (matrix.size(0) == ops_.num_edges || matrix.size(0) == 1), op_,
+        ": argument '", name, "' must have shape (num_edges, ", w_dim, ") = (", ops_.num_edges, ", ", w_dim, "), or (",
+        w_dim, ",) if all edges share it, got ", t.sizes(), ". Check weight_numel and the number of edges.");
     const bool repeated = matrix.size(0) == 1 || (matrix.stride(0) == 0 && (w_dim == 1 || matrix.stride(1) == 1));
     const Tensor& kept = held_.emplace_back((repeated ? matrix.narrow(0, 0, matrix.size(0) > 0) : matrix).contiguous());
     return {kept.const_data_ptr(), repeated ? 0 : w_dim};
@@ -119,8 +148,10 @@ class Call : public KernelCall {
     TORCH_CHECK(std::max({R, S, E}) < limit, op_, ": nodes and edges must each number less than ", limit, ", got ", S,
                 " senders, ", R, " receivers and ", E, " edges. Split a larger system.");
     if (graph.numel() == 0) {
-      TORCH_CHECK(R == S && R == E, op_, ": a batch (an empty 'graph') must have as many rows in 'x' and 'y' as "
-                  "num_receivers = ", R, ", got ", S, " and ", E, ". Pass a graph for a convolution.");
+      TORCH_CHECK(R == S && R == E, op_,
+                  ": a batch (an empty 'graph') must have as many rows in 'x' and 'y' as "
+                  "num_receivers = ",
+                  R, ", got ", S, " and ", E, ". Pass a graph for a convolution.");
       return;
     }
     TORCH_CHECK(graph.device() == like_.device(), op_, ": argument 'graph' must be on ", like_.device(),
@@ -142,14 +173,14 @@ class Call : public KernelCall {
   bool shared_weights_ = false;
 };
 
-void alert_if_atomic(const Problem& problem, const char* op) {
+void alert_if_atomic(const TensorProductProblem& problem, const char* op) {
   if (problem.atomic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
 }
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
-  const Problem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
-  Call call("eqaccel::tensor_product", problem, x, y, w);
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+  TensorProductCall call("eqaccel::tensor_product", problem, x, y, w);
   eq_operands& ops = call.operands();
   const Tensor z = call.new_rows(ops.num_receivers, "z_dim");
   ops.z = z.mutable_data_ptr();
@@ -157,13 +188,13 @@ Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor
   return z;
 }
 
-Gradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
-                   const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
-                   bool atomic) {
+TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
+                                const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
+                                bool atomic) {
   const char* op = "eqaccel::tensor_product_backward";
-  const Problem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
   alert_if_atomic(problem, op);
-  Call call(op, problem, x, y, w);
+  TensorProductCall call(op, problem, x, y, w);
   eq_operands& ops = call.operands();
   ops.gz = call.receivers("gz", gz);
   const Tensor gx = call.new_rows(ops.num_senders, "x_dim");
@@ -176,14 +207,14 @@ Gradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const T
   return {gx, gy, call.reduce_weights(gw, w)};
 }
 
-SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
-                                const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c,
-                                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
-                                bool atomic) {
+TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                             const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b,
+                                             const Tensor& c, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
+                                             bool mul_ir, bool atomic) {
   const char* op = "eqaccel::tensor_product_double_backward";
-  const Problem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
   alert_if_atomic(problem, op);
-  Call call(op, problem, x, y, w);
+  TensorProductCall call(op, problem, x, y, w);
   eq_operands& ops = call.operands();
   ops.gz = call.receivers("gz", gz);
   ops.a = call.senders("a", a);
@@ -201,6 +232,30 @@ SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor
   return {ggz, gx, gy, call.reduce_weights(gw, w)};
 }
 
+// Shapes without data, for fake tensors (compile, export, make_fx).
+Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
+                     c10::SymInt receivers, int64_t z_dim, bool, bool) {
+  return at::empty_symint({receivers, z_dim}, x.options());
+}
+
+TensorProductGradients backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor& y,
+                                      const Tensor& w, const Tensor&, c10::SymInt, int64_t, bool, bool) {
+  return {contiguous_like(x), contiguous_like(y), contiguous_like(w)};
+}
+
+TensorProductSecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x,
+                                                   const Tensor& y, const Tensor& w, const Tensor&, const Tensor&,
+                                                   const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool) {
+  return {contiguous_like(gz), contiguous_like(x), contiguous_like(y), contiguous_like(w)};
+}
+
+Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
+                        const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto cast = [&](const Tensor& t) { return cast_to_float32(t, x); };
+  return tensor_product({payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic}, cast(x), cast(y), cast(w));
+}
+
 void register_kernels(torch::Library& library) {
   library.impl("tensor_product", forward);
   library.impl("tensor_product_backward", backward);
@@ -210,6 +265,13 @@ void register_kernels(torch::Library& library) {
 // The CUDA key is registered in CPU builds of torch too: nothing here needs CUDA to compile or link.
 TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
+  library.impl("tensor_product", forward_shape);
+  library.impl("tensor_product_backward", backward_shape);
+  library.impl("tensor_product_double_backward", double_backward_shape);
+}
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("tensor_product", forward_autocast); }
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("tensor_product", forward_autocast); }
 
 }  // namespace
 }  // namespace eqaccel::ops

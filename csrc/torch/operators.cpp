@@ -1,9 +1,12 @@
-// What all operators share that run a program of the runtime.
-#include <ATen/ATen.h>
+#include "operators.h"
 
-#include "ops.h"
+#include <ATen/autocast_mode.h>
 
 namespace eqaccel::ops {
+
+Tensor cast_to_float32(const Tensor& t, const Tensor& device_of) {
+  return at::autocast::cached_cast(at::kFloat, t, device_of.device().type());
+}
 
 std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64_t key) {
   if (auto program = find_program(key)) return program;

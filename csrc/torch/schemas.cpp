@@ -1,11 +1,9 @@
-// Schemas of torch.ops.eqaccel, and the typed calls of ops.h.
+// Schemas of torch.ops.eqaccel.
 //
 // payload: uint8, read only when `key` is new to the process. x: (S, x_dim); y: (E, y_dim); w: (E, w_dim), or one row
 // for all edges as (w_dim,) or (1, w_dim); z: (num_receivers, z_dim). An empty graph means a batch: S = E =
 // num_receivers, and row n goes with row n.
 #include <torch/library.h>
-
-#include "call.h"
 
 #define EQ_PROBLEM_ARGUMENTS "Tensor graph, SymInt num_receivers, int z_dim, bool mul_ir, bool atomic"
 
@@ -36,31 +34,3 @@ TORCH_LIBRARY(eqaccel, library) {
                              "exchange_backward(Tensor gradient, int handle, SymInt num_local) -> Tensor"})
     library.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), tags);
 }
-
-namespace eqaccel::ops {
-
-Tensor tensor_product(const Problem& p, const Tensor& x, const Tensor& y, const Tensor& w) {
-  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                           c10::SymInt, int64_t, bool, bool);
-  static const auto op = find_operator<Signature>("eqaccel::tensor_product");
-  return op.call(p.payload, p.key, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
-}
-
-Gradients tensor_product_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y,
-                                  const Tensor& w) {
-  using Signature = Gradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                              const Tensor&, c10::SymInt, int64_t, bool, bool);
-  static const auto op = find_operator<Signature>("eqaccel::tensor_product_backward");
-  return op.call(p.payload, p.key, gz, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
-}
-
-SecondGradients tensor_product_double_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& y,
-                                               const Tensor& w, const Tensor& a, const Tensor& b, const Tensor& c) {
-  using Signature = SecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
-                                    const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                    c10::SymInt, int64_t, bool, bool);
-  static const auto op = find_operator<Signature>("eqaccel::tensor_product_double_backward");
-  return op.call(p.payload, p.key, gz, x, y, w, a, b, c, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
-}
-
-}  // namespace eqaccel::ops

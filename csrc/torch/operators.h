@@ -1,0 +1,34 @@
+// What all operators share: calls through torch's dispatcher, and the programs that they run.
+#pragma once
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "program.h"
+
+namespace eqaccel::ops {
+
+using at::Tensor;
+
+// An operator as autograd, tracing and vmap see it.
+template <class Signature>
+auto find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+inline Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
+
+// Under autocast products and polynomials run in float32: sums over many edges do not fit 16-bit types. float64 stays
+// float64. `device_of` is an operand of the same call.
+Tensor cast_to_float32(const Tensor&, const Tensor& device_of);
+
+// The program of a key, for the operator `op`. The payload is read, and copied from the GPU, only the first time a
+// process sees the key.
+std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64_t key);
+
+// torch passes on the text alone, so that has to hold the kind and the log; Python takes it apart again (library.py).
+[[noreturn]] void rethrow(const CompileError&);
+
+}  // namespace eqaccel::ops

@@ -1,0 +1,33 @@
+// eqaccel::tensor_product and its derivatives as C++ calls through torch's dispatcher.
+#pragma once
+#include <tuple>
+
+#include "operators.h"
+
+namespace eqaccel::ops {
+
+// Everything about a tensor product that is not a differentiable operand.
+struct TensorProductProblem {
+  Tensor payload;         // sources of the kernels, uint8
+  int64_t key;            // names the payload in the process-wide table of programs
+  Tensor graph;           // packed edge index (see packed_index.h); empty for a batch
+  c10::SymInt receivers;  // rows of the output
+  int64_t z_dim;          // columns of the output: shapes must be known where the payload can not be read
+  bool mul_ir;            // layout of x and z inside a block: (mul, 2l+1), or (2l+1, mul)
+  bool atomic;            // gradients of x by atomic addition
+};
+
+using TensorProductGradients = std::tuple<Tensor, Tensor, Tensor>;                // with respect to x, y, w
+using TensorProductSecondGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // with respect to gz, x, y, w
+
+// z = F(x, y, w): linear in each operand.
+Tensor tensor_product(const TensorProductProblem&, const Tensor& x, const Tensor& y, const Tensor& w);
+// Gradients of <gz, F(x, y, w)>.
+TensorProductGradients tensor_product_backward(const TensorProductProblem&, const Tensor& gz, const Tensor& x,
+                                               const Tensor& y, const Tensor& w);
+// Gradients of <a, gx> + <b, gy> + <c, gw>, where gx, gy, gw are what tensor_product_backward gives.
+TensorProductSecondGradients tensor_product_double_backward(const TensorProductProblem&, const Tensor& gz,
+                                                            const Tensor& x, const Tensor& y, const Tensor& w,
+                                                            const Tensor& a, const Tensor& b, const Tensor& c);
+
+}  // namespace eqaccel::ops

@@ -1,0 +1,116 @@
+"""Preludes: each is a header of its own, payloads carry them in one piece, and compilers name their files."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hosts import assemble_hip, needs_hipcc
+
+from eqaccel import runtime
+from eqaccel.codegen import preludes
+from eqaccel.codegen.preludes import flatten_prelude
+from eqaccel.errors import CompileError
+from eqaccel.families.tensor_product import TensorProductSpec, payload
+
+FOLDER = Path(preludes.__file__).parent
+CPU = sorted(file.name for file in FOLDER.glob("cpu*.h"))
+GPU = sorted(file.name for file in FOLDER.glob("gpu*.h"))
+SPEC = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
+HEAD = "#define EQ_DIRECTION 2\n#define EQ_SCALAR float\n"
+
+needs_nvrtc = pytest.mark.skipif(
+    runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed"
+)
+
+
+@pytest.mark.parametrize("name", ["abi.h", "direction.h", *CPU])
+def test_a_tool_reads_each_cpu_prelude_as_it_is(name: str) -> None:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    options = ["-std=c++17", "-fopenmp", "-fsyntax-only", "-DEQ_DIRECTION=2", "-DEQ_SCALAR=float", "-include"]
+    command = [compiler, *options, str(FOLDER / name), "-xc++", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["matrix_product.h", *GPU])
+def test_each_gpu_prelude_includes_what_it_uses(name: str) -> None:
+    runtime.compile_cuda(HEAD + flatten_prelude(name, "cuda"), "sm_90a")
+
+
+@needs_hipcc
+@pytest.mark.parametrize("name", GPU)
+def test_each_gpu_prelude_includes_what_it_uses_on_hip(name: str, tmp_path: Path) -> None:
+    assemble_hip(HEAD + flatten_prelude(name, "hip"), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("cpu.h", "cpu"), ("gpu.h", "cuda"), ("gpu.h", "hip")])
+def test_every_line_follows_the_marker_of_its_file(name: str, backend: str) -> None:
+    text = flatten_prelude(name, backend)
+    assert '#include "' not in text
+    assert "#pragma once" not in text
+    starts = re.findall(r'^#line 1 "(.+)"$', text, re.MULTILINE)
+    assert len(starts) == len(set(starts))
+    assert {"abi.h", "direction.h", name} < set(starts)
+    assert starts[-1] == "body.cpp"
+    assert ("cuda.h" in starts, "hip.h" in starts) == (backend == "cuda", backend == "hip")
+    file, number = "", 0
+    for line in text.splitlines():
+        if marker := re.fullmatch(r'#line (\d+) "(.+)"', line):
+            number, file = int(marker[1]), marker[2]
+        elif line:
+            assert (FOLDER / file).read_text().splitlines()[number - 1] == line
+            number += 1
+        else:
+            number += 1
+
+
+def with_fault(backend: str, arch: str | None = None) -> tuple[str, int]:
+    """A source whose body has an undeclared name, and the line of the body that has it."""
+    text = runtime.Program(payload(SPEC)[0]).source(backend, "float32", "forward", arch)
+    before, marker, body = text.partition('#line 1 "body.cpp"\n')
+    lines = body.splitlines()
+    line = next(number for number, line in enumerate(lines, 1) if "const Lane wv = " in line)
+    lines[line - 1] += " undeclared_name;"
+    return before + marker + "\n".join(lines) + "\n", line
+
+
+def test_messages_of_the_host_compiler_name_files() -> None:
+    text, line = with_fault("cpu")
+    with pytest.raises(CompileError) as error:
+        runtime.compile_cpu(text, "cpu-generic")
+    assert f"body.cpp:{line}:" in error.value.log
+    text = text.replace("struct Topology {\n", "struct Topology {\n  undeclared_name here;\n")
+    line = (FOLDER / "cpu.h").read_text().splitlines().index("struct Topology {") + 2
+    with pytest.raises(CompileError) as error:
+        runtime.compile_cpu(text, "cpu-generic")
+    assert f"cpu.h:{line}:" in error.value.log
+
+
+@needs_nvrtc
+def test_messages_of_nvrtc_name_files() -> None:
+    text, line = with_fault("cuda", "sm_90")
+    with pytest.raises(CompileError) as error:
+        runtime.compile_cuda(text, "sm_90")
+    assert f"body.cpp({line}):" in error.value.log
+
+
+@needs_hipcc
+def test_messages_of_hipcc_name_files(tmp_path: Path) -> None:
+    text, line = with_fault("hip", "gfx90a")
+    with pytest.raises(AssertionError, match=rf"body\.cpp:{line}:"):
+        assemble_hip(text, tmp_path)
+
+
+def test_lines_of_tables_are_short() -> None:
+    spec = TensorProductSpec.channelwise("128x0e+128x1o+128x2e", "0e+1o+2e+3o", "0e+1o+2e+3o")
+    text = runtime.Program(payload(spec)[0]).source("cuda", "float32", "backward", "sm_90")
+    tables = re.findall(r"static constexpr \w+ values\[\] = \{.*?\}; return", text, re.DOTALL)
+    assert any(len(table) > 1000 for table in tables)
+    assert max(len(line) for table in tables for line in table.splitlines()) <= 120
