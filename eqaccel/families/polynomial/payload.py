@@ -19,7 +19,7 @@ _ROW_THREADS = 128
 
 @functools.lru_cache(maxsize=64)
 def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
-    """The payload of a polynomial, and the integer key that names it; see `payload`.
+    """The payload of a polynomial, and the integer key that names it.
 
     Meta has `row_threads`, the threads of a GPU block, of which each takes a row; entry `terms` has a line "<output>
     <weight> <feature> <feature> <feature> <coefficient>" for each term, with num_features for a feature that is not
