@@ -120,14 +120,21 @@ def test_any_number_of_ranks_gives_the_same_run(kind, grids, device, exported, t
             np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.fixture(scope="module", params=KINDS)
+def plain_and_exported(request, tmp_path_factory):
+    """A model as it was built, and its file."""
+    model = mm.energy_model(**KINDS[request.param])
+    file = tmp_path_factory.mktemp("kind") / "model.pt"
+    eqaccel.export(eqaccel.patch(copy.deepcopy(model)), file)
+    return model, file
+
+
 @pytest.mark.parametrize("box", ["triclinic", "slab", "smaller than the cutoff"])
-def test_other_kinds_of_models_equal_ase(kind, box, tmp_path):
-    model, elements = mm.energy_model(**KINDS[kind]), ["H", "C", "O"]
-    eqaccel.export(eqaccel.patch(copy.deepcopy(model)), tmp_path / "model.pt")
+def test_other_kinds_of_models_equal_ase(box, plain_and_exported, tmp_path):
+    (model, file), elements = plain_and_exported, ["H", "C", "O"]
     atoms = frame_of(box, elements)
     write_data(tmp_path / "start.data", atoms, elements)
-    options = {"boundary": BOXES[box][0], "coeff": "* * model.pt H C O"}
+    options = {"boundary": BOXES[box][0], "coeff": f"* * {file} H C O"}
     frames = [simulate(tmp_path, "run 0", ranks, **options)[0] for ranks in (1, 2)]
     with mm.default_dtype(torch.float64):
         calculator = MACECalculator(models=[model], device="cpu", default_dtype="float64")
