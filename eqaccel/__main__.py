@@ -39,7 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     export.add_argument("--dtype", help="float32 or float64; default: that of the model")
     export.add_argument(
-        "--seal", default=[], nargs="+", metavar="TARGET", help="put in kernels in machine code: cpu-avx2 sm_90 ..."
+        "--precompile",
+        default=[],
+        nargs="+",
+        metavar="TARGET",
+        help="put in kernels in machine code: cpu-avx2 sm_90 ...",
     )
     export.add_argument("--head", help="name of the head, if the model has several")
     libs = commands.add_parser("libs", help="libraries and headers that a C++ program needs to open exported files")
@@ -106,7 +110,7 @@ def _export(options: argparse.Namespace) -> str:
         device=options.device,
         dtype=options.dtype,
         head=options.head,
-        seal=options.seal,
+        precompile=options.precompile,
     )
     return json.dumps(metadata, indent=1)
 

@@ -22,7 +22,7 @@ DESCRIPTION = {
     "device": "cpu",
     "units": {"energy": "eV", "length": "angstrom"},
     "exchange_widths": [4, 7],
-    "sealed": [],
+    "precompiled": [],
     "versions": {"eqaccel": eqaccel.__version__, "torch": torch.__version__},
     "kernels": [],
 }
@@ -72,8 +72,8 @@ class Toy(nn.Module):
         return energies.detach(), gradient
 
 
-class Sealed(nn.Module):
-    """Holds a payload with a kernel in machine code, as sealing leaves it; no model, and never run."""
+class Precompiled(nn.Module):
+    """Holds a payload with a kernel in machine code, as precompiling leaves it; no model, and never run."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -53,6 +53,6 @@ def test_kernels_of_every_cpu_run_here(num_edges, layout, dtype):
         code = runtime.compile_cpu(source(plan), "cpu-generic")[0]
         content += f"binary/cpu-generic/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
     compiled = runtime.Program(content).compile("cpu", scalar, "forward")
-    assert compiled["key"] == "sealed-cpu-generic"
+    assert compiled["key"] == "precompiled-cpu-generic"
     module.key, module.payload = payload_key(content), torch.frombuffer(bytearray(content), dtype=torch.uint8)
     assert_product(module, random_operands(SPEC, num_edges // 20, num_edges, dtype=dtype))

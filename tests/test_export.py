@@ -189,18 +189,18 @@ def test_energies_of_isolated_atoms_keep_their_digits(device: torch.device, tmp_
     assert lost > 256 * torch.finfo(torch.float32).eps * wanted.abs().max()  # or there is nothing to keep
 
 
-def _sealed_target(device: torch.device) -> str:
+def _precompiled_target(device: torch.device) -> str:
     if device.type == "cpu":
         return host_target().name
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 
 
-def test_sealed_files_need_no_compiler(device: torch.device, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_precompiled_files_need_no_compiler(device: torch.device, dtype: torch.dtype, tmp_path: Path) -> None:
     """Nor do they fill a cache. The same program stops at a file that holds no kernels."""
-    model, target = patched(device=device).to(dtype), _sealed_target(device)
+    model, target = patched(device=device).to(dtype), _precompiled_target(device)
     eqaccel.export(model, tmp_path / "bare.pt", verify=False)
-    eqaccel.export(model, tmp_path / "model.pt", seal=[target])
+    eqaccel.export(model, tmp_path / "model.pt", precompile=[target])
     whole = arguments(model)
     expected = eqaccel.load_exported(tmp_path / "model.pt")(*whole)
     torch.save((whole, expected), tmp_path / "whole.pt")
@@ -208,7 +208,7 @@ def test_sealed_files_need_no_compiler(device: torch.device, dtype: torch.dtype,
 import sys, torch, eqaccel
 whole, expected = torch.load("whole.pt")
 loaded = eqaccel.load_exported(sys.argv[1])
-assert loaded.metadata["sealed"] == [{target!r}] or sys.argv[1] == "bare.pt"
+assert loaded.metadata["precompiled"] == [{target!r}] or sys.argv[1] == "bare.pt"
 with torch.jit.optimized_execution(False):
     assert all(torch.equal(a, b) for a, b in zip(loaded(*whole), expected))
 """
@@ -276,7 +276,7 @@ def test_metadata(file: Path) -> None:
         "device": "cpu",
         "units": {"energy": "eV", "length": "angstrom"},
         "exchange_widths": [32],
-        "sealed": [],
+        "precompiled": [],
         "versions": 0,
         "kernels": 0,
     }
@@ -340,9 +340,13 @@ def _mixed() -> torch.nn.Module:
         (patched, {"dtype": torch.float16}, "dtype: expected torch.float32 or torch.float64, got torch.float16"),
         (lambda: patched().half(), {}, "dtype: .* got a model in torch.float16"),
         (patched, {"device": "tpu"}, "device: expected 'cpu' or 'cuda', got 'tpu'"),
-        (patched, {"seal": "sm_90"}, "seal: expected a list of cpu-avx512, .*, got 'sm_90'"),
-        (patched, {"seal": ["sm_90", "h100"]}, "seal: .* got 'h100'"),
-        (patched, {"seal": [_foreign_target()]}, f"seal: no kernel for {_foreign_target()}: .* of this machine"),
+        (patched, {"precompile": "sm_90"}, "precompile: expected a list of cpu-avx512, .*, got 'sm_90'"),
+        (patched, {"precompile": ["sm_90", "h100"]}, "precompile: .* got 'h100'"),
+        (
+            patched,
+            {"precompile": [_foreign_target()]},
+            f"precompile: no kernel for {_foreign_target()}: .* of this machine",
+        ),
         (patched, {"head": "other"}, "head: expected one of 'Default', got 'other'"),
         (patched, {"path": "missing/model.pt"}, "path: expected the name of a file in an existing folder"),
         (patched, {"path": "."}, "path: .* got a folder"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from eqaccel.integrations.export.digest import DIGITS, append_digest
 from eqaccel.integrations.export.loading import Exported
-from lammps_toy import DESCRIPTION, Sealed, save_model, save_toy
+from lammps_toy import DESCRIPTION, Precompiled, save_model, save_toy
 
 import eqaccel
 from eqaccel.errors import ExportError, OperandError
@@ -136,7 +136,7 @@ def test_files_that_can_not_be_opened(file: Path, tmp_path: Path) -> None:
         ({"dtype": "float16"}, "has dtype = 'float16'"),
         ({"exchange_widths": [-1]}, r"has exchange_widths = \[-1\]"),
         ({"versions": None}, "has versions = None; export the model again"),
-        ({"sealed": None}, "has sealed = None"),
+        ({"precompiled": None}, "has precompiled = None"),
     ],
 )
 def test_descriptions_that_make_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_descriptions_that_make_no_sense(change: dict[str, Any], message: str, t
 def test_machine_code_is_refused_on_request(told: bool, file: Path, tmp_path: Path) -> None:
     """Also where the description does not tell of it; and nothing of the file is loaded before."""
     eqaccel.load_exported(file, allow_native_code=False)
-    save_model(tmp_path / "sealed.pt", Sealed(), DESCRIPTION | {"sealed": ["cpu-avx2"] if told else []})
-    eqaccel.load_exported(tmp_path / "sealed.pt")
+    save_model(tmp_path / "precompiled.pt", Precompiled(), DESCRIPTION | {"precompiled": ["cpu-avx2"] if told else []})
+    eqaccel.load_exported(tmp_path / "precompiled.pt")
     with pytest.raises(ExportError, match=r"holds machine code .*pass allow_native_code=True"):
-        eqaccel.load_exported(tmp_path / "sealed.pt", allow_native_code=False)
-    save_model(tmp_path / "package.pt2", Sealed(), DESCRIPTION | {"kind": "aotinductor"})
+        eqaccel.load_exported(tmp_path / "precompiled.pt", allow_native_code=False)
+    save_model(tmp_path / "package.pt2", Precompiled(), DESCRIPTION | {"kind": "aotinductor"})
     with pytest.raises(ExportError, match=r"holds machine code \(an AOTInductor package\)"):
         eqaccel.load_exported(tmp_path / "package.pt2", allow_native_code=False)
 

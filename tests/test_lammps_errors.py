@@ -14,7 +14,7 @@ from ase import Atoms
 from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.lammps import build_plugin, find_lammps
 from lammps_runs import ELEMENTS, lmp, write_data
-from lammps_toy import DESCRIPTION, Sealed, save_model, save_toy
+from lammps_toy import DESCRIPTION, Precompiled, save_model, save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 SCRIPT = """
@@ -97,8 +97,8 @@ def rename_operator(source: Path, target: Path) -> None:
     append_digest(target)
 
 
-@pytest.mark.parametrize("sealed", [["cpu-avx2"], []], ids=["told", "hidden"])
-def test_machine_code_is_refused_on_request(sealed, folder):
+@pytest.mark.parametrize("precompiled", [["cpu-avx2"], []], ids=["told", "hidden"])
+def test_machine_code_is_refused_on_request(precompiled, folder):
     assert (
         lmp(
             folder,
@@ -108,8 +108,8 @@ def test_machine_code_is_refused_on_request(sealed, folder):
         ).returncode
         == 0
     )
-    save_model(folder / "sealed.pt", Sealed(), {**DESCRIPTION, "sealed": sealed})
-    line = error_of(folder, style="eqaccel native_code no", coeff="* * sealed.pt H O Si")
+    save_model(folder / "precompiled.pt", Precompiled(), {**DESCRIPTION, "precompiled": precompiled})
+    line = error_of(folder, style="eqaccel native_code no", coeff="* * precompiled.pt H O Si")
     assert_error(line, "holds kernels in machine code, which were not to be used")
 
 

@@ -127,11 +127,11 @@ def test_recipe_for_a_lammps_of_ones_own(tmp_path):
 @pytest.mark.slow
 def test_exchanges_of_a_gpu_reach_mpi_on_the_main_thread(tmp_path):
     compiler = shutil.which("g++") or shutil.which("c++")
-    source = str(Path(__file__).parent / "cpp_host/relay.cpp")
-    command = [compiler, "-std=c++17", "-pthread", f"-I{ROOT / 'csrc/model'}", source, "-o", "relay"]
+    source = str(Path(__file__).parent / "cpp_host/main_thread_exchange.cpp")
+    command = [compiler, "-std=c++17", "-pthread", f"-I{ROOT / 'csrc/model'}", source, "-o", "exchange"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
-    ran = subprocess.run(["./relay"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(["./exchange"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     step = ["forward 3 1 main", "reverse 3 2 main"]
     assert ran.stdout.splitlines() == [
         *[*step, "row 11"],

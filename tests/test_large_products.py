@@ -1,4 +1,4 @@
-"""Tensor products of several GPU kernels or CPU translation units, teams of warps, and receivers cut into pieces."""
+"""Tensor products of several GPU kernels or CPU translation units, groups of warps, and receivers cut into pieces."""
 
 import importlib
 import resource
@@ -18,7 +18,7 @@ LARGE = {
     "one_block_in_several_kernels": TensorProductSpec.channelwise("8x4e", "1e+2e+3e", "1e+2e+3e+4e"),
     "odd_channels": TensorProductSpec.channelwise("3x2e+3x3e", DEGREES, DEGREES),
     "preset_l": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
-    "teams": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+    "warp_groups": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
     "ragged": TensorProductSpec.channelwise("40x0e+33x1e+5x2e+3x3e", DEGREES, DEGREES),
 }
 LARGE_FORWARD = TensorProductSpec.channelwise("8x3e+8x4e", f"{DEGREES}+4e", f"{DEGREES}+4e")
@@ -32,15 +32,15 @@ def test_plans_are_of_the_kinds_tested_here() -> None:
     def adds(plan: Plan) -> bool:
         return any(block.adds for segment in plan.segments for block in segment.blocks)
 
-    names = ("one_block_in_several_kernels", "odd_channels", "teams", "ragged")
-    one_block, odd, teams, ragged = (LARGE[name] for name in names)
+    names = ("one_block_in_several_kernels", "odd_channels", "warp_groups", "ragged")
+    one_block, odd, warp_groups, ragged = (LARGE[name] for name in names)
     assert len(plan(LARGE_FORWARD, Direction.FORWARD).kernels) > 1
     by_multiplicity = [{s.mul for s in kernel.segments} for kernel in plan(ragged, Direction.FORWARD).kernels]
     assert by_multiplicity == [{40, 33}, {5, 3}]
     assert adds(plan(one_block, Direction.DOUBLE_BACKWARD))
     for direction in (Direction.BACKWARD, Direction.DOUBLE_BACKWARD):
         assert len(plan(odd, direction).kernels) > 1
-        assert max(segment.members for segment in plan(teams, direction).segments) > 1
+        assert max(segment.warps_per_group for segment in plan(warp_groups, direction).segments) > 1
 
 
 def test_forward_of_several_kernels(device: torch.device, dtype: torch.dtype) -> None:

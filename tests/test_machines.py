@@ -112,7 +112,7 @@ def test_a_binary_is_left_where_it_does_not_fit() -> None:
     large = b"binary/sm_80/double_backward/float64 5\ncubin\n"
     content = payload(LARGE)[0]
     program = runtime.Program(content + small + large)
-    assert program.compile("cuda", "float32", "forward", "sm_86")["key"] == "sealed-sm_80"
+    assert program.compile("cuda", "float32", "forward", "sm_86")["key"] == "precompiled-sm_80"
     source = program.source("cuda", "float64", "double_backward", "sm_86")
     assert source == runtime.Program(content).source("cuda", "float64", "double_backward", "sm_86")
     assert program.source("cuda", "float64", "double_backward", "sm_80") != source

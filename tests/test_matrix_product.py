@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from eqaccel.integrations.export.sealing import add_entries, sealed_matrix_entries
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_matrix_entries
 from torch.autograd import gradcheck, gradgradcheck
 
 from eqaccel import MatrixProduct, runtime
@@ -154,14 +154,14 @@ def test_operands_that_do_not_fit(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
-def test_sealing() -> None:
+def test_precompiling() -> None:
     product = MatrixProduct()
     key = product.key
-    add_entries(product, sealed_matrix_entries())
+    add_entries(product, precompiled_matrix_entries())
     assert product.key != key
     program = runtime.Program(product.payload.numpy().tobytes())
     compiled = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90a")
-    assert compiled["key"] == "sealed-sm_90a"
+    assert compiled["key"] == "precompiled-sm_90a"
 
 
 @pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")

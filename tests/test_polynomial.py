@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eqaccel.integrations.export.sealing import add_entries, sealed_polynomial_entries
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_polynomial_entries
 from hosts import assemble_hip, needs_hipcc
 from test_self_check import program, read
 from torch.autograd import grad, gradcheck, gradgradcheck
@@ -276,7 +276,7 @@ def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeyp
             runtime.compile_program(program(entries | {body: changed}), "cpu", scalar, direction.value)
 
 
-def test_warmup_and_sealing(device: torch.device) -> None:
+def test_warmup_and_precompiling(device: torch.device) -> None:
     module = Polynomial(SPECS["quadratic"]).to(device)
     result = warmup(module, directions=("forward", "double_backward"), dtypes=torch.float64)
     assert [(k.direction, k.dtype) for k in result.kernels] == [
@@ -287,11 +287,11 @@ def test_warmup_and_sealing(device: torch.device) -> None:
     assert runtime.cache_stats() == before
 
     key, target = module.key, host_target().name
-    add_entries(module, sealed_polynomial_entries(module.spec, "float32", (target,)))
+    add_entries(module, precompiled_polynomial_entries(module.spec, "float32", (target,)))
     assert module.key != key
-    sealed = runtime.Program(module.payload.cpu().numpy().tobytes())
+    precompiled = runtime.Program(module.payload.cpu().numpy().tobytes())
     for direction in ("forward", "backward"):
-        assert runtime.compile_program(sealed, "cpu", "float32", direction)["key"] == f"sealed-{target}"
+        assert runtime.compile_program(precompiled, "cpu", "float32", direction)["key"] == f"precompiled-{target}"
     assert_matches(module.spec, module.cpu(), operands(module.spec, 20, torch.device("cpu"), torch.float32))
 
 

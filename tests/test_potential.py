@@ -8,8 +8,8 @@ import pytest
 import torch
 from eqaccel.integrations.export.mace import MaceConvolution
 from eqaccel.integrations.export.potential import Convolution, Potential
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from eqaccel.integrations.export.scripting import script
-from eqaccel.integrations.export.sealing import add_entries, sealed_entries
 from export_checks import assert_close, with_ghosts
 from torch import Tensor, nn
 
@@ -62,13 +62,13 @@ def target_of(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["compiled", "sealed"])
-def test_saved_potential(sealed: bool, device: torch.device, dtype: torch.dtype, tmp_path: Any) -> None:
+@pytest.mark.parametrize("precompiled", [False, True], ids=["compiled", "precompiled"])
+def test_saved_potential(precompiled: bool, device: torch.device, dtype: torch.dtype, tmp_path: Any) -> None:
     """A file written on the CPU gives the energies and gradients of the eager module on any device."""
     toy, whole = Toy(dtype), operands(device, dtype)
-    if sealed:
+    if precompiled:
         for module, spec in ((toy.first, FIRST), (toy.second, SECOND)):
-            add_entries(module, sealed_entries(spec, str(dtype).removeprefix("torch."), (target_of(device),)))
+            add_entries(module, precompiled_entries(spec, str(dtype).removeprefix("torch."), (target_of(device),)))
     script(toy).save(tmp_path / "toy.pt")
     loaded = torch.jit.load(tmp_path / "toy.pt", map_location=device)
     plain = Toy(dtype).to(device)
@@ -115,9 +115,9 @@ def test_ghosts(device: torch.device) -> None:
     assert images.calls == [("forward", FIRST.z_dim), ("reverse", FIRST.z_dim)]
 
 
-def test_sealing_changes_the_key() -> None:
-    plain, sealed = (Convolution(TensorProductConv(FIRST)) for _ in range(2))
-    add_entries(sealed, b"binary/none 0\n\n")
+def test_precompiling_changes_the_key() -> None:
+    plain, precompiled = (Convolution(TensorProductConv(FIRST)) for _ in range(2))
+    add_entries(precompiled, b"binary/none 0\n\n")
     assert plain.key == TensorProductConv(FIRST).key
-    assert sealed.key != plain.key
-    assert 0 <= sealed.key < 2**63
+    assert precompiled.key != plain.key
+    assert 0 <= precompiled.key < 2**63

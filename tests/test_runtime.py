@@ -46,11 +46,11 @@ def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache, monkeypatch)
     source = program.source("cpu", "float32", "forward").replace("2 * x", "3 * x")
     code, log = program.compile_for(host_target().name, "float32", "forward", source)
     assert "-march=native" not in log
-    sealed = make_payload() + entry(f"binary/{host_target().name}/forward/float32", code)
+    precompiled = make_payload() + entry(f"binary/{host_target().name}/forward/float32", code)
     monkeypatch.setenv("EQACCEL_CXX", "/nonexistent")
     x, z = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
     operands = {"x": x, "z": z, "num_receivers": 8}
-    runtime.launch_cpu(runtime.Program(sealed), "float32", "forward", operands)
+    runtime.launch_cpu(runtime.Program(precompiled), "float32", "forward", operands)
     np.testing.assert_array_equal(z, 3 * x)
     assert not kept(cache), "nothing was compiled"
     for other in (entry("binary/cpu-none/forward/float32", code), entry("binary/sm_90/forward/float32", code)):
@@ -58,17 +58,17 @@ def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache, monkeypatch)
             runtime.launch_cpu(runtime.Program(make_payload() + other), "float32", "forward", operands)
 
 
-@pytest.mark.parametrize(("sealed", "arch", "runs"), [("sm_80", "sm_86", True), ("sm_90", "sm_86", False)])
-def test_cuda_binaries_run_on_later_revisions(sealed, arch, runs, monkeypatch):
-    program = runtime.Program(make_payload() + entry(f"binary/{sealed}/forward/float32", b"cubin"))
+@pytest.mark.parametrize(("precompiled", "arch", "runs"), [("sm_80", "sm_86", True), ("sm_90", "sm_86", False)])
+def test_cuda_binaries_run_on_later_revisions(precompiled, arch, runs, monkeypatch):
+    program = runtime.Program(make_payload() + entry(f"binary/{precompiled}/forward/float32", b"cubin"))
     monkeypatch.setenv("EQACCEL_NVRTC", "/nonexistent")
     if runs:
-        assert program.compile("cuda", "float32", "forward", arch)["key"] == f"sealed-{sealed}"
+        assert program.compile("cuda", "float32", "forward", arch)["key"] == f"precompiled-{precompiled}"
     else:
         compiled = {"key": ""}
         with contextlib.suppress(MissingCompilerError):  # an NVRTC that is loaded already stays in use
             compiled = program.compile("cuda", "float32", "forward", arch)
-        assert not compiled["key"].startswith("sealed")
+        assert not compiled["key"].startswith("precompiled")
 
 
 def test_a_target_of_another_processor():

@@ -66,7 +66,7 @@ def program(entries: dict[str, str]) -> runtime.Program:
     return runtime.Program(("EQACCEL-PAYLOAD 1\n" + "".join(parts)).encode())
 
 
-def figures_of(spec: TensorProductSpec, direction: Direction) -> list[tuple[str, float, tuple[float, ...]]]:
+def checksums_of(spec: TensorProductSpec, direction: Direction) -> list[tuple[str, float, tuple[float, ...]]]:
     """Output, size and projections of each block, from the payload."""
     lines = [line.split() for line in read(payload(spec)[0])[f"check/{direction.value}"].splitlines()]
     return [(name, float(size), tuple(map(float, sums))) for name, size, *sums in lines]
@@ -98,13 +98,13 @@ def launch(spec: TensorProductSpec, scalar: str, direction: Direction, mul_ir: b
 @pytest.mark.parametrize("scalar", SCALARS)
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", SPECS)
-def test_right_kernels_pass_and_give_the_figures(name: str, direction: Direction, scalar: str, mul_ir: bool) -> None:
+def test_right_kernels_pass_and_give_the_checksums(name: str, direction: Direction, scalar: str, mul_ir: bool) -> None:
     spec = SPECS[name]
     outputs = launch(spec, scalar, direction, mul_ir)  # compiles, so the runtime has checked it too
     found = [
         (output, sums) for output in check.OUTPUTS[direction] for sums in check.project(spec, output, outputs[output])
     ]
-    expected = figures_of(spec, direction)
+    expected = checksums_of(spec, direction)
     assert [output for output, _ in found] == [output for output, _, _ in expected]
     for (output, sums), (_, size, right) in zip(found, expected, strict=True):
         # A tenth of what the check allows, so that it does not refuse a right kernel by chance.
@@ -117,7 +117,7 @@ def test_one_wrong_element_is_noticed(name: str, direction: Direction) -> None:
     spec = SPECS[name]
     outputs = launch(spec, "float64", direction, mul_ir=False)
     rng = np.random.default_rng(0)
-    expected = figures_of(spec, direction)
+    expected = checksums_of(spec, direction)
     for output, right in outputs.items():
         bounds = np.array([TOLERANCE * np.finfo("float32").eps * size for key, size, _ in expected if key == output])
         for element in rng.choice(right.size, min(right.size, 20), replace=False):
@@ -210,17 +210,17 @@ def test_rebuilt_entries_are_checked(faulty: Path, cache: Path) -> None:
 
 
 def test_unchecked_kernels_stand_for_nothing(cache: Path) -> None:
-    """A payload without figures gives kernels, but not to payloads with figures."""
+    """A payload without checksums gives kernels, but not to payloads with checksums."""
     entries = read(payload(SPECS["small"])[0])
     bare = {name: text for name, text in entries.items() if not name.startswith("check/")}
     assert not program(bare).compile("cpu", "float32", "forward")["cached"]
     assert not program(entries).compile("cpu", "float32", "forward")["cached"]
 
 
-@pytest.mark.parametrize("figures", ["", "gx 1 1 1\n", "z 1 1\n", "z one 1 1\n"])
-def test_figures_that_do_not_fit(figures: str, cache: Path) -> None:
-    entries = read(payload(SPECS["small"])[0]) | {"check/forward": figures}
-    with pytest.raises(ValueError, match="self-check figures"):
+@pytest.mark.parametrize("checksums", ["", "gx 1 1 1\n", "z 1 1\n", "z one 1 1\n"])
+def test_checksums_that_do_not_fit(checksums: str, cache: Path) -> None:
+    entries = read(payload(SPECS["small"])[0]) | {"check/forward": checksums}
+    with pytest.raises(ValueError, match="self-check checksums"):
         program(entries).compile("cpu", "float32", "forward")
     del entries["check/blocks"]
     with pytest.raises(IndexError, match="no entry 'check/blocks'"):
@@ -231,7 +231,7 @@ def test_figures_that_do_not_fit(figures: str, cache: Path) -> None:
 def test_blocks_that_do_not_fit(blocks: str, cache: Path) -> None:
     """A kernel that was made for other rows would reach outside of those of the check."""
     entries = read(payload(SPECS["small"])[0]) | {"check/blocks": blocks}
-    with pytest.raises(ValueError, match="self-check figures"):
+    with pytest.raises(ValueError, match="self-check checksums"):
         program(entries).compile("cpu", "float32", "forward")
 
 
@@ -311,4 +311,4 @@ def test_graph_of_the_problem() -> None:
         assert abs(values).max() < 2, name
         assert abs(values.mean()) < 4 / np.sqrt(values.size), f"{name} is signed"
     plan = make_plan(SPECS["small"], Direction.BACKWARD, host_target(), 4)
-    assert check.figures(plan) == check.figures(plan) == read(payload(SPECS["small"])[0])["check/backward"]
+    assert check.checksums(plan) == check.checksums(plan) == read(payload(SPECS["small"])[0])["check/backward"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eqaccel.integrations.export.sealing import sealed_entries
+from eqaccel.integrations.export.precompiled import precompiled_entries
 from test_plan import SPECS
 
 import eqaccel
@@ -76,7 +76,7 @@ def assert_runs_on(target: Target, plan: KernelPlan) -> None:
     assert plan.threads <= 1024
     assert plan.threads * plan.blocks_per_sm <= 2048
     for segment in plan.segments:
-        assert segment.members <= plan.edges_per_stage
+        assert segment.warps_per_group <= plan.edges_per_stage
         width = segment.channels_per_lane
         assert width * plan.scalar_bytes <= 16
         assert segment.mul % width == 0
@@ -89,7 +89,7 @@ LARGE = {
     "mixed": TensorProductSpec.channelwise("128x0e+64x1o+32x2e", "0e+1o+2e", "128x0e+64x1o+32x2e"),
     "several_kernels": TensorProductSpec.channelwise("8x3e+8x4e", "0e+1e+2e+3e+4e", "0e+1e+2e+3e+4e"),
     "preset_l": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
-    "teams": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
+    "warp_groups": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
 }
 
 
@@ -150,9 +150,9 @@ def test_refused_tunings(target: str, choices: dict[str, int], message: str) -> 
         make_plan(LARGE["mace"], Direction.FORWARD, TARGETS[target], 4, Tuning(**choices))
 
 
-def test_a_stage_has_an_edge_for_each_warp_of_a_team() -> None:
-    with pytest.raises(TuningError, match="edges_per_stage: expected at least 4, one for each warp of a team, got 2"):
-        make_plan(LARGE["teams"], Direction.BACKWARD, TARGETS["sm_90"], 4, Tuning(edges_per_stage=2))
+def test_a_stage_has_an_edge_for_each_warp_of_a_group() -> None:
+    with pytest.raises(TuningError, match="edges_per_stage: expected at least 4, one for each warp of a group, got 2"):
+        make_plan(LARGE["warp_groups"], Direction.BACKWARD, TARGETS["sm_90"], 4, Tuning(edges_per_stage=2))
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -179,20 +179,20 @@ def test_a_tuned_kernel_is_for_one_kind_of_processor() -> None:
     assert payload(LARGE["mace"], ()) == (content, key)
     default, program = runtime.Program(content), runtime.Program(tuned)
     # The binary that runs on sm_86 was made from the body of sm_80, and has to be launched as that.
-    sealed = runtime.Program(tuned + b"binary/sm_80/forward/float32 5\ncubin\n")
+    precompiled = runtime.Program(tuned + b"binary/sm_80/forward/float32 5\ncubin\n")
 
     def body(of: runtime.Program, arch: str, scalar: str = "float32") -> str:
         return of.source("cuda", scalar, "forward", arch)
 
     assert "lane_channels = 1" in body(program, "sm_80") != body(default, "sm_80")
-    assert body(sealed, "sm_86") == body(program, "sm_80")
+    assert body(precompiled, "sm_86") == body(program, "sm_80")
     for arch, scalar in (("sm_90", "float32"), ("sm_86", "float32"), ("sm_80", "float64")):
         assert body(program, arch, scalar) == body(default, arch, scalar)
     plan = make_plan(LARGE["mace"], Direction.FORWARD, TARGETS["sm_80"], 4, kernel.tuning)
     assert program.number("tuned/sm_80/forward/float32/kernels") == len(plan.kernels)
     assert program.number("tuned/sm_80/forward/float32/0/threads") == plan.kernels[0].threads
     assert program.number("tuned/sm_80/forward/float32/0/shared_bytes") == plan.kernels[0].shared_bytes()
-    assert sealed.compile("cuda", "float32", "forward", "sm_86")["key"] == "sealed-sm_80"
+    assert precompiled.compile("cuda", "float32", "forward", "sm_86")["key"] == "precompiled-sm_80"
 
 
 def test_the_winner_is_stored_and_used_again(
@@ -305,15 +305,15 @@ def test_compiled_modules_are_tuned_too(races: list[int]) -> None:
     assert torch.equal(z, module(o.x, o.y, o.w, o.edge_index))
 
 
-def test_sealed_kernels_are_the_tuned_ones(races: list[int]) -> None:
+def test_precompiled_kernels_are_the_tuned_ones(races: list[int]) -> None:
     module = TensorProductConv(SPEC)
     warmup(module, tune=True, dtypes=torch.float32)
     targets = (host_target().name,)
-    tuned = sealed_entries(SPEC, "float32", targets, module.tuned)
-    assert tuned != sealed_entries(SPEC, "float32", targets)
-    sealed = runtime.Program(module.payload.numpy().tobytes() + tuned)
-    assert sealed.compile("cpu", "float32", "forward")["key"] == f"sealed-{targets[0]}"
-    assert sealed.source("cpu", "float32", "forward") == runtime.find_program(module.key).source(
+    tuned = precompiled_entries(SPEC, "float32", targets, module.tuned)
+    assert tuned != precompiled_entries(SPEC, "float32", targets)
+    precompiled = runtime.Program(module.payload.numpy().tobytes() + tuned)
+    assert precompiled.compile("cpu", "float32", "forward")["key"] == f"precompiled-{targets[0]}"
+    assert precompiled.source("cpu", "float32", "forward") == runtime.find_program(module.key).source(
         "cpu", "float32", "forward"
     )
 
@@ -425,7 +425,7 @@ def test_a_patched_model_keeps_its_forces(
         assert_close(value, wanted)
     # The file is compared with the model before it is kept.
     eqaccel.export(model, tmp_path / "plain.pt")
-    eqaccel.export(model, tmp_path / "sealed.pt", device="cpu", seal=[host_target().name])
+    eqaccel.export(model, tmp_path / "precompiled.pt", device="cpu", precompile=[host_target().name])
     eqaccel.unpatch(model)
     for value, wanted in zip(results(), expected, strict=True):
         assert_close(value, wanted)

@@ -52,7 +52,7 @@ std::string read_exported(const std::string& path) {
   return content;
 }
 
-// A sealed kernel is an entry of a payload, "binary/<target>/<direction>/<dtype> <size>", after the line before it.
+// A precompiled kernel is an entry of a payload, "binary/<target>/<direction>/<dtype> <size>", after the line before it.
 bool holds_native_code(const std::string& content) {
   const std::string start = "\nbinary/";
   for (size_t found = content.find(start); found != std::string::npos; found = content.find(start, found + 1)) {

@@ -50,7 +50,7 @@ Metadata read_metadata(const std::string& text) {
   metadata.info.type_names = read_names(json["type_names"]);
   metadata.info.exchange_widths = read_widths(json["exchange_widths"]);
   metadata.info.is_double = dtype == "float64";
-  metadata.is_sealed = !json["sealed"].list().empty();
+  metadata.is_precompiled = !json["precompiled"].list().empty();
   return metadata;
 }
 

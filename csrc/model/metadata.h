@@ -8,7 +8,7 @@ namespace eqaccel {
 
 struct Metadata {
   ModelInfo info;            // without the device, which the caller of the model chooses
-  bool is_sealed = false;    // whether kernels in machine code are in the file
+  bool is_precompiled = false;  // whether kernels in machine code are in the file
 };
 
 // Reads the JSON text. Throws std::runtime_error, a sentence about the file without its subject, if it is no

@@ -17,7 +17,7 @@
 #include "../torch/exchange.h"
 #include "file.h"
 #include "metadata.h"
-#include "relay.h"
+#include "main_thread_exchange.h"
 
 namespace eqaccel {
 namespace {
@@ -40,9 +40,9 @@ ModelInfo describe(const ModelOptions& options) {
     throw std::runtime_error("was not exported as TorchScript: it holds no eqaccel.json");
   const auto [bytes, size] = archive.getRecord("extra/eqaccel.json");
   const Metadata metadata = read_metadata(std::string(static_cast<const char*>(bytes.get()), size));
-  if (!options.allow_native_code && (metadata.is_sealed || holds_native_code(content)))
+  if (!options.allow_native_code && (metadata.is_precompiled || holds_native_code(content)))
     throw std::runtime_error("holds kernels in machine code, which were not to be used: allow native code if you trust "
-                             "the file's source, or export the model without seal");
+                             "the file's source, or export the model without precompile");
   return metadata.info;
 }
 
@@ -68,15 +68,15 @@ class TorchModel final : public Model {
     at::set_num_threads(options.threads);
     module_ = torch::jit::load(options.path, device_);
     module_.eval();
-    if (device_.is_cuda()) relay_ = std::make_unique<Relay>();
+    if (device_.is_cuda()) main_thread_ = std::make_unique<MainThreadExchange>();
   }
 
   const ModelInfo& info() const override { return info_; }
 
   void evaluate(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients) override {
     try {
-      if (!relay_) return run(frame, exchange, energies, gradients);
-      relay_->run(exchange, [&] { run(frame, exchange ? relay_.get() : nullptr, energies, gradients); });
+      if (!main_thread_) return run(frame, exchange, energies, gradients);
+      main_thread_->run(exchange, [&] { run(frame, exchange ? main_thread_.get() : nullptr, energies, gradients); });
     } catch (const c10::Error& error) {
       throw std::runtime_error(brief(error));
     } catch (const std::runtime_error& error) {
@@ -112,7 +112,7 @@ class TorchModel final : public Model {
   ModelInfo info_;
   c10::Device device_;
   torch::jit::Module module_;
-  std::unique_ptr<Relay> relay_;
+  std::unique_ptr<MainThreadExchange> main_thread_;
 };
 
 }  // namespace

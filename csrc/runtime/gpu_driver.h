@@ -16,7 +16,7 @@ struct Dim3 {
 };
 
 // The parts of some size that it takes to cover so many.
-inline int64_t over(int64_t count, int64_t size) { return (count + size - 1) / size; }
+inline int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 struct DeviceInfo {
   std::string name;

@@ -1,11 +1,11 @@
 // Launches of the GPU kernels that preludes/gpu.h exports: layout changes around the main kernel, then the ordered sums
-// of the pieces of rows that were cut and of the per-edge gradients of x.
+// of the partial sums of rows that were cut and of the per-edge gradients of x.
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "gpu_driver.h"
-#include "gpu_shares.h"
+#include "work_split.h"
 #include "kernel.h"
 
 namespace eqaccel {
@@ -13,14 +13,14 @@ namespace {
 
 constexpr int64_t max_grid = 2147483647;
 constexpr unsigned copy_threads = 256;
-// What the bounds of eq_collect allow.
-constexpr int64_t most_collect_threads = 128, collect_threads_per_sm = 8 * most_collect_threads;
-// Gradients of x are collected from so many bytes at a time, or from a part of the edges where these are very many.
-constexpr int64_t collected_bytes = int64_t(1) << 30, most_collections = 8;
+// What the bounds of eq_gather_gx allow.
+constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_gather_threads;
+// Gradients of x are gathered from so many bytes at a time, or from a part of the edges where these are very many.
+constexpr int64_t gathered_bytes = int64_t(1) << 30, most_gathers = 8;
 
 // The scratch of a launch: offsets in bytes, each aligned for the widest access. What is absent has size zero.
 struct Scratch {
-  int64_t gx_edge, pieces, gx_pieces, x, gz, a, z, gx, bytes;
+  int64_t gx_edge, partials, gx_partials, x, gz, a, z, gx, bytes;
 };
 
 class GpuKernel : public Kernel {
@@ -47,9 +47,9 @@ class GpuKernel : public Kernel {
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
     const GpuDriver::Module module = driver_.load_module(compiled.code, device);
     relayout_ = driver_.get_function(module, "eq_relayout");
-    join_ = driver_.get_function(module, "eq_join");
-    collect_ = driver_.get_function(module, "eq_collect");
-    join_collected_ = driver_.get_function(module, "eq_join_collected");
+    add_partials_ = driver_.get_function(module, "eq_add_partials");
+    gather_gx_ = driver_.get_function(module, "eq_gather_gx");
+    add_gx_partials_ = driver_.get_function(module, "eq_add_gx_partials");
     const DeviceScope scope(driver_, device);
     for (std::size_t n = 0; n < mains_.size(); ++n) {
       Main& main = mains_[n];
@@ -62,9 +62,9 @@ class GpuKernel : public Kernel {
     launches_early_ = info.launches_early;
     // A row to as many blocks as it takes, with as few idle threads.
     const int64_t width = EQ_ROW_WIDTH(x_dim_, scalar_bytes_);
-    collect_parts_ = over(x_dim_, width * most_collect_threads);
-    collect_threads_ = 32 * over(x_dim_, 32 * width * collect_parts_);
-    collect_blocks_ = info.multiprocessors * collect_threads_per_sm / (collect_threads_ * collect_parts_);
+    gather_parts_ = ceil_div(x_dim_, width * most_gather_threads);
+    gather_threads_ = 32 * ceil_div(x_dim_, 32 * width * gather_parts_);
+    gather_blocks_ = info.multiprocessors * gather_threads_per_sm / (gather_threads_ * gather_parts_);
   }
 
   std::size_t workspace_bytes(const eq_operands& o) const override { return scratch(o).bytes; }
@@ -89,20 +89,20 @@ class GpuKernel : public Kernel {
     if (adds_gx) driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     if (!covers_all_) {  // no path writes some blocks
       if (direction_ != Direction::backward) driver_.fill_zero(o.z, given.num_receivers * z_dim_ * scalar_bytes_, stream);
-      if (at.x > 0) driver_.fill_zero(base, at.x, stream);  // gradients of each edge, pieces
-      if (direction_ != Direction::forward && !collects(given) && !adds_gx)
+      if (at.x > 0) driver_.fill_zero(base, at.x, stream);  // gradients of each edge, partial sums
+      if (direction_ != Direction::forward && !gathers_gx(given) && !adds_gx)
         driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     }
-    if (collects(given)) o.gx = given.gx;
+    if (gathers_gx(given)) o.gx = given.gx;
     const int64_t edges = given.num_edges, together = slots_together(given);
-    eq_shares to_receivers{}, to_senders = sender_shares(given);
-    to_senders.pieces = base + at.gx_pieces;
+    eq_work_split to_receivers{}, to_senders = sender_split(given);
+    to_senders.partials = base + at.gx_partials;
     void *of_receivers[] = {&o, &to_receivers}, *of_senders[] = {&o, &to_senders};
     for (int64_t first = 0; first < edges; first += together) {
       const int64_t last = std::min(first + together, edges);
       for (const Main& main : mains_) {
-        to_receivers = receiver_shares(given, main);
-        to_receivers.pieces = base + at.pieces;
+        to_receivers = receiver_split(given, main);
+        to_receivers.partials = base + at.partials;
         to_receivers.first = static_cast<int32_t>(first);
         to_receivers.last = static_cast<int32_t>(last);
         driver_.launch(main.function, {blocks(to_receivers, given.num_receivers, last - first)}, {main.threads},
@@ -110,16 +110,16 @@ class GpuKernel : public Kernel {
       }
       to_senders.first = static_cast<int32_t>(first);
       to_senders.last = static_cast<int32_t>(last);
-      if (collects(given))
-        launch_next(collect_, {blocks(to_senders, given.num_senders, edges), unsigned(collect_parts_)},
-                    {unsigned(collect_threads_)}, stream, of_senders);
+      if (gathers_gx(given))
+        launch_next(gather_gx_, {blocks(to_senders, given.num_senders, edges), unsigned(gather_parts_)},
+                    {unsigned(gather_threads_)}, stream, of_senders);
     }
-    if (sums(given)) join(join_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
-    if (collects(given)) join(join_collected_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
+    if (sums(given)) add_partials(add_partials_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
+    if (gathers_gx(given)) add_partials(add_gx_partials_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
     if (!given.mul_ir) return;
     if (direction_ != Direction::backward)
       change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
-    if (direction_ != Direction::forward && !collects(given))
+    if (direction_ != Direction::forward && !gathers_gx(given))
       change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
   }
 
@@ -132,35 +132,35 @@ class GpuKernel : public Kernel {
   };
 
   // Whether gradients of x are kept per edge first: in a graph, unless they are added atomically.
-  bool collects(const eq_operands& o) const {
+  bool gathers_gx(const eq_operands& o) const {
     return direction_ != Direction::forward && o.row_ptr && !o.atomic;
   }
 
   // Whether a receiver's edges are added up.
   bool sums(const eq_operands& o) const { return direction_ != Direction::backward && o.row_ptr; }
 
-  // Slots between two collections. The backward collects gradients of x several times if they take much memory, at 30
+  // Slots between two gathers. The backward gathers gradients of x several times if they take much memory, at 30
   // microseconds each; double backward, which has outputs of its own for a receiver, once.
   int64_t slots_together(const eq_operands& o) const {
-    if (!collects(o) || direction_ != Direction::backward) return o.num_edges;
+    if (!gathers_gx(o) || direction_ != Direction::backward) return o.num_edges;
     const int64_t bytes = o.num_edges * x_dim_ * scalar_bytes_;
-    return over(o.num_edges, std::clamp<int64_t>(over(bytes, collected_bytes), 1, most_collections));
+    return ceil_div(o.num_edges, std::clamp<int64_t>(ceil_div(bytes, gathered_bytes), 1, most_gathers));
   }
-  // The same for all kernels where these add up rows, whose pieces they leave to one `join`.
-  eq_shares receiver_shares(const eq_operands& o, const Main& main) const {
-    if (!o.row_ptr) return equal_shares(std::clamp<int64_t>(over(o.num_edges, blocks_) / 4, 1, 64));
+  // The same for all kernels where these add up rows, whose partial sums they leave to one `add_partials`.
+  eq_work_split receiver_split(const eq_operands& o, const Main& main) const {
+    if (!o.row_ptr) return equal_split(std::clamp<int64_t>(ceil_div(o.num_edges, blocks_) / 4, 1, 64));
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
-    if (!sums(o)) return shares_without_sums(graph, {main.blocks, main.edges_held}, slots_together(o));
-    return shares_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_);
+    if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held}, slots_together(o));
+    return split_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_);
   }
-  eq_shares sender_shares(const eq_operands& o) const {
-    return shares_of_rows({o.num_edges, o.num_senders}, collect_blocks_);
+  eq_work_split sender_split(const eq_operands& o) const {
+    return split_by_rows({o.num_edges, o.num_senders}, gather_blocks_);
   }
-  static unsigned blocks(const eq_shares& shares, int64_t rows, int64_t slots) {
-    return grid(shares.size > 0 ? over(slots, shares.size) : rows + (slots - 1) / shares.cut);
+  static unsigned blocks(const eq_work_split& split, int64_t rows, int64_t slots) {
+    return grid(split.size > 0 ? ceil_div(slots, split.size) : rows + (slots - 1) / split.cut);
   }
-  // Rows of the scratch that holds pieces.
-  static int64_t pieces(const eq_shares& shares, int64_t slots) { return 2 * (slots / shares.cut + 1); }
+  // Rows of the scratch that holds partial sums.
+  static int64_t partials(const eq_work_split& split, int64_t slots) { return 2 * (slots / split.cut + 1); }
 
   // A kernel that waits by itself for the one before it.
   void launch_next(GpuDriver::Function kernel, Dim3 grid, Dim3 block, void* stream, void** parameters) const {
@@ -168,12 +168,12 @@ class GpuKernel : public Kernel {
     else driver_.launch(kernel, grid, block, 0, stream, parameters);
   }
 
-  void join(GpuDriver::Function kernel, void** parameters, const eq_shares& shares, int64_t rows, int64_t slots,
+  void add_partials(GpuDriver::Function kernel, void** parameters, const eq_work_split& split, int64_t rows, int64_t slots,
             int64_t columns, void* stream) const {
-    if (shares.size == 0 && slots <= shares.cut) return;  // no row can be cut
+    if (split.size == 0 && slots <= split.cut) return;  // no row can be cut
     // Of many rows few are cut, as a rule.
     const int64_t blocks = std::min(rows, 2 * blocks_);
-    const int64_t parts = std::clamp<int64_t>(4 * blocks_ / blocks, 1, over(columns, copy_threads));
+    const int64_t parts = std::clamp<int64_t>(4 * blocks_ / blocks, 1, ceil_div(columns, copy_threads));
     launch_next(kernel, {grid(blocks), unsigned(parts)}, {copy_threads}, stream, parameters);
   }
 
@@ -186,16 +186,16 @@ class GpuKernel : public Kernel {
     };
     const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
     Scratch at{};
-    at.gx_edge = take(collects(o), slots_together(o) * x_dim_);
-    at.pieces = take(sums(o), pieces(receiver_shares(o, mains_[0]), o.num_edges) * z_dim_);
-    at.gx_pieces = take(collects(o), pieces(sender_shares(o), o.num_edges) * x_dim_);
+    at.gx_edge = take(gathers_gx(o), slots_together(o) * x_dim_);
+    at.partials = take(sums(o), partials(receiver_split(o, mains_[0]), o.num_edges) * z_dim_);
+    at.gx_partials = take(gathers_gx(o), partials(sender_split(o), o.num_edges) * x_dim_);
     at.x = take(relayout, o.num_senders * x_dim_);
     at.gz = take(relayout && gradient, o.num_receivers * z_dim_);
     at.a = take(relayout && direction_ == Direction::double_backward, o.num_senders * x_dim_);
     at.z = take(relayout && direction_ != Direction::backward, o.num_receivers * z_dim_);
-    at.gx = take(relayout && gradient && !collects(o), o.num_senders * x_dim_);
+    at.gx = take(relayout && gradient && !gathers_gx(o), o.num_senders * x_dim_);
     at.bytes = used;
-    if (!(relayout && gradient && !collects(o))) at.gx = at.bytes;
+    if (!(relayout && gradient && !gathers_gx(o))) at.gx = at.bytes;
     return at;
   }
 
@@ -204,7 +204,7 @@ class GpuKernel : public Kernel {
       void* target = to;
       int x_flag = is_x, mul_ir_flag = to_mul_ir;
       void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
-      const int64_t dim = is_x ? x_dim_ : z_dim_, columns = over(dim, EQ_ROW_WIDTH(dim, scalar_bytes_) * copy_threads);
+      const int64_t dim = is_x ? x_dim_ : z_dim_, columns = ceil_div(dim, EQ_ROW_WIDTH(dim, scalar_bytes_) * copy_threads);
       driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads}, 0,
                      stream, parameters);
     }
@@ -217,11 +217,11 @@ class GpuKernel : public Kernel {
   Direction direction_;
   int device_;
   int64_t scalar_bytes_, x_dim_, z_dim_;
-  int64_t blocks_ = 1, collect_blocks_ = 1;          // that the device holds at a time
-  int64_t collect_parts_ = 1, collect_threads_ = 0;  // blocks of a row, threads of a block
+  int64_t blocks_ = 1, gather_blocks_ = 1;          // that the device holds at a time
+  int64_t gather_parts_ = 1, gather_threads_ = 0;  // blocks of a row, threads of a block
   bool covers_all_, launches_early_ = false;
   std::vector<Main> mains_;
-  GpuDriver::Function relayout_ = nullptr, join_ = nullptr, collect_ = nullptr, join_collected_ = nullptr;
+  GpuDriver::Function relayout_ = nullptr, add_partials_ = nullptr, gather_gx_ = nullptr, add_gx_partials_ = nullptr;
 };
 
 // A tensor product without paths has no kernels: its outputs are zero.

@@ -110,7 +110,7 @@ HostCompiler find_host_compiler() {
   throw MissingCompilerError("no C++ compiler on PATH (looked for g++, clang++ and c++): kernels for the CPU need one. "
                              "Install it, for instance with 'apt install g++' or 'conda install cxx-compiler', or "
                              "point EQACCEL_CXX to one. An exported model can also hold its kernels: export it "
-                             "with seal=[...] for the CPUs that it will run on", "");
+                             "with precompile=[...] for the CPUs that it will run on", "");
 }
 
 std::vector<std::string> host_compile_flags(const std::string& target) {

@@ -47,12 +47,12 @@ bool MatrixProduct::takes(const Matrices& m) {
   const auto aligned = [](const void* p, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
   return m.rows > 0 && m.columns > 0 && m.terms > 0 && m.terms % 4 == 0 && m.columns % 2 == 0 && aligned(m.a, 16) &&
          aligned(m.c, 8) && m.terms < limit / most_height && m.columns < limit &&
-         over(m.rows, least_height) < limit / m.columns;
+         ceil_div(m.rows, least_height) < limit / m.columns;
 }
 
 // The tiles that waste least of the tensor cores' time.
 const MatrixProduct::Tile& MatrixProduct::tile(int64_t columns) const {
-  const auto cost = [&](const Tile& tile) { return over(columns, tile.width) * (tile.width + tile_overhead); };
+  const auto cost = [&](const Tile& tile) { return ceil_div(columns, tile.width) * (tile.width + tile_overhead); };
   return *std::min_element(tiles_.begin(), tiles_.end(),
                            [&](const Tile& a, const Tile& b) { return cost(a) < cost(b); });
 }
@@ -60,7 +60,7 @@ const MatrixProduct::Tile& MatrixProduct::tile(int64_t columns) const {
 // Numbers of B in the order in which they are read; each becomes two.
 int64_t MatrixProduct::packed_size(const Matrices& m) const {
   const int64_t width = tile(m.columns).width;
-  return over(m.columns, width) * width * over(m.terms, depth_) * depth_;
+  return ceil_div(m.columns, width) * width * ceil_div(m.terms, depth_) * depth_;
 }
 
 std::size_t MatrixProduct::workspace_bytes(const Matrices& m) const {
@@ -75,10 +75,10 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   const float *a = m.a, *b = m.b;
   float* c = m.c;
   void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
-  const auto pack_blocks = static_cast<unsigned>(over(packed_size(m), pack_threads));
+  const auto pack_blocks = static_cast<unsigned>(ceil_div(packed_size(m), pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
   void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms};
-  const int64_t tiles = over(rows, height_) * over(columns, width);
+  const int64_t tiles = ceil_div(rows, height_) * ceil_div(columns, width);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, driver_.device(device_).multiprocessors));
   driver_.launch(tile.kernel, {blocks}, {threads_}, tile.shared_bytes, stream, parameters);
 }

@@ -25,7 +25,7 @@ std::string target_entry(const std::string& kind, const std::string& target, Sca
   return kind + "/" + target + "/" + name(direction) + "/" + name(scalar);
 }
 
-std::string figures_name(Direction direction) { return std::string("check/") + name(direction); }
+std::string checksums_name(Direction direction) { return std::string("check/") + name(direction); }
 
 std::string join(const std::vector<std::string>& words) {
   std::string text;
@@ -85,14 +85,14 @@ int64_t Program::number(const std::string& key) const {
   return found->second;
 }
 
-bool Program::has_figures(Direction direction) const { return entries_.count(figures_name(direction)) > 0; }
+bool Program::has_checksums(Direction direction) const { return entries_.count(checksums_name(direction)) > 0; }
 
 std::string Program::plan(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   const auto found = entries_.find("plan/" + body(backend, scalar, direction, arch));
   return found == entries_.end() ? "" : found->second;
 }
 
-std::string Program::sealed_target(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
+std::string Program::precompiled_target(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   for (const std::string& target : usable_targets(backend, arch)) {
     if (!entries_.count(target_entry("binary", target, scalar, direction))) continue;
     // A later minor revision may have less shared memory than the one that the binary was made for.
@@ -149,7 +149,7 @@ std::string Program::target_body(Backend backend, Scalar scalar, Direction direc
 
 std::string Program::body(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   // A binary was made from the body of its own target, and is launched with the numbers of that.
-  std::string target = sealed_target(backend, scalar, direction, arch);
+  std::string target = precompiled_target(backend, scalar, direction, arch);
   if (target.empty()) target = usable_targets(backend, arch).front();
   return target_body(backend, scalar, direction, target);
 }
@@ -171,10 +171,10 @@ const std::string& Program::entry(const std::string& name) const {
 }
 
 Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
-  if (const std::string target = sealed_target(backend, scalar, direction, arch); !target.empty()) {
+  if (const std::string target = precompiled_target(backend, scalar, direction, arch); !target.empty()) {
     const std::string& code = entry(target_entry("binary", target, scalar, direction));
     if (backend == Backend::cpu) check_once(code, target, scalar, direction);
-    return {code, "", "sealed-" + target, "", 0, true};
+    return {code, "", "precompiled-" + target, "", 0, true};
   }
   if (backend != Backend::cpu && arch.empty()) {
     throw std::invalid_argument("arch: expected an architecture such as 'sm_90' or 'gfx90a', got ''");
@@ -182,7 +182,7 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
   const auto start = std::chrono::steady_clock::now();
   const std::string text = source(backend, scalar, direction, arch);
   // Kernels that were never checked have other keys: finding one must not stand for a check.
-  const bool checked = backend == Backend::cpu && has_figures(direction);
+  const bool checked = backend == Backend::cpu && has_checksums(direction);
   const std::string base = source_key(backend, text, arch, checked), suffix = backend == Backend::cpu ? ".so" : ".bin";
   Tools tools;
   std::string key;
@@ -249,10 +249,10 @@ std::string Program::compile_for(const std::string& target, Scalar scalar, Direc
 
 void Program::check(const std::string& code, Scalar scalar, Direction direction, const std::string& made,
                     const std::string& log) const {
-  if (!has_figures(direction)) return;
+  if (!has_checksums(direction)) return;
   const RowSizes sizes{number("x_dim"), number("y_dim"), number("z_dim"), number("w_dim")};
   const std::string differences = self_check(*open_cpu_kernel(code), scalar, direction, sizes, entry("check/blocks"),
-                                             entry(figures_name(direction)));
+                                             entry(checksums_name(direction)));
   if (differences.empty()) return;
   throw CompileError(std::string("the ") + name(scalar) + " " + name(direction) + " kernel for the CPU computes wrong "
                      "results " + made + ", so it is not used. Point EQACCEL_CXX to another compiler (clang++, or "
@@ -262,8 +262,8 @@ void Program::check(const std::string& code, Scalar scalar, Direction direction,
 
 void Program::check_once(const std::string& code, const std::string& target, Scalar scalar,
                          Direction direction) const {
-  if (!has_figures(direction)) return;
-  const std::string mark = cache::key({"checked", sha256(code), entry("check/blocks"), entry(figures_name(direction)),
+  if (!has_checksums(direction)) return;
+  const std::string mark = cache::key({"checked", sha256(code), entry("check/blocks"), entry(checksums_name(direction)),
                                        name(scalar), name(direction), host_target()}) + ".ok";
   static auto* const mutex = new std::mutex;
   static auto* const passed = new std::set<std::string>;

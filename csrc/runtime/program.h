@@ -110,12 +110,12 @@ class Program {
   // Throws CompileError if none fits.
   std::string target_body(Backend, Scalar, Direction, const std::string& target) const;
   // The target whose binary in the payload runs on an architecture; "" if there is none.
-  std::string sealed_target(Backend, Scalar, Direction, const std::string& arch) const;
+  std::string precompiled_target(Backend, Scalar, Direction, const std::string& arch) const;
   std::string plan(Backend, Scalar, Direction, const std::string& arch) const;  // in words, "" if absent
   std::string described(Scalar, Direction) const;  // for errors and for those who wait
   cache::Entry make(const Tools&, Backend, Scalar, Direction, const std::string& arch, const std::string& text) const;
   // Whether the payload says what a right kernel gives.
-  bool has_figures(Direction) const;
+  bool has_checksums(Direction) const;
   // Throws CompileError if code for this CPU does not give what the payload says; `made` tells where it comes from.
   void check(const std::string& code, Scalar, Direction, const std::string& made, const std::string& log) const;
   // The same for a binary of the payload, once for its bytes on this machine: the cache remembers it.

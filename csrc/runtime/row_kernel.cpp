@@ -19,7 +19,7 @@ class RowKernel : public Kernel {
     const DeviceScope scope(driver_, device_);
     eq_operands o = given;
     void* parameters[] = {&o};
-    const auto blocks = static_cast<unsigned>(over(o.num_edges, threads_));  // rows number less than 2^31
+    const auto blocks = static_cast<unsigned>(ceil_div(o.num_edges, threads_));  // rows number less than 2^31
     driver_.launch(kernel_, {blocks}, {threads_}, 0, stream, parameters);
   }
 

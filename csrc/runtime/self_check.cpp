@@ -72,7 +72,7 @@ struct Rows {
   std::vector<Block> blocks;
 
   // Calls visit(block, position in memory, position in the (2l+1, mul) layout) for every element. The latter position
-  // says which random number belongs to an element, so that the figures hold for both layouts.
+  // says which random number belongs to an element, so that the checksums hold for both layouts.
   template <class Visit>
   void each(bool mul_ir, const Visit& visit) const {
     for (int64_t row = 0; row < count; ++row) {
@@ -89,8 +89,8 @@ struct Rows {
   }
 };
 
-std::invalid_argument bad_figures() {
-  return std::invalid_argument("payload: expected self-check figures for every block, got others");
+std::invalid_argument bad_checksums() {
+  return std::invalid_argument("payload: expected self-check checksums for every block, got others");
 }
 
 std::map<char, Rows> read_blocks(const std::string& text, const RowSizes& sizes) {
@@ -104,17 +104,17 @@ std::map<char, Rows> read_blocks(const std::string& text, const RowSizes& sizes)
   Block block{};
   for (char kind; lines >> kind >> block.channels >> block.components;) {
     const auto dim = dims.find(kind);
-    if (dim == dims.end()) throw bad_figures();
+    if (dim == dims.end()) throw bad_checksums();
     Rows& rows = kinds[kind];
     // A kernel that was made for other rows would reach outside of those that this makes.
     const int64_t left = dim->second - rows.dim;
-    if (block.channels <= 0 || block.components <= 0 || block.channels > left / block.components) throw bad_figures();
+    if (block.channels <= 0 || block.components <= 0 || block.channels > left / block.components) throw bad_checksums();
     block.first = rows.dim;
     rows.blocks.push_back(block);
     rows.dim += block.channels * block.components;
   }
   for (const auto& [kind, dim] : dims) {
-    if (kinds[kind].dim != dim || !lines.eof()) throw bad_figures();
+    if (kinds[kind].dim != dim || !lines.eof()) throw bad_checksums();
   }
   if (kinds['y'].dim == 0) {
     for (char kind : {'x', 'y', 'z', 'w'}) kinds[kind].count = batch_rows;
@@ -147,7 +147,7 @@ class Guarded {
 
 template <class T>
 std::string check_layout(const Kernel& kernel, Direction direction, const std::map<char, Rows>& kinds,
-                         const std::string& figures, bool mul_ir) {
+                         const std::string& checksums, bool mul_ir) {
   std::vector<Guarded<T>> arrays;
   eq_operands o{};
   for (uint32_t sequence = 0; sequence < std::size(inputs); ++sequence) {
@@ -178,7 +178,7 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
   o.workspace = arrays.emplace_back((kernel.workspace_bytes(o) + sizeof(T) - 1) / sizeof(T)).data();
   kernel.launch(o, nullptr);
 
-  std::istringstream lines(figures);
+  std::istringstream lines(checksums);
   lines.imbue(std::locale::classic());
   std::ostringstream differences;
   for (const Guarded<T>& array : arrays) {
@@ -195,11 +195,11 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
     for (std::size_t block = 0; block < rows.blocks.size(); ++block) {
       std::string name;
       double size;
-      if (!(lines >> name >> size) || name != output.name) throw bad_figures();
+      if (!(lines >> name >> size) || name != output.name) throw bad_checksums();
       const double bound = tolerance * std::numeric_limits<T>::epsilon() * size;
       for (double sum : sums[block]) {
         double expected;
-        if (!(lines >> expected)) throw bad_figures();
+        if (!(lines >> expected)) throw bad_checksums();
         if (std::abs(sum - expected) <= bound) continue;  // not so for NaN
         differences << name << ", block " << block << ", " << (mul_ir ? "mul_ir" : "ir_mul") << " layout: projection "
                     << expected << " expected, +-" << bound << ", got " << sum << "\n";
@@ -212,10 +212,10 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
 }  // namespace
 
 std::string self_check(const Kernel& kernel, Scalar scalar, Direction direction, const RowSizes& sizes,
-                       const std::string& blocks, const std::string& figures) {
+                       const std::string& blocks, const std::string& checksums) {
   const std::map<char, Rows> kinds = read_blocks(blocks, sizes);
   const auto check = scalar == Scalar::float32 ? check_layout<float> : check_layout<double>;
-  return check(kernel, direction, kinds, figures, true) + check(kernel, direction, kinds, figures, false);
+  return check(kernel, direction, kinds, checksums, true) + check(kernel, direction, kinds, checksums, false);
 }
 
 }  // namespace eqaccel

@@ -12,9 +12,9 @@ struct RowSizes {
 };
 
 // Runs a kernel on the problem that eqaccel/codegen/check.py describes, in both layouts, and compares projections of
-// its outputs with the payload's `figures` for that direction. Returns a line for each block that differs. Throws
-// std::invalid_argument if blocks or figures are not those of such rows.
+// its outputs with the payload's `checksums` for that direction. Returns a line for each block that differs. Throws
+// std::invalid_argument if blocks or checksums are not those of such rows.
 std::string self_check(const Kernel&, Scalar, Direction, const RowSizes&, const std::string& blocks,
-                       const std::string& figures);
+                       const std::string& checksums);
 
 }  // namespace eqaccel

@@ -45,7 +45,9 @@ def print_launch(plan: Plan) -> str:
         ]
         for number, segment in enumerate(kernel.segments):
             sums = kernel.sums(segment)
-            lines.append(f"  static constexpr int members{number} = {segment.members}, sums{number} = {sums};")
+            lines.append(
+                f"  static constexpr int warps_per_group{number} = {segment.warps_per_group}, sums{number} = {sums};"
+            )
         lines += ["};", "}"]
     return "\n".join([*lines, "}  // namespace", "", ""])
 
@@ -158,7 +160,7 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[s
         "    return offsets[component];",
         "  }",
     ]
-    lines += _teams(number, segment) if plan.target.is_gpu else []
+    lines += _warp_groups(number, segment) if plan.target.is_gpu else []
     if plan.direction is Direction.FORWARD:
         if not plan.target.is_gpu:
             lines += _fetches(plan, number)
@@ -194,24 +196,24 @@ def _fetches(plan: KernelPlan, number: int) -> list[str]:
     return [f"  static constexpr int first_fetch = {first}, end_fetch = {end};"]
 
 
-def _teams(number: int, segment: Segment) -> list[str]:
-    # z_offset_at is of a component that is not known when the text is compiled; teams of several warps need it.
+def _warp_groups(number: int, segment: Segment) -> list[str]:
+    # z_offset_at is of a component that is not known when the text is compiled; groups of several warps need it.
     table = _table("int", map(str, segment.z_offsets), "component")
     return [
-        f"  static constexpr int teams = {segment.teams}, members = Launch::members{number};",
-        f"  static constexpr int sums = Launch::sums{number};",
+        f"  static constexpr int warp_groups = {segment.warp_groups};",
+        f"  static constexpr int warps_per_group = Launch::warps_per_group{number}, sums = Launch::sums{number};",
         f"  static EQ_FN int z_offset_at(int component) {{ {table} }}",
     ]
 
 
 def _x_at(plan: KernelPlan, offset: int) -> str:
     """The arguments that name an element of x: its offset in the row or, on a GPU, in the copy and in the row."""
-    return f"{place(plan.x_pieces, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
+    return f"{place(plan.x_spans, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
 
 
 def _w_at(plan: KernelPlan, path: PlannedPath) -> str:
     offset = path.weight_offset
-    return f"{place(plan.w_pieces, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
+    return f"{place(plan.w_spans, offset)}, {offset}" if plan.target.is_gpu else f"{offset}"
 
 
 def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
@@ -427,19 +429,19 @@ def _gpu_tables(plan: KernelPlan) -> list[str]:
     terms = len(plan.several_terms[0][1]) if plan.several_terms else 0
     places += [(at, form[t]) for t in range(terms) for at, form in plan.several_terms]
     table = [f"{{{_literal(factor)}, {at}, {j}}}" for at, (j, factor) in places]
-    pieces = (*plan.x_pieces, *plan.w_pieces)
-    copies = [f"{{{p.offset}, {p.staged}, {p.length}}}" for p in pieces]
-    granule = math.gcd(plan.spec.x_dim, plan.spec.weight_numel, *(n for p in pieces for n in (p.offset, p.length)))
-    copied = sum(piece.length for piece in pieces)
+    spans = (*plan.x_spans, *plan.w_spans)
+    copies = [f"{{{p.offset}, {p.staged}, {p.length}}}" for p in spans]
+    granule = math.gcd(plan.spec.x_dim, plan.spec.weight_numel, *(n for p in spans for n in (p.offset, p.length)))
+    copied = sum(span.length for span in spans)
     return [
         "  static constexpr int stages = Launch::stages, edges_per_stage = Launch::edges_per_stage;",
         "  static constexpr int blocks_per_sm = Launch::blocks_per_sm, shared_bytes = Launch::shared_bytes;",
-        f"  static constexpr int warps = Launch::warps, teams = {plan.teams}, sums = Launch::sums;",
+        f"  static constexpr int warps = Launch::warps, warp_groups = {plan.warp_groups}, sums = Launch::sums;",
         f"  static constexpr bool adds = {str(plan.number > 0).lower()};  // to the gradients of y of kernels before",
-        f"  static constexpr int x_staged = {staged(plan.x_pieces)}, w_staged = {staged(plan.w_pieces)};",
-        f"  static constexpr int x_pieces = {len(plan.x_pieces)}, pieces = {len(pieces)}, copied = {copied};",
-        f"  static constexpr int granule = {granule};  // divides where pieces begin and end",
-        f"  static EQ_FN Piece piece(int n) {{ {_table('Piece', copies)} }}",
+        f"  static constexpr int x_staged = {staged(plan.x_spans)}, w_staged = {staged(plan.w_spans)};",
+        f"  static constexpr int x_spans = {len(plan.x_spans)}, spans = {len(spans)}, copied = {copied};",
+        f"  static constexpr int granule = {granule};  // divides where spans begin and end",
+        f"  static EQ_FN CopySpan span(int n) {{ {_table('CopySpan', copies)} }}",
         f"  static constexpr int single = {len(plan.single_terms)};  // entries of one term; then those of several",
         f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
         f"  static EQ_FN Term term(int n) {{ {_table('Term', table)} }}",

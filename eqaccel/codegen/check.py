@@ -1,8 +1,8 @@
 """Figures for the self-check of CPU kernels: compilers have faults, and a wrong kernel must not be used.
 
 The runtime runs every CPU kernel that it has just compiled on the small problem below, which it makes itself
-(`csrc/runtime/self_check.cpp`), and compares its outputs with these figures. They come from the reference executor, in
-float64, and are written into the payload, so that a model is checked on any machine and without Python.
+(`csrc/runtime/self_check.cpp`), and compares its outputs with these checksums. They come from the reference executor,
+in float64, and are written into the payload, so that a model is checked on any machine and without Python.
 
 The problem's numbers lie between 1 and 2 in size, in steps of 1/128, so they are exact in every dtype. A figure is the
 sum of a block of an output times such numbers: another value in one element changes it, and so do two elements that
@@ -36,7 +36,7 @@ OUTPUTS = {
     Direction.BACKWARD: ("gx", "gy", "gw"),
     Direction.DOUBLE_BACKWARD: ("z", "gx", "gy", "gw"),
 }
-"""What each direction writes, in the order of its figures."""
+"""What each direction writes, in the order of its checksums."""
 
 
 def problem(spec: TensorProductSpec, direction: Direction) -> dict[str, NDArray]:
@@ -54,7 +54,7 @@ def blocks(spec: TensorProductSpec) -> str:
     return "".join(f"{kind} {channels} {components}\n" for kind, channels, components in _blocks(spec))
 
 
-def figures(plan: Plan) -> str:
+def checksums(plan: Plan) -> str:
     """A line "<output> <size> <projection> <projection>" for each block of each output of a plan's direction.
 
     The size is the root of the sum of squares of the sums of absolute values that the elements of the block consist of.

@@ -43,7 +43,7 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     for direction in Direction:
         plan = make_plan(spec, direction, host_target(), 4)
         _add_body(entries, f"cpu/{direction.value}", plan, print_body(plan))
-        entries[f"check/{direction.value}"] = check.figures(plan)
+        entries[f"check/{direction.value}"] = check.checksums(plan)
         for scalar, scalar_bytes in _SCALAR_BYTES.items():
             for plan in gpu_plans(spec, direction, scalar_bytes):
                 name = f"{plan.target.name}/{direction.value}/{scalar}"
@@ -128,7 +128,7 @@ def abi_number() -> int:
 @functools.cache
 def prelude(backend: str) -> str:
     """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
-    gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_shares.h", "gpu_pipeline.h", "gpu_rows.h", "gpu.h"]
+    gpu = ["abi.h", f"{backend}.h", "gpu_lane.h", "gpu_work_split.h", "gpu_pipeline.h", "gpu_rows.h", "gpu.h"]
     names = ["abi.h", "cpu_lane.h", "cpu.h"] if backend == "cpu" else gpu
     return "".join(map(read_prelude, names))
 

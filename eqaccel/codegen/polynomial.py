@@ -36,7 +36,7 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
         entries[f"gpu/{direction.value}/float32"] = entries[f"gpu/{direction.value}/float64"] = body
         for name in (f"cpu/{direction.value}", f"gpu/{direction.value}/float32", f"gpu/{direction.value}/float64"):
             entries[f"plan/{name}"] = _explain(spec, direction)
-        entries[f"check/{direction.value}"] = _figures(spec, direction)
+        entries[f"check/{direction.value}"] = _checksums(spec, direction)
     padding = (x,) * MAX_POWER
     lines = (((t.output, t.weight, *(t.features + padding)[:MAX_POWER]), t.coefficient) for t in spec.terms)
     entries["terms"] = "".join(" ".join(map(str, numbers)) + f" {c!r}\n" for numbers, c in lines)
@@ -181,8 +181,8 @@ class _Row:
         self.statements.append(f"out.{output} = {' + '.join(present) or 'V{}'};")
 
 
-def _figures(spec: PolynomialSpec, direction: Direction) -> str:
-    """As `check.figures`, for a batch."""
+def _checksums(spec: PolynomialSpec, direction: Direction) -> str:
+    """As `check.checksums`, for a batch."""
     widths = {"x": spec.num_features, "w": spec.num_weights, "gz": spec.num_outputs}
     widths |= {"a": spec.num_features, "c": spec.num_weights}
     names = {Direction.FORWARD: ("x", "w"), Direction.BACKWARD: ("x", "w", "gz")}.get(direction, tuple(widths))

@@ -165,7 +165,7 @@ class _Builder(Purpose):
             if max(map(self._cost, units)) > 1.5 * most:  # a block of x has too many paths for one kernel
                 units = self._units(chosen, share_x=True)
             parts += _split(units, most, self._cost, self._cost)
-        if self.direction is Direction.DOUBLE_BACKWARD:  # teams would need more shared memory than leaves room for two
+        if self.direction is Direction.DOUBLE_BACKWARD:  # groups would need more shared memory than leaves room for two
             return parts
         merged: list[list[int]] = []
         for part in parts:
@@ -180,7 +180,7 @@ class _Builder(Purpose):
         if self.direction is not Direction.FORWARD or len({self.spec.paths[n].mul for n in numbers}) == 1:
             return True
         segments = self._gpu_segments(numbers)
-        return len(segments) <= _SEGMENTS and sum(segment.teams for segment in segments) <= _WARPS
+        return len(segments) <= _SEGMENTS and sum(segment.warp_groups for segment in segments) <= _WARPS
 
     def _gpu_segments(self, numbers: Sequence[int]) -> list[Segment]:
         segments = []
@@ -189,11 +189,11 @@ class _Builder(Purpose):
             accumulators = self.tuning.accumulators or _ACCUMULATORS[self.direction]
             limit = max(accumulators * 4 // self.scalar_bytes // channels, 1)
             # The code of one multiplicity runs on every chunk of its channels.
-            teams = -(-mul // (32 * channels))
+            warp_groups = -(-mul // (32 * channels))
             # Forward kernels are bound by registers and memory, the others by arithmetic: balance that.
             balance = self._width if self.direction is Direction.FORWARD else self._cost
             for paths in _split(self._units(chosen), limit, self._width, balance):
-                segments.append(self._segment(paths, mul, channels, teams, one_row))
+                segments.append(self._segment(paths, mul, channels, warp_groups, one_row))
         return segments
 
     def _cost(self, numbers: Sequence[int]) -> int:
@@ -242,7 +242,7 @@ class _Builder(Purpose):
             keys.add(("in1", path.in1))
         return keys
 
-    def _segment(self, numbers: Sequence[int], mul: int, channels: int, teams: int, fits: Fits) -> Segment:
+    def _segment(self, numbers: Sequence[int], mul: int, channels: int, warp_groups: int, fits: Fits) -> Segment:
         z_offsets: list[int] = []
         position: dict[int, int] = {}
         blocks: dict[int, list[PlannedPath]] = {}
@@ -279,7 +279,7 @@ class _Builder(Purpose):
             ),
             z_offsets=tuple(z_offsets),
             channels_per_lane=channels,
-            teams=teams,
+            warp_groups=warp_groups,
         )
 
 
@@ -297,12 +297,12 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
         for s in plan.segments
     )
     resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), 8)
-    row_bytes = (staged(plan.x_pieces) + staged(plan.w_pieces)) * scalar_bytes * twice
+    row_bytes = (staged(plan.x_spans) + staged(plan.w_spans)) * scalar_bytes * twice
     smallest = min(segment.mul for segment in plan.segments)
     wanted = 4 if row_bytes <= 3 * 1024 else 2 if row_bytes <= 14 * 1024 * twice or smallest <= 64 else 1
-    for members in _teams(plan, resident_warps):
-        segments = tuple(replace(s, members=count) for s, count in zip(plan.segments, members, strict=True))
-        least = max(members)
+    for sizes in _group_sizes(plan, resident_warps):
+        segments = tuple(replace(s, warps_per_group=size) for s, size in zip(plan.segments, sizes, strict=True))
+        least = max(sizes)
         most_resident = max(resident_warps // sum(segment.warps for segment in segments), 1)
         # A block that is alone on its multiprocessor has more shared memory, and nobody else to work while it waits.
         most_edges = wanted if most_resident > 1 else 2 * wanted
@@ -316,8 +316,8 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
     return replace(plan, edges_per_stage=1, stages=2, blocks_per_sm=1)
 
 
-def _teams(plan: KernelPlan, most_warps: int) -> list[list[int]]:
-    """Members of each segment's teams, the best balance first and single warps last.
+def _group_sizes(plan: KernelPlan, most_warps: int) -> list[list[int]]:
+    """Warps of each segment's groups, the best balance first and single warps last.
 
     The warps of a block meet after every stage, so that all of them wait for the one with the most work.
     """
@@ -325,25 +325,25 @@ def _teams(plan: KernelPlan, most_warps: int) -> list[list[int]]:
         s.channels_per_lane * (segment_work(plan.direction, plan.matrices, s) + _PATH_OVERHEAD * len(s.paths))
         for s in plan.segments
     ]
-    total = sum(w * s.teams for w, s in zip(work, plan.segments, strict=True))
-    members = [1] * len(work)
-    found = [(1.1 * _busy(plan, work, total, members), members)]  # a team costs a sum over its members
+    total = sum(w * s.warp_groups for w, s in zip(work, plan.segments, strict=True))
+    sizes = [1] * len(work)
+    found = [(1.1 * _busy(plan, work, total, sizes), sizes)]  # a group of several warps costs a sum over them
     # Forward kernels wait for memory, and one segment alone keeps all warps as busy.
     while len(work) > 1 and plan.direction is not Direction.FORWARD:
-        slowest = max(range(len(work)), key=lambda n: work[n] / members[n])
-        members = [2 * m if n == slowest else m for n, m in enumerate(members)]
-        warps = sum(m * s.teams for m, s in zip(members, plan.segments, strict=True))
-        if warps > most_warps or max(members) > 8:
+        slowest = max(range(len(work)), key=lambda n: work[n] / sizes[n])
+        sizes = [2 * m if n == slowest else m for n, m in enumerate(sizes)]
+        warps = sum(m * s.warp_groups for m, s in zip(sizes, plan.segments, strict=True))
+        if warps > most_warps or max(sizes) > 8:
             break
-        found.append((_busy(plan, work, total, members), members))
+        found.append((_busy(plan, work, total, sizes), sizes))
     found.sort(key=lambda one: -one[0])
-    return [members for _, members in found]
+    return [sizes for _, sizes in found]
 
 
-def _busy(plan: KernelPlan, work: list[int], total: int, members: list[int]) -> float:
+def _busy(plan: KernelPlan, work: list[int], total: int, sizes: list[int]) -> float:
     """The share of their time that the warps of a block work."""
-    warps = sum(m * s.teams for m, s in zip(members, plan.segments, strict=True))
-    return total / (warps * max(w / m for w, m in zip(work, members, strict=True)))
+    warps = sum(m * s.warp_groups for m, s in zip(sizes, plan.segments, strict=True))
+    return total / (warps * max(w / m for w, m in zip(work, sizes, strict=True)))
 
 
 def _reads(kernels: Sequence[KernelPlan], x_offset: int) -> bool:

@@ -106,8 +106,8 @@ class Segment:
         mul: Channels of every block in the segment.
         z_offsets: Offset in a (2l+1, mul) z row of each output component.
         channels_per_lane: Channels that a GPU lane owns; 1 on a CPU, where a lane value is a SIMD vector.
-        teams: Parts of the segment's channels, each the work of a team of warps on a GPU.
-        members: Warps of a team, which take turns at the edges.
+        warp_groups: Parts of the segment's channels, each the work of a group of warps on a GPU.
+        warps_per_group: Warps of a group, which take turns at the edges.
         unit: Translation unit of the segment's code on a CPU: 0 together with the rest; in the others it is a function
             of its own.
     """
@@ -116,14 +116,14 @@ class Segment:
     blocks: tuple[Block, ...]
     z_offsets: tuple[int, ...]
     channels_per_lane: int
-    teams: int
-    members: int = 1
+    warp_groups: int
+    warps_per_group: int = 1
     unit: int = 0
 
     @property
     def warps(self) -> int:
         """Warps that run the segment on a GPU."""
-        return self.teams * self.members
+        return self.warp_groups * self.warps_per_group
 
     @property
     def paths(self) -> tuple[PlannedPath, ...]:
@@ -132,7 +132,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CopySpan:
     """Elements of a row of x or w that a GPU kernel copies to shared memory.
 
     Attributes:
@@ -214,16 +214,16 @@ class KernelPlan(Purpose):
             yield from enumerate(self.matrices[number].entries, first)
 
     @cached_property
-    def x_pieces(self) -> tuple[Piece, ...]:
+    def x_spans(self) -> tuple[CopySpan, ...]:
         """What the kernel reads of a row of x."""
         blocks = {(b.x_offset, b.d1 * s.mul) for s in self.segments for b in s.blocks}
-        return _pieces(blocks)
+        return _spans(blocks)
 
     @cached_property
-    def w_pieces(self) -> tuple[Piece, ...]:
+    def w_spans(self) -> tuple[CopySpan, ...]:
         """What the kernel reads of a row of w."""
         blocks = {(p.weight_offset, s.mul) for s in self.segments for p in s.paths if p.weight_offset is not None}
-        return _pieces(blocks)
+        return _spans(blocks)
 
     @property
     def warps(self) -> int:
@@ -231,9 +231,9 @@ class KernelPlan(Purpose):
         return sum(segment.warps for segment in self.segments)
 
     @property
-    def teams(self) -> int:
-        """Teams of warps of a GPU block."""
-        return sum(segment.teams for segment in self.segments)
+    def warp_groups(self) -> int:
+        """Groups of warps of a GPU block."""
+        return sum(segment.warp_groups for segment in self.segments)
 
     @property
     def threads(self) -> int:
@@ -241,25 +241,25 @@ class KernelPlan(Purpose):
         return 32 * max(self.warps, 1)
 
     def sums(self, segment: Segment) -> int:
-        """Elements of shared memory in which a team adds up the outputs of its members."""
-        if self.direction is Direction.BACKWARD or segment.members == 1:
+        """Elements of shared memory in which a group adds up the outputs of its warps."""
+        if self.direction is Direction.BACKWARD or segment.warps_per_group == 1:
             return 0
-        return segment.members * len(segment.z_offsets) * 32 * segment.channels_per_lane
+        return segment.warps_per_group * len(segment.z_offsets) * 32 * segment.channels_per_lane
 
     @property
     def all_sums(self) -> int:
-        """The same for all teams of a block."""
-        return round_up(sum(segment.teams * self.sums(segment) for segment in self.segments), 4)
+        """The same for all groups of a block."""
+        return round_up(sum(segment.warp_groups * self.sums(segment) for segment in self.segments), 4)
 
     def shared_bytes(self) -> int:
         """Shared memory of a GPU block; the layout of `preludes/gpu_pipeline.h`, in the same order."""
         y_dim, scalar = self.spec.y_dim, self.scalar_bytes
         twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
         edges = self.edges_per_stage
-        rows = self.stages * edges * (staged(self.x_pieces) + staged(self.w_pieces)) * twice
+        rows = self.stages * edges * (staged(self.x_spans) + staged(self.w_spans)) * twice
         matrices = 2 * edges * self.num_entries * twice
         attributes = round_up((self.stages + 1) * edges * y_dim * twice, 4)
-        gradients = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.teams * y_dim, 4)
+        gradients = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.warp_groups * y_dim, 4)
         barriers = 8 * round_up(self.stages, 2)
         ids = 8 * round_up(edges * (self.stages + 3), 2)
         table = 2 * scalar * (len(self.single_terms) + sum(len(terms) for _, terms in self.several_terms))
@@ -299,9 +299,8 @@ class Plan(Purpose):
                     f"shared memory, at least {kernel.blocks_per_sm} blocks a multiprocessor"
                 )
             for segment in kernel.segments:
-                warps = (
-                    f", {segment.channels_per_lane} channels a lane, {segment.teams} teams of {segment.members} warps"
-                )
+                warps = f", {segment.channels_per_lane} channels a lane, {segment.warp_groups} groups of "
+                warps += f"{segment.warps_per_group} warps"
                 lines.append(
                     f"  segment: {segment.mul} channels, {len(segment.z_offsets)} output components in registers"
                     + (warps if self.target.is_gpu else "")
@@ -310,18 +309,18 @@ class Plan(Purpose):
         return "\n".join(lines)
 
 
-def staged(pieces: Sequence[Piece]) -> int:
+def staged(spans: Sequence[CopySpan]) -> int:
     """Elements of shared memory for a row, in whole units of 16 bytes."""
-    return round_up(max((piece.staged + piece.length for piece in pieces), default=0), 4)
+    return round_up(max((span.staged + span.length for span in spans), default=0), 4)
 
 
-def place(pieces: Sequence[Piece], offset: int) -> int:
+def place(spans: Sequence[CopySpan], offset: int) -> int:
     """Where the element at an offset of a row lies in the copy."""
-    piece = next(p for p in pieces if p.offset <= offset < p.offset + p.length)
-    return piece.staged + offset - piece.offset
+    span = next(p for p in spans if p.offset <= offset < p.offset + p.length)
+    return span.staged + offset - span.offset
 
 
-def _pieces(blocks: Iterable[tuple[int, int]]) -> tuple[Piece, ...]:
+def _spans(blocks: Iterable[tuple[int, int]]) -> tuple[CopySpan, ...]:
     """Blocks of (offset, length), neighbours made one."""
     merged: list[list[int]] = []
     for offset, length in sorted(blocks):
@@ -329,10 +328,10 @@ def _pieces(blocks: Iterable[tuple[int, int]]) -> tuple[Piece, ...]:
             merged[-1][1] += length
         else:
             merged.append([offset, length])
-    pieces: list[Piece] = []
+    spans: list[CopySpan] = []
     for offset, length in merged:
-        pieces.append(Piece(offset, staged(pieces), length))
-    return tuple(pieces)
+        spans.append(CopySpan(offset, staged(spans), length))
+    return tuple(spans)
 
 
 def segment_work(direction: Direction, matrices: Sequence[EdgeMatrix], segment: Segment) -> int:

@@ -76,7 +76,7 @@ def execute(
     z_edge = np.zeros((edges, plan.spec.z_dim), dtype)
     matrices = _evaluate(plan, y, absolute)
     tangents = None if b is None else _evaluate(plan, b, absolute)
-    # By einsum, not by BLAS, whose last digits depend on the kind of CPU: payloads hold figures from here.
+    # By einsum, not by BLAS, whose last digits depend on the kind of CPU: payloads hold checksums from here.
     x_edge = x[sender]
     gz_edge = None if gz is None else gz[receiver]
     a_edge = None if a is None else a[sender]

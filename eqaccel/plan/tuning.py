@@ -93,9 +93,9 @@ def check_tuning(plan: Plan, tuning: Tuning) -> None:
 def _check_kernel(plan: KernelPlan) -> None:
     for segment in plan.segments:
         _check_channels(plan, segment.channels_per_lane)
-        if segment.members > plan.edges_per_stage:
+        if segment.warps_per_group > plan.edges_per_stage:
             raise TuningError(
-                f"edges_per_stage: expected at least {segment.members}, one for each warp of a team, got "
+                f"edges_per_stage: expected at least {segment.warps_per_group}, one for each warp of a group, got "
                 f"{plan.edges_per_stage}"
             )
     if plan.edges_per_stage > _LANES:

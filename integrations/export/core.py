@@ -16,14 +16,14 @@ from eqaccel.integrations.export.aot import compile_package
 from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.potential import Convolution, Potential
-from eqaccel.integrations.export.scripting import script
-from eqaccel.integrations.export.sealing import (
+from eqaccel.integrations.export.precompiled import (
     add_entries,
     check_targets,
-    sealed_entries,
-    sealed_matrix_entries,
-    sealed_polynomial_entries,
+    precompiled_entries,
+    precompiled_matrix_entries,
+    precompiled_polynomial_entries,
 )
+from eqaccel.integrations.export.scripting import script
 from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import default_dtype, model_device
@@ -112,7 +112,7 @@ def export(
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     head: str | None = None,
-    seal: Sequence[str] = (),
+    precompile: Sequence[str] = (),
     verify: bool = True,
 ) -> dict[str, Any]:
     """Writes a patched model to a file that a C++ program, LAMMPS for one, runs without Python.
@@ -122,8 +122,8 @@ def export(
     An AOTInductor package, which holds code compiled for machines like this one, takes (vectors, edge_index, types):
     it knows no ghosts, and needs two atoms and two edges at least.
 
-    A file is a program: it holds the source text of its kernels, and sealed kernels and packages are machine code. Who
-    opens it runs it, and can refuse machine code (`load_exported(path, allow_native_code=False)`, in LAMMPS
+    A file is a program: it holds the source text of its kernels, and precompiled kernels and packages are machine code.
+    Who opens it runs it, and can refuse machine code (`load_exported(path, allow_native_code=False)`, in LAMMPS
     `native_code no`). It ends with a digest, and one that was damaged on its way is not run.
 
     Args:
@@ -133,8 +133,8 @@ def export(
         device: Where the tensors in the file are, "cpu" or "cuda"; default: where the model is.
         dtype: torch.float32 or torch.float64; default: that of the model.
         head: Name of the head to export, needed if the model has several.
-        seal: Targets to compile the kernels for now, so that they need no compiler later: "cpu-avx512", "cpu-avx2",
-            "sm_80", "sm_90", ... None of them has to be present here.
+        precompile: Targets to compile the kernels for now, so that they need no compiler later: "cpu-avx512",
+            "cpu-avx2", "sm_80", "sm_90", ... None of them has to be present here.
         verify: Whether to open the file and compare energies and forces with the model, on two generated structures.
 
     Returns:
@@ -142,12 +142,12 @@ def export(
 
     Raises:
         ExportError: If an argument makes no sense, if the model is not patched or of an unknown kind, if a module of it
-            cannot be scripted or a kernel not be sealed, or if the file does not reproduce the model. No file is left
-            behind then.
+            cannot be scripted or a kernel not be precompiled, or if the file does not reproduce the model. No file is
+            left behind then.
     """
     target = _checked_path(path)
     _check_format(format, target)
-    check_targets(seal)
+    check_targets(precompile)
     family = _family(model)
     heads = family.heads(model)
     if head not in heads and (head is not None or len(heads) > 1):
@@ -169,13 +169,13 @@ def export(
         potential = family.potential(duplicate, index, constants)
         scalar = str(kind).removeprefix("torch.")
         for module in potential.modules():
-            if seal and isinstance(module, Convolution):
-                add_entries(module, sealed_entries(module.spec, scalar, tuple(seal), module.tuned))
-            elif seal and isinstance(module, Polynomial):
-                add_entries(module, sealed_polynomial_entries(module.spec, scalar, tuple(seal)))
-            elif "sm_90" in seal and kind == torch.float32 and isinstance(module, MatrixProduct):
-                add_entries(module, sealed_matrix_entries())
-        metadata = _metadata(family.name, heads[index], facts, potential, kind, place, seal)
+            if precompile and isinstance(module, Convolution):
+                add_entries(module, precompiled_entries(module.spec, scalar, tuple(precompile), module.tuned))
+            elif precompile and isinstance(module, Polynomial):
+                add_entries(module, precompiled_polynomial_entries(module.spec, scalar, tuple(precompile)))
+            elif "sm_90" in precompile and kind == torch.float32 and isinstance(module, MatrixProduct):
+                add_entries(module, precompiled_matrix_entries())
+        metadata = _metadata(family.name, heads[index], facts, potential, kind, place, precompile)
         scripted = script(potential)
     with _temporary(target) as file:
         if format == "torchscript":
@@ -254,7 +254,7 @@ def _metadata(
     potential: Potential,
     dtype: torch.dtype,
     device: torch.device,
-    seal: Sequence[str],
+    precompile: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -268,7 +268,7 @@ def _metadata(
         "units": {"energy": "eV", "length": "angstrom"},
         "exchange_widths": potential.exchange_widths.value,
         "versions": {"eqaccel": eqaccel.__version__, "torch": torch.__version__},
-        "sealed": list(seal),
+        "precompiled": list(precompile),
         "kernels": [f"{module.key:016x}" for module in potential.modules() if isinstance(module, Convolution)],
     }
 

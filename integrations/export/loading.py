@@ -30,7 +30,7 @@ METADATA = "eqaccel.json"
 PACKAGE_KEY = "eqaccel"
 """Key of the metadata, as JSON text, in the metadata of an AOTInductor package."""
 
-_SEALED_KERNEL = re.compile(rb"\nbinary/[\w-]+/[\w-]+/[\w-]+ ")
+_PRECOMPILED_KERNEL = re.compile(rb"\nbinary/[\w-]+/[\w-]+/[\w-]+ ")
 """How a kernel in machine code starts within a payload; csrc/model/file.cpp knows it too."""
 
 
@@ -97,7 +97,7 @@ def load_exported(
 ) -> Exported:
     """Opens a file that `export` wrote, if it is as it was written.
 
-    A file is a program. It holds the source text of its kernels, which this machine compiles; sealed ones and
+    A file is a program. It holds the source text of its kernels, which this machine compiles; precompiled ones and
     AOTInductor packages are machine code. So open files from people whom you trust.
 
     Args:
@@ -112,10 +112,10 @@ def load_exported(
     """
     file = Path(path)
     metadata = read_metadata(file)
-    if not allow_native_code and (metadata["kind"] == "aotinductor" or metadata["sealed"] or _holds_kernels(file)):
+    if not allow_native_code and (metadata["kind"] == "aotinductor" or metadata["precompiled"] or _holds_kernels(file)):
         raise ExportError(
             f"path: '{file}' holds machine code ({_native_parts(metadata)}), which is not allowed here; pass "
-            "allow_native_code=True if you trust its source, or export the model as TorchScript without seal"
+            "allow_native_code=True if you trust its source, or export the model as TorchScript without precompile"
         )
     place = parse_device(metadata["device"] if device is None else device)
     if metadata["kind"] == "aotinductor" and place.type != "cpu":
@@ -154,13 +154,13 @@ def _not_opened(file: Path, versions: Mapping[str, str], reason: str) -> str:
 
 
 def _holds_kernels(file: Path) -> bool:
-    return _SEALED_KERNEL.search(file.read_bytes()) is not None
+    return _PRECOMPILED_KERNEL.search(file.read_bytes()) is not None
 
 
 def _native_parts(metadata: Mapping[str, Any]) -> str:
     if metadata["kind"] == "aotinductor":
         return "an AOTInductor package"
-    return f"kernels sealed for {', '.join(metadata['sealed']) or 'targets that it does not name'}"
+    return f"kernels precompiled for {', '.join(metadata['precompiled']) or 'targets that it does not name'}"
 
 
 def _find_metadata(archive: zipfile.ZipFile) -> Any:
@@ -230,7 +230,7 @@ _KEYS: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
         "device": lambda value: value in ("cpu", "cuda"),
         "units": lambda value: value == {"energy": "eV", "length": "angstrom"},
         "exchange_widths": _are_counts,
-        "sealed": _are_texts,
+        "precompiled": _are_texts,
         "versions": lambda value: isinstance(value, dict) and {"eqaccel", "torch"} <= value.keys(),
     }
 )

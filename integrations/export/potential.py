@@ -124,7 +124,7 @@ class Potential(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A `TensorProductConv` as files hold it: no Python besides what TorchScript reads, and kernels may be sealed in.
+    """A `TensorProductConv` as files hold it: no Python but what TorchScript reads, and room for precompiled kernels.
 
     A subclass adds the `forward` that a kind of model calls.
 

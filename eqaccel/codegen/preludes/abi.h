@@ -47,11 +47,11 @@ struct eq_operands {
 // How the slots of a graph, or the rows of a batch, are dealt out to the blocks of a GPU: a row to each, or so many slots.
 // Rows of more than `longest` slots are cut at multiples of `cut` and the others are not: a share of slots that would begin
 // inside such a row begins with it. Where a row has a block, the parts after the first have blocks of their own.
-struct eq_shares {
+struct eq_work_split {
   int32_t first, last;  // slots of this launch; the workspace has gradients of x for these, from `first` on
   int32_t size;         // slots of a block, which divides `cut`; 0: a row
   int32_t longest, cut;
-  void* pieces;  // sums of the parts of rows, two rows for each multiple of `cut`
+  void* partials;  // sums of the parts of rows, two rows for each multiple of `cut`
 };
 // Elements of a row that a GPU thread moves or adds: up to 16 bytes.
 #define EQ_ROW_WIDTH(dim, scalar_bytes) ((dim) % 4 == 0 && (scalar_bytes) == 4 ? 4 : (dim) % 2 == 0 ? 2 : 1)

@@ -1,6 +1,6 @@
-// GPU prelude: a lane is a thread that owns a few channels, a block owns a share of the edges, sorted by receiver.
+// GPU prelude: a lane is a thread that owns a few channels, a block owns a range of the edges, sorted by receiver.
 //
-// Warps share a block's work as (segment, chunk of channels); the warps of a team have both in common and take turns at
+// Warps share a block's work as (segment, chunk of channels); the warps of a group have both in common and take turns at
 // the edges. Rows of x and w reach shared memory some stages ahead; the edge matrices of the next stage are built by all
 // threads while this one is computed; outputs stay in registers until the receiver's last edge. Everything is added in a
 // fixed order unless `atomic` asks otherwise.
@@ -131,18 +131,20 @@ struct Worker {
   static constexpr int n = S::lane_channels;
   Pipeline<P>& pipe;
   const eq_operands& o;
-  const eq_shares& shares;
-  const Share& share;
-  const int team, member;  // warps of a team own the same channels; each takes every S::members-th edge of a stage
-  T* const sums;           // shared memory in which the team adds up its outputs
+  const eq_work_split& split;
+  const BlockRange& range;
+  // Warps of a group own the same channels; each takes every S::warps_per_group-th edge of a stage.
+  const int group, group_warp;
+  T* const sums;  // shared memory in which the group adds up its outputs
   const Channels<S> channels;
   LaneOf<n> z[EQ_DIRECTION == 1 ? 1 : S::outputs];
   LaneOf<n> g[EQ_DIRECTION == 0 ? 1 : S::outputs];
 
-  EQ_FN Worker(Pipeline<P>& pipe_, const eq_shares& shares_, const Share& share_, int first_team, int warp, T* sums_)
-      : pipe(pipe_), o(pipe_.o), shares(shares_), share(share_), team(first_team + warp / S::members),
-        member(warp % S::members), sums(sums_ + warp / S::members * S::sums),
-        channels(warp / S::members, pipe_.lane) {}
+  EQ_FN Worker(Pipeline<P>& pipe_, const eq_work_split& split_, const BlockRange& range_, int first_group, int warp,
+               T* sums_)
+      : pipe(pipe_), o(pipe_.o), split(split_), range(range_), group(first_group + warp / S::warps_per_group),
+        group_warp(warp % S::warps_per_group), sums(sums_ + warp / S::warps_per_group * S::sums),
+        channels(warp / S::warps_per_group, pipe_.lane) {}
 
   EQ_FN void begin(int receiver) {
     const T* const gz = static_cast<const T*>(o.gz) + int64_t(receiver) * P::z_dim + channels.first;
@@ -155,32 +157,32 @@ struct Worker {
 
   EQ_FN void finish(int receiver) {
     if (EQ_DIRECTION == 1) return;
-    T* const row = share.target(shares, static_cast<T*>(o.z), receiver, P::z_dim) + channels.first;
-    if constexpr (S::members == 1) {
-      if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_team();
+    T* const row = range.target(split, static_cast<T*>(o.z), receiver, P::z_dim) + channels.first;
+    if constexpr (S::warps_per_group == 1) {
+      if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_group();
       if (channels.active) {
 #pragma unroll
         for (int k = 0; k < S::outputs; ++k) stream_store(row + S::z_offset(k), z[k].v);
       }
-      if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_team();
+      if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_group();
     } else {
       LaneOf<n>* const of_lane = reinterpret_cast<LaneOf<n>*>(sums) + pipe.lane;
 #pragma unroll
-      for (int k = 0; k < S::outputs; ++k) of_lane[(member * S::outputs + k) * 32] = z[k];
-      wait_for_team();
+      for (int k = 0; k < S::outputs; ++k) of_lane[(group_warp * S::outputs + k) * 32] = z[k];
+      wait_for_group();
 #pragma unroll 1
-      for (int k = member; k < S::outputs; k += S::members) {
+      for (int k = group_warp; k < S::outputs; k += S::warps_per_group) {
         LaneOf<n> total = of_lane[k * 32];
 #pragma unroll
-        for (int of = 1; of < S::members; ++of) total = total + of_lane[(of * S::outputs + k) * 32];
+        for (int of = 1; of < S::warps_per_group; ++of) total = total + of_lane[(of * S::outputs + k) * 32];
         if (channels.active) stream_store(row + S::z_offset_at(k), total.v);
       }
-      wait_for_team();
+      wait_for_group();
     }
   }
-  EQ_FN void wait_for_team() const {
-    static_assert(S::members == 1 || P::teams < 16, "each team has a barrier");
-    wait_for_warps(1 + team, S::members);
+  EQ_FN void wait_for_group() const {
+    static_assert(S::warps_per_group == 1 || P::warp_groups < 16, "each group has a barrier");
+    wait_for_warps(1 + group, S::warps_per_group);
   }
 
   EQ_FN void run_edge(int step, int e) {
@@ -194,7 +196,7 @@ struct Worker {
 #pragma unroll
       for (int j = 0; j < components; ++j) gy[j] = 0;
       const int2 id = pipe.id(step, e);
-      const int64_t gx_row = o.atomic ? id.y : pipe.slot(step, e) - shares.first;
+      const int64_t gx_row = o.atomic ? id.y : pipe.slot(step, e) - split.first;
       T* gx = static_cast<T*>(o.row_ptr && !o.atomic ? o.workspace : o.gx);
       const T* tangent_rows = rows + L::edge / 2;
       EdgeRows<S> operands{rows,
@@ -210,7 +212,7 @@ struct Worker {
       S::edge(operands, entries, entries + P::entries, gy);
       add_over_lanes<components, 16>(gy, pipe.lane);
       constexpr int shift = 5 - log2_of(components < 32 ? components : 32), each = components < 32 ? 1 : components / 32;
-      T* to = pipe.shared + L::gy + (step & 1) * L::gy_stage + (e * P::teams + team) * P::y_dim;
+      T* to = pipe.shared + L::gy + (step & 1) * L::gy_stage + (e * P::warp_groups + group) * P::y_dim;
       if ((pipe.lane & ((1 << shift) - 1)) == 0) {
 #pragma unroll
         for (int q = 0; q < each; ++q) {
@@ -221,7 +223,7 @@ struct Worker {
     }
   }
 
-  // Gradients of y of a finished stage: the teams' shares, in order.
+  // Gradients of y of a finished stage: the shares of the warp groups, in order.
   EQ_FN void write_attribute_gradients(int step) const {
     if (EQ_DIRECTION == 0 || step < 0 || step >= pipe.steps) return;
     const T* from = pipe.shared + L::gy + (step & 1) * L::gy_stage;
@@ -229,15 +231,15 @@ struct Worker {
       const int e = t / P::y_dim, j = t - e * P::y_dim;
       T total = 0;
 #pragma unroll
-      for (int of = 0; of < P::teams; ++of) total += from[(e * P::teams + of) * P::y_dim + j];
+      for (int of = 0; of < P::warp_groups; ++of) total += from[(e * P::warp_groups + of) * P::y_dim + j];
       T& gradient = static_cast<T*>(o.gy)[int64_t(pipe.id(step, e).x) * P::y_dim + j];
       gradient = P::adds ? gradient + total : total;
     }
   }
 
-  // Every member of a team sees every edge, so that all of them finish a row in the same stage.
+  // Every warp of a group sees every edge, so that all of them finish a row in the same stage.
   EQ_FN void run() {
-    int receiver = share.row, end = share.rows.end(receiver);
+    int receiver = range.row, end = range.rows.end(receiver);
     begin(receiver);
 #pragma unroll 1
     for (int step = 0; step < pipe.steps; ++step) {
@@ -249,10 +251,10 @@ struct Worker {
         if (slot >= pipe.last) break;
         while (slot >= end) {
           finish(receiver++);
-          end = share.rows.end(receiver);
+          end = range.rows.end(receiver);
           begin(receiver);
         }
-        if (S::members == 1 || e % S::members == member) run_edge(step, e);
+        if (S::warps_per_group == 1 || e % S::warps_per_group == group_warp) run_edge(step, e);
       }
     }
     if (EQ_DIRECTION > 0) {
@@ -264,22 +266,22 @@ struct Worker {
 };
 
 template <class P>
-EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
+EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared) {
   let_next_begin();
-  const Share share(receivers_of(o), shares, blockIdx.x, shares.first, shares.last);
-  if (!share.exists) return;
-  Pipeline<P> pipe(o, shared, share.first, share.last);
+  const BlockRange range(receivers_of(o), split, blockIdx.x, split.first, split.last);
+  if (!range.exists) return;
+  Pipeline<P> pipe(o, shared, range.first, range.last);
   T* sums = shared + Layout<P>::sums;
-  int warps = 0, teams = 0;
+  int warps = 0, warp_groups = 0;
   P::each_segment([&](auto segment) {
     typedef decltype(segment) S;
-    if (pipe.warp >= warps && pipe.warp < warps + S::teams * S::members) {
-      Worker<P, S> worker(pipe, shares, share, teams, pipe.warp - warps, sums);
+    if (pipe.warp >= warps && pipe.warp < warps + S::warp_groups * S::warps_per_group) {
+      Worker<P, S> worker(pipe, split, range, warp_groups, pipe.warp - warps, sums);
       worker.run();
     }
-    warps += S::teams * S::members;
-    teams += S::teams;
-    sums += S::teams * S::sums;
+    warps += S::warp_groups * S::warps_per_group;
+    warp_groups += S::warp_groups;
+    sums += S::warp_groups * S::sums;
   });
 }
 
@@ -288,21 +290,21 @@ EQ_FN void run_block(const eq_operands& o, const eq_shares& shares, T* shared) {
 // The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them.
 #define EQ_EXPORT_MAIN(name, P)                                                                                        \
   EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                  \
-      name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                                    \
+      name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                                    \
     static_assert(Layout<P>::bytes == P::shared_bytes, "the plan and the layout count shared memory alike");           \
     extern __shared__ __align__(128) unsigned char shared[];                                                           \
-    run_block<P>(o, shares, reinterpret_cast<T*>(shared));                                                             \
+    run_block<P>(o, split, reinterpret_cast<T*>(shared));                                                             \
   }
 #define EQ_EXPORT(P)                                                                                                   \
-  EQ_KERNEL void eq_join(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {                      \
-    join_receivers<P>(o, shares);                                                                                      \
+  EQ_KERNEL void eq_add_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                      \
+    add_receiver_partials<P>(o, split);                                                                                      \
   }                                                                                                                    \
-  EQ_KERNEL void __launch_bounds__(128, 8) eq_collect(const EQ_PARAMETER eq_operands o,                                \
-                                                      const EQ_PARAMETER eq_shares shares) {                           \
-    collect<P>(o, shares);                                                                                             \
+  EQ_KERNEL void __launch_bounds__(128, 8) eq_gather_gx(const EQ_PARAMETER eq_operands o,                                \
+                                                      const EQ_PARAMETER eq_work_split split) {                           \
+    gather_gx<P>(o, split);                                                                                             \
   }                                                                                                                    \
-  EQ_KERNEL void eq_join_collected(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_shares shares) {            \
-    join_senders<P>(o, shares);                                                                                        \
+  EQ_KERNEL void eq_add_gx_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {            \
+    add_sender_partials<P>(o, split);                                                                                        \
   }                                                                                                                    \
   EQ_KERNEL void eq_relayout(const T* from, T* to, int64_t rows, int is_x, int to_mul_ir) {                            \
     if (is_x) relayout<P, true>(from, to, rows, to_mul_ir);                                                            \

@@ -2,7 +2,7 @@
 namespace {
 
 // Elements of a row that are copied to shared memory: where they are in the row and in the copy, and how many.
-struct Piece {
+struct CopySpan {
   int offset, staged, length;
 };
 

@@ -12,7 +12,7 @@ struct Layout {
   static constexpr int matrices = stages * edges * edge;
   static constexpr int attributes = matrices + 2 * edges * P::entries * tangents;
   static constexpr int gy = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
-  static constexpr int gy_stage = edges * P::teams * P::y_dim;
+  static constexpr int gy_stage = edges * P::warp_groups * P::y_dim;
   static constexpr int sums = gy + (EQ_DIRECTION > 0 ? round_up(2 * gy_stage, 4) : 0);
   static constexpr int barriers = sums + P::sums;
   // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
@@ -114,14 +114,14 @@ struct Pipeline {
     const int2 of = id(step, lane);
     const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
 #pragma unroll
-    for (int n = 0; n < P::pieces; ++n) {
-      const Piece piece = P::piece(n);
-      const bool is_w = n >= P::x_pieces;
-      T* const to = edge + (is_w ? L::x_row : 0) + piece.staged;
-      const unsigned bytes = piece.length * sizeof(T);
+    for (int n = 0; n < P::spans; ++n) {
+      const CopySpan span = P::span(n);
+      const bool is_w = n >= P::x_spans;
+      T* const to = edge + (is_w ? L::x_row : 0) + span.staged;
+      const unsigned bytes = span.length * sizeof(T);
 #pragma unroll
       for (int t = 0; t < tangents; ++t)
-        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + piece.offset, bytes, ready, is_w ? read_once : read_often);
+        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + span.offset, bytes, ready, is_w ? read_once : read_often);
     }
 #endif
   }
@@ -130,13 +130,13 @@ struct Pipeline {
       const int2 of = id(step, e);
       const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
 #pragma unroll
-      for (int n = 0; n < P::pieces; ++n) {
-        const Piece piece = P::piece(n);
-        const bool is_w = n >= P::x_pieces;
-        T* const to = rows(step, e) + (is_w ? L::x_row : 0) + piece.staged;
+      for (int n = 0; n < P::spans; ++n) {
+        const CopySpan span = P::span(n);
+        const bool is_w = n >= P::x_spans;
+        T* const to = rows(step, e) + (is_w ? L::x_row : 0) + span.staged;
 #pragma unroll
         for (int t = 0; t < tangents; ++t)
-          copy_row(to + t * L::edge / 2, from[2 * t + is_w] + piece.offset, piece.length);
+          copy_row(to + t * L::edge / 2, from[2 * t + is_w] + span.offset, span.length);
       }
     }
   }

@@ -40,27 +40,27 @@ EQ_FN void relayout(const T* from, T* to, int64_t rows, bool to_mul_ir) {
 
 // Adds the per-edge gradients of each sender in the order of its slots, to what earlier launches left if there were any.
 template <class P>
-EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
+EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
   constexpr int width = row_width(P::x_dim);
   let_next_begin();
-  const Share share(senders_of(o), shares, blockIdx.x, 0, int(o.num_edges));
+  const BlockRange range(senders_of(o), split, blockIdx.x, 0, int(o.num_edges));
   wait_for_previous();
-  if (!share.exists) return;
+  if (!range.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
-  const bool active = column < P::x_dim, adds = shares.first > 0, partly = adds || shares.last < share.rows.slots;
-  const T* from = static_cast<const T*>(o.workspace) - int64_t(shares.first) * P::x_dim + (active ? column : 0);
-  int t = share.first;
-  for (int row = share.row; t < share.last || row == share.row; ++row) {
-    const int row_end = min(share.rows.end(row), share.last);
-    if (partly) t = search(o.t_slot, t, row_end, shares.first);
-    const int end = partly ? search(o.t_slot, t, row_end, shares.last) : row_end;
+  const bool active = column < P::x_dim, adds = split.first > 0, partly = adds || split.last < range.rows.slots;
+  const T* from = static_cast<const T*>(o.workspace) - int64_t(split.first) * P::x_dim + (active ? column : 0);
+  int t = range.first;
+  for (int row = range.row; t < range.last || row == range.row; ++row) {
+    const int row_end = min(range.rows.end(row), range.last);
+    if (partly) t = search(o.t_slot, t, row_end, split.first);
+    const int end = partly ? search(o.t_slot, t, row_end, split.last) : row_end;
     const bool writes = active && (!adds || t < end);
     const auto of_slot = [&](int n) { return load<width>(from + int64_t(o.t_slot[t + n]) * P::x_dim, true); };
     const LaneOf<width> total = add_up(LaneOf<width>{}, end - t, of_slot);
     t = row_end;
     if (!writes) continue;
     T* const gx = static_cast<T*>(o.gx) + int64_t(row) * P::x_dim;
-    T* const to = share.target(shares, static_cast<T*>(o.gx), row, P::x_dim);
+    T* const to = range.target(split, static_cast<T*>(o.gx), row, P::x_dim);
     const bool moves = o.mul_ir && to == gx;
 #pragma unroll
     for (int u = 0; u < width; ++u) {
@@ -71,12 +71,12 @@ EQ_FN void collect(const eq_operands& o, const eq_shares& shares) {
 }
 
 template <class P>
-EQ_FN void join_receivers(const eq_operands& o, const eq_shares& shares) {
-  join(receivers_of(o), shares, static_cast<T*>(o.z), P::z_dim, [](int n) { return n; });
+EQ_FN void add_receiver_partials(const eq_operands& o, const eq_work_split& split) {
+  add_partials(receivers_of(o), split, static_cast<T*>(o.z), P::z_dim, [](int n) { return n; });
 }
 template <class P>
-EQ_FN void join_senders(const eq_operands& o, const eq_shares& shares) {
-  join(senders_of(o), shares, static_cast<T*>(o.gx), P::x_dim,
+EQ_FN void add_sender_partials(const eq_operands& o, const eq_work_split& split) {
+  add_partials(senders_of(o), split, static_cast<T*>(o.gx), P::x_dim,
        [&](int n) { return o.mul_ir ? other_position<P>(n, true, false) : n; });
 }
 

@@ -1,4 +1,4 @@
-// How many slots of a graph a GPU block gets; preludes/gpu_shares.h finds them. Measured on an H200, PERFORMANCE.md.
+// How many slots of a graph a GPU block gets; preludes/gpu_work_split.h finds them. Measured on an H200, PERFORMANCE.md.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,48 +11,48 @@ namespace eqaccel {
 
 struct SlotsOfRows {
   int64_t slots, rows;
-  int64_t mean() const { return over(slots, std::max<int64_t>(rows, 1)); }
+  int64_t mean() const { return ceil_div(slots, std::max<int64_t>(rows, 1)); }
 };
 struct Blocks {
   int64_t count;       // that the device holds at a time
   int64_t edges_held;  // in the stages of one
 };
 
-inline eq_shares equal_shares(int64_t size) {
+inline eq_work_split equal_split(int64_t size) {
   return {0, 0, static_cast<int32_t>(size), 0, static_cast<int32_t>(size), nullptr};
 }
 
 // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all
 // others is cut. Fewer rows are dealt out in equal parts.
-inline eq_shares shares_of_rows(const SlotsOfRows& graph, int64_t blocks) {
+inline eq_work_split split_by_rows(const SlotsOfRows& graph, int64_t blocks) {
   constexpr int64_t smallest = 16;
-  const int64_t even = over(graph.slots, blocks), mean = graph.mean();
-  if (4 * even < 3 * mean) return equal_shares(std::max(even, smallest));
+  const int64_t even = ceil_div(graph.slots, blocks), mean = graph.mean();
+  if (4 * even < 3 * mean) return equal_split(std::max(even, smallest));
   const auto cut = static_cast<int32_t>(std::max({even, 3 * mean / 2, smallest}));
   return {0, 0, 0, cut, cut, nullptr};
 }
 
 // Forward and double backward, which add up the edges of a row. Rows that do not fill the stages of a block are taken
 // together, in double backward, which has more to set up for a block, those of twice the length too.
-inline eq_shares shares_with_sums(const SlotsOfRows& graph, const Blocks& blocks, Direction direction) {
-  eq_shares shares = shares_of_rows(graph, blocks.count);
+inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blocks, Direction direction) {
+  eq_work_split split = split_by_rows(graph, blocks.count);
   const int64_t full = blocks.edges_held * (direction == Direction::forward ? 5 : 10) / 4;
-  if (shares.size > 0 || graph.slots > full * graph.rows) return shares;
-  shares.size = static_cast<int32_t>(4 * blocks.edges_held);
-  shares.longest = shares.cut = static_cast<int32_t>(over(shares.cut, shares.size) * shares.size);
-  return shares;
+  if (split.size > 0 || graph.slots > full * graph.rows) return split;
+  split.size = static_cast<int32_t>(4 * blocks.edges_held);
+  split.longest = split.cut = static_cast<int32_t>(ceil_div(split.cut, split.size) * split.size);
+  return split;
 }
 
 // Backward, which leaves nothing behind for a row; `together` slots are launched at a time. Long rows are dealt out in
 // equal parts: small ones, so that all blocks are in the same region of memory, in whole rounds over the device.
-inline eq_shares shares_without_sums(const SlotsOfRows& graph, const Blocks& blocks, int64_t together) {
+inline eq_work_split split_without_sums(const SlotsOfRows& graph, const Blocks& blocks, int64_t together) {
   constexpr int64_t least = 16;
   const int64_t mean = graph.mean();
   if (together == graph.slots && mean <= least && blocks.edges_held < 2 * mean)
-    return shares_of_rows(graph, blocks.count);
-  const int64_t even = over(together, blocks.count), wanted = std::max(least, 3 * blocks.edges_held);
+    return split_by_rows(graph, blocks.count);
+  const int64_t even = ceil_div(together, blocks.count), wanted = std::max(least, 3 * blocks.edges_held);
   const int64_t rounds = std::max<int64_t>((even + wanted / 2) / wanted, 1);
-  return equal_shares(std::max(over(even, rounds), least / 2));
+  return equal_split(std::max(ceil_div(even, rounds), least / 2));
 }
 
 }  // namespace eqaccel

@@ -34,51 +34,51 @@ EQ_FN Rows receivers_of(const eq_operands& o) { return {o.row_ptr, int(o.num_rec
 EQ_FN Rows senders_of(const eq_operands& o) { return {o.t_row_ptr, int(o.num_senders), int(o.num_edges)}; }
 
 // The slots of a block among those between two: first to last, and the row of the first one.
-struct Share {
+struct BlockRange {
   Rows rows;
   int first, last, row;
   bool exists;
 
-  EQ_FN Share(const Rows& rows_, const eq_shares& shares, int block, int from, int to) : rows(rows_) {
-    if (shares.size > 0) part(shares, from + int64_t(block) * shares.size, from, to);
-    else part_of_row(shares, block);
+  EQ_FN BlockRange(const Rows& rows_, const eq_work_split& split, int block, int from, int to) : rows(rows_) {
+    if (split.size > 0) part(split, from + int64_t(block) * split.size, from, to);
+    else part_of_row(split, block);
   }
 
-  EQ_FN void part(const eq_shares& shares, int64_t begin, int from, int to) {
+  EQ_FN void part(const eq_work_split& split, int64_t begin, int from, int to) {
     first = int(begin);
-    last = int(min(begin + shares.size, int64_t(to)));
+    last = int(min(begin + split.size, int64_t(to)));
     row = rows.of(first);
-    if (shares.longest > 0) {
-      first = max(from, boundary(shares, row, first));
-      if (last < to) last = max(from, boundary(shares, rows.of(last, row), last));
+    if (split.longest > 0) {
+      first = max(from, boundary(split, row, first));
+      if (last < to) last = max(from, boundary(split, rows.of(last, row), last));
     }
     while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
     exists = first < last;
   }
-  // Where a share begins that would begin at a slot of some row.
-  EQ_FN int boundary(const eq_shares& shares, int of_row, int slot) const {
+  // Where a range begins that would begin at a slot of some row.
+  EQ_FN int boundary(const eq_work_split& split, int of_row, int slot) const {
     const int begin = rows.begin(of_row), length = rows.end(of_row) - begin;
-    return length > shares.longest ? max(begin, slot / shares.cut * shares.cut) : begin;
+    return length > split.longest ? max(begin, slot / split.cut * split.cut) : begin;
   }
 
   // A block for what follows each cut comes before those of rows: it has much to do if anything.
-  EQ_FN void part_of_row(const eq_shares& shares, int block) {
-    const int cuts = (rows.slots - 1) / shares.cut, begin_of_part = (block + 1) * shares.cut;
+  EQ_FN void part_of_row(const eq_work_split& split, int block) {
+    const int cuts = (rows.slots - 1) / split.cut, begin_of_part = (block + 1) * split.cut;
     const bool has_begin = block >= cuts;
     row = has_begin ? block - cuts : rows.of(begin_of_part);
     const int begin = rows.begin(row), end = rows.end(row);
-    const bool is_cut = end - begin > shares.longest;
+    const bool is_cut = end - begin > split.longest;
     first = has_begin ? begin : begin_of_part;
-    last = is_cut ? min(end, (first / shares.cut + 1) * shares.cut) : end;
+    last = is_cut ? min(end, (first / split.cut + 1) * split.cut) : end;
     exists = has_begin || (is_cut && first > begin);
   }
 
-  // Where the sum over this share's slots of a row belongs: to the row itself or, if it was cut, to one of its pieces.
-  EQ_FN T* target(const eq_shares& shares, T* out, int of_row, int64_t dim) const {
+  // Where the sum over this range's slots of a row belongs: to the row itself or, if it was cut, to one of its partial sums.
+  EQ_FN T* target(const eq_work_split& split, T* out, int of_row, int64_t dim) const {
     const bool has_begin = rows.begin(of_row) >= first;
     if (has_begin && rows.end(of_row) <= last) return out + of_row * dim;
-    const int piece = has_begin ? 2 * (last / shares.cut) + 1 : 2 * (first / shares.cut);
-    return static_cast<T*>(shares.pieces) + piece * dim;
+    const int partial = has_begin ? 2 * (last / split.cut) + 1 : 2 * (first / split.cut);
+    return static_cast<T*>(split.partials) + partial * dim;
   }
 };
 
@@ -96,15 +96,15 @@ EQ_FN V add_up(V total, int count, const Load& load) {
   return total;
 }
 
-// Adds up the pieces of every row that was cut, in order, and clears the rows that no block has because they have no slots
-// and come after the last one; `position(n)` is where element n is put. A block looks at some rows, all at once.
+// Adds up the partial sums of every row that was cut, in order, and clears the rows that no block has because they have no
+// slots and come after the last one; `position(n)` is where element n is put. A block looks at some rows, all at once.
 template <class Position>
-EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Position position) {
-  const auto first_cut = [&](int row) { return rows.begin(row) / shares.cut + 1; };
+EQ_FN void add_partials(const Rows& rows, const eq_work_split& split, T* out, int dim, Position position) {
+  const auto first_cut = [&](int row) { return rows.begin(row) / split.cut + 1; };
   const auto is_cut = [&](int row) {
-    return rows.end(row) - rows.begin(row) > shares.longest && int64_t(first_cut(row)) * shares.cut < rows.end(row);
+    return rows.end(row) - rows.begin(row) > split.longest && int64_t(first_cut(row)) * split.cut < rows.end(row);
   };
-  const auto is_left = [&](int row) { return shares.size > 0 && rows.begin(row) == rows.slots; };
+  const auto is_left = [&](int row) { return split.size > 0 && rows.begin(row) == rows.slots; };
   const int each = (rows.count + gridDim.x - 1) / gridDim.x;
   const int begin = blockIdx.x * each, end = min(begin + each, rows.count);
   bool any = false;
@@ -113,14 +113,14 @@ EQ_FN void join(const Rows& rows, const eq_shares& shares, T* out, int dim, Posi
   wait_for_previous();
   if (!any) return;
   for (int row = begin; row < end; ++row) {
-    const bool has_pieces = is_cut(row);
-    if (!has_pieces && !is_left(row)) continue;
-    const int row_end = rows.end(row), first = has_pieces ? first_cut(row) * shares.cut : row_end;
+    const bool has_partials = is_cut(row);
+    if (!has_partials && !is_left(row)) continue;
+    const int row_end = rows.end(row), first = has_partials ? first_cut(row) * split.cut : row_end;
     for (int n = blockIdx.y * blockDim.x + threadIdx.x; n < dim; n += gridDim.y * blockDim.x) {
-      const T* piece = static_cast<const T*>(shares.pieces) + 2 * int64_t(first_cut(row)) * dim + n;
-      const int count = (row_end - first + shares.cut - 1) / shares.cut;
-      const auto load = [&](int number) { return piece[number * int64_t(2 * dim)]; };
-      out[int64_t(row) * dim + position(n)] = add_up(has_pieces ? piece[dim] : T(0), count, load);
+      const T* partial = static_cast<const T*>(split.partials) + 2 * int64_t(first_cut(row)) * dim + n;
+      const int count = (row_end - first + split.cut - 1) / split.cut;
+      const auto load = [&](int number) { return partial[number * int64_t(2 * dim)]; };
+      out[int64_t(row) * dim + position(n)] = add_up(has_partials ? partial[dim] : T(0), count, load);
     }
   }
 }

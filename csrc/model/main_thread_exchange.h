@@ -14,11 +14,11 @@
 
 namespace eqaccel {
 
-class Relay final : public GhostExchange {
+class MainThreadExchange final : public GhostExchange {
  public:
-  Relay() : worker_([this] { loop(); }) {}
+  MainThreadExchange() : worker_([this] { loop(); }) {}
 
-  ~Relay() override {
+  ~MainThreadExchange() override {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       ending_ = true;

@@ -1,10 +1,10 @@
-// Uses csrc/model/relay.h as a GPU would: the work, and a thread that it waits for, exchange rows that the main thread
+// Uses csrc/model/main_thread_exchange.h as a GPU would: the work, and a thread that it waits for, exchange rows that the main thread
 // must see. Prints what happened; any mistake is a wrong line or a hang.
 #include <cstdio>
 #include <stdexcept>
 #include <thread>
 
-#include "relay.h"
+#include "main_thread_exchange.h"
 
 namespace {
 
@@ -32,26 +32,26 @@ int main() {
   Engine engine;
   double row = 0;
   {
-    eqaccel::Relay relay;
+    eqaccel::MainThreadExchange exchange;
     for (int step = 0; step < 2; ++step) {
-      relay.run(&engine, [&] {
-        relay.forward(&row, 3, 1, true);
-        std::thread([&] { relay.reverse(&row, 3, 2, true); }).join();
+      exchange.run(&engine, [&] {
+        exchange.forward(&row, 3, 1, true);
+        std::thread([&] { exchange.reverse(&row, 3, 2, true); }).join();
       });
       std::printf("row %g\n", row);
     }
-    relay.run(nullptr, [&] { std::printf("alone %s\n", std::this_thread::get_id() == main_thread ? "main" : "other"); });
+    exchange.run(nullptr, [&] { std::printf("alone %s\n", std::this_thread::get_id() == main_thread ? "main" : "other"); });
     try {
-      relay.run(&engine, [&] { relay.forward(&row, 3, 13, true); });
+      exchange.run(&engine, [&] { exchange.forward(&row, 3, 13, true); });
     } catch (const std::runtime_error& error) {
       std::printf("caught %s\n", error.what());
     }
     try {
-      relay.run(&engine, [] { throw std::runtime_error("failed by itself"); });
+      exchange.run(&engine, [] { throw std::runtime_error("failed by itself"); });
     } catch (const std::runtime_error& error) {
       std::printf("caught %s\n", error.what());
     }
-    relay.run(&engine, [&] { relay.forward(&row, 4, 1, true); });
+    exchange.run(&engine, [&] { exchange.forward(&row, 4, 1, true); });
   }
   std::printf("end\n");
 }

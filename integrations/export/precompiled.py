@@ -29,13 +29,13 @@ def check_targets(targets: Sequence[str]) -> None:
     for target in [targets] if isinstance(targets, str) else targets:
         if isinstance(targets, str) or (target not in known and not re.fullmatch(r"sm_\d+|gfx[0-9a-f]+", str(target))):
             raise ExportError(
-                f"seal: expected a list of {', '.join(known)}, or GPU architectures such as sm_90 and gfx90a, got "
-                f"{target!r}"
+                f"precompile: expected a list of {', '.join(known)}, or GPU architectures such as sm_90 and gfx90a, "
+                f"got {target!r}"
             )
 
 
 @functools.lru_cache(maxsize=16)  # the inner layers of a model are alike
-def sealed_entries(
+def precompiled_entries(
     spec: TensorProductSpec, scalar: str, targets: tuple[str, ...], tuned: tuple[TunedKernel, ...] = ()
 ) -> bytes:
     """Compiles the kernels of a tensor product for several targets.
@@ -64,21 +64,21 @@ def sealed_entries(
 
 
 @functools.lru_cache(maxsize=16)
-def sealed_polynomial_entries(spec: PolynomialSpec, scalar: str, targets: tuple[str, ...]) -> bytes:
-    """The kernels of a polynomial, as `sealed_entries` gives others."""
+def precompiled_polynomial_entries(spec: PolynomialSpec, scalar: str, targets: tuple[str, ...]) -> bytes:
+    """The kernels of a polynomial, as `precompiled_entries` gives others."""
     program = runtime.Program(polynomial_payload(spec)[0])
     return _entries(program, scalar, targets, lambda direction, _: program.source("cpu", scalar, direction.value))
 
 
 @functools.cache
-def sealed_matrix_entries() -> bytes:
-    """The kernel of matrix products for sm_90, as `sealed_entries` gives others."""
+def precompiled_matrix_entries() -> bytes:
+    """The kernel of matrix products for sm_90, as `precompiled_entries` gives others."""
     arch = "sm_90a"
     try:
         text = runtime.Program(matrix_payload()[0]).source("cuda", "float32", "forward", arch)
         code = runtime.compile_cuda(text, arch)[0]
     except CompileError as error:
-        raise ExportError(f"seal: no kernel for sm_90: {error}") from error
+        raise ExportError(f"precompile: no kernel for sm_90: {error}") from error
     return f"binary/{arch}/forward/float32 {len(code)}\n".encode() + code + b"\n"
 
 
@@ -101,7 +101,7 @@ def _entries(
                 else:
                     code = _compile_gpu(program, scalar, direction, target)
             except (CompileError, ValueError) as error:
-                raise ExportError(f"seal: no kernel for {target}: {error}") from error
+                raise ExportError(f"precompile: no kernel for {target}: {error}") from error
             entries += f"binary/{target}/{direction.value}/{scalar} {len(code)}\n".encode() + code + b"\n"
     return entries
 
