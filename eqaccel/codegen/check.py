@@ -1,12 +1,11 @@
 """Figures for the self-check of CPU kernels: compilers have faults, and a wrong kernel must not be used.
 
-The runtime runs every CPU kernel that it has just compiled on the small problem below, which it makes itself
-(`csrc/runtime/self_check.cpp`), and compares its outputs with these checksums. They come from the reference executor,
-in float64, and are written into the payload, so that a model is checked on any machine and without Python.
+The runtime runs every CPU kernel that it has just compiled on a small problem of its own (`csrc/runtime/self_check.h`),
+and compares its outputs with these checksums. They come from the reference executor, in float64, and are written into
+the payload, so that a model is checked on any machine and without Python.
 
-The problem's numbers lie between 1 and 2 in size, in steps of 1/128, so they are exact in every dtype. A figure is the
-sum of a block of an output times such numbers: another value in one element changes it, and so do two elements that
-are swapped.
+A figure is the sum of a block of an output times numbers like those of the problem: another value in one element
+changes it, and so do two elements that are swapped.
 """
 
 from __future__ import annotations
@@ -16,20 +15,18 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from eqaccel import _runtime
 from eqaccel.plan import Direction, Plan, execute
 from eqaccel.spec import TensorProductSpec
 
-# Senders 0 and 3 reach receiver 0, senders 1 and 3 receiver 2. Two edges are the same pair of nodes; edges are not in
-# order, and one receiver and one sender have none.
-RECEIVER = np.array([0, 2, 2, 0, 0])
-SENDER = np.array([3, 3, 1, 0, 3])
-_ROWS = {"x": 4, "y": 5, "z": 3, "w": 5}
-BATCH_ROWS = 19
+_PROBLEM = _runtime.self_check_problem()
+RECEIVER, SENDER = np.array(_PROBLEM["receiver"]), np.array(_PROBLEM["sender"])
+_ROWS = {"x": _PROBLEM["num_senders"], "y": len(RECEIVER), "z": _PROBLEM["num_receivers"], "w": len(RECEIVER)}
+BATCH_ROWS: int = _PROBLEM["batch_rows"]
 """Rows of every operand where there are no edge attributes, and so no graph: more than a SIMD vector holds."""
 
 _OPERANDS = ("x", "y", "w", "gz", "a", "b", "c")  # the position is the number of a sequence of random numbers
 _KINDS = dict(zip(_OPERANDS, "xywzxyw", strict=True)) | {"z": "z", "gx": "x", "gy": "y", "gw": "w"}
-_PROJECTIONS = (7, 8)
 
 OUTPUTS = {
     Direction.FORWARD: ("z",),
@@ -77,7 +74,7 @@ def project(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
 
 def projections(values: NDArray) -> list[NDArray]:
     """An output times the numbers of each projection, to be added up."""
-    return [_numbers(sequence, *values.shape) * values for sequence in _PROJECTIONS]
+    return [_numbers(sequence, *values.shape) * values for sequence in _PROBLEM["projections"]]
 
 
 def numbers(name: str, rows: int, columns: int) -> NDArray:
@@ -100,13 +97,6 @@ def _sum_blocks(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
 
 @functools.lru_cache(maxsize=16)
 def _numbers(sequence: int, rows: int, columns: int) -> NDArray:
-    """Numbers from a hash of their position (lowbias32, https://github.com/skeeto/hash-prospector)."""
-    n = np.arange(rows * columns, dtype=np.uint32) + np.uint32(sequence << 24)
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        n ^= n >> np.uint32(shift)
-        n *= np.uint32(factor)
-    n ^= n >> np.uint32(16)
-    magnitude = (128.0 + (n & np.uint32(127))) / 128.0
-    numbers = np.where(n & np.uint32(128), -magnitude, magnitude).reshape(rows, columns)
+    numbers = _runtime.self_check_numbers(sequence, rows * columns).reshape(rows, columns)
     numbers.flags.writeable = False  # kept for the other directions
     return numbers

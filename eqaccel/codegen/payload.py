@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 
+from eqaccel import _runtime
 from eqaccel.codegen import check
 from eqaccel.codegen.body import print_body, print_code, print_launch
 from eqaccel.codegen.preludes import flatten_prelude, read_prelude
@@ -131,11 +132,10 @@ def prelude(backend: str) -> str:
 
 
 def source(plan: Plan) -> str:
-    """The whole translation unit of a plan, as `Program::source` puts it together."""
+    """The whole translation unit of a plan."""
     backend = "cpu" if not plan.target.is_gpu else "hip" if plan.target.name.startswith("gfx") else "cuda"
-    number = list(Direction).index(plan.direction)
-    scalar = "float" if plan.scalar_bytes == 4 else "double"
-    return f"#define EQ_DIRECTION {number}\n#define EQ_SCALAR {scalar}\n{prelude(backend)}{print_body(plan)}"
+    scalar = _SCALARS[plan.scalar_bytes]
+    return _runtime.translation_unit(scalar, plan.direction.value, prelude(backend), print_body(plan))
 
 
 def _covers_all(spec: TensorProductSpec) -> bool:

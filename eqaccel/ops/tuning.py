@@ -177,7 +177,7 @@ class _Race:
 def _processor(backend: str, device: int) -> tuple[Target, str]:
     """What the cost model has to know of a device, and the name of its kind: others may run another plan faster."""
     if backend == "cpu":
-        return host_target(), f"{host_target().name} {runtime.host_target()}"
+        return host_target(), f"{host_target().name} {runtime.instruction_sets()}"
     found = (runtime.hip_devices if backend == "hip" else runtime.cuda_devices)()[device]
     target = Target(found["arch"], True, shared_bytes=found["shared_bytes_per_block"])
     return target, f"{found['arch']} {found['name']} {found['shared_bytes_per_block']}"
