@@ -1,18 +1,16 @@
 """The settings of eqaccel: the environment variables listed in `VARIABLES`, and no others.
 
-They are read when they are needed, never at import, so a test or a notebook can change them at any time. Python reads
-the ones in `Settings`; the runtime in C++ reads the others, and says what came of them (`runtime.cache_dir`).
+They are read when they are needed, never at import, so a test or a notebook can change them at any time. The runtime
+reads them (`csrc/runtime/settings.h`), because it needs them in programs without Python too, and Python asks it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from eqaccel import _runtime
-from eqaccel.errors import SettingsError
 
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
@@ -43,35 +41,10 @@ class Settings:
     compile_limit: float = 600.0
 
 
-def current(environ: Mapping[str, str] | None = None) -> Settings:
+def current() -> Settings:
     """Reads the settings from the environment as it is now; a variable set to the empty string counts as unset.
-
-    Args:
-        environ: Variables to read instead of `os.environ`.
 
     Raises:
         SettingsError: If EQACCEL_TUNE is neither a yes nor a no, or EQACCEL_COMPILE_LIMIT no positive number.
     """
-    env = os.environ if environ is None else environ
-    return Settings(
-        tune=_flag(env, "EQACCEL_TUNE"),
-        compile_limit=_seconds(env, "EQACCEL_COMPILE_LIMIT", 600.0),
-    )
-
-
-def _flag(env: Mapping[str, str], name: str) -> bool:
-    value = _runtime.parse_flag(env.get(name, ""))  # one rule for the settings of both languages
-    if value is None:
-        raise SettingsError(f"environment variable {name}: expected 1 or 0, got {env[name]!r}")
-    return value
-
-
-def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
-    value = env.get(name) or default
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise SettingsError(f"environment variable {name}: expected seconds > 0, got {value!r}")
-    return seconds
+    return Settings(tune=_runtime.tune(), compile_limit=_runtime.compile_limit())

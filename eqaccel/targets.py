@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import platform
 from dataclasses import dataclass
-from pathlib import Path
+
+from eqaccel import _runtime
 
 
 @dataclass(frozen=True)
@@ -73,16 +72,6 @@ MACHINE_CLASSES: tuple[Target, ...] = tuple(
 much. Everything else about a device is asked of it when kernels are compiled and launched."""
 
 
-@functools.lru_cache(maxsize=1)
 def host_target() -> Target:
-    """The CPU target of this machine, from the instruction sets that the operating system reports."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return TARGETS["cpu-neon"]
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        flags = []
-    for flag, name in (("avx512f", "cpu-avx512"), ("avx2", "cpu-avx2")):
-        if flag in flags:
-            return TARGETS[name]
-    return TARGETS["cpu-generic"]
+    """The CPU target of this machine, the best of those whose kernels run here."""
+    return TARGETS[_runtime.cpu_targets()[0]]

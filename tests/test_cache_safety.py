@@ -20,7 +20,7 @@ from runtime_checks import COMPILE, kept, make_payload, run_python, start_python
 import eqaccel
 from eqaccel import _runtime, runtime
 from eqaccel.__main__ import main
-from eqaccel.errors import CacheError, CompileError, MissingCompilerError
+from eqaccel.errors import CacheError, CompileError, MissingCompilerError, SettingsError
 
 RUN = """
 import warnings, numpy as np
@@ -400,7 +400,7 @@ def test_no_limit_and_limits_that_are_none(cache: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("EQACCEL_CACHE_LIMIT", "0")
     entry_in(cache)
     monkeypatch.setenv("EQACCEL_CACHE_LIMIT", "2GB")
-    with pytest.raises(ValueError, match=r"EQACCEL_CACHE_LIMIT: expected a whole number of MiB .*, got '2GB'"):
+    with pytest.raises(SettingsError, match=r"EQACCEL_CACHE_LIMIT: expected a whole number of MiB .*, got '2GB'"):
         runtime.Program(make_payload()).compile("cpu", "float64", "forward")
 
 

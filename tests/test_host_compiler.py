@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from eqaccel import TensorProductSpec, runtime
-from eqaccel.errors import CompileError
+from eqaccel import TensorProduct, TensorProductSpec, runtime
+from eqaccel.errors import CompileError, SettingsError
 from eqaccel.families.tensor_product import payload
 
 SPEC = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")
@@ -123,8 +124,15 @@ def test_compiler_that_hangs_is_ended(cache: Path, processes: Path, monkeypatch,
 @pytest.mark.parametrize("value", ["0", "-1", "ten", "5 s", "nan"])
 def test_bad_limit(value: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", value)
-    with pytest.raises(ValueError, match=f"EQACCEL_COMPILE_LIMIT: expected seconds > 0, got '{value}'"):
+    with pytest.raises(SettingsError, match=f"EQACCEL_COMPILE_LIMIT: expected seconds > 0, got '{value}'"):
         _compile()
+
+
+def test_bad_limit_of_an_operator(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "soon")
+    spec = TensorProductSpec.channelwise("3x0e+7x1o", "0e+1o", "0e+1o")
+    with pytest.raises(SettingsError, match=r"^environment variable EQACCEL_COMPILE_LIMIT: expected seconds"):
+        TensorProduct(spec)(*(torch.ones(2, dim) for dim in (spec.x_dim, spec.y_dim, spec.weight_numel)))
 
 
 def test_one_unit_that_fails_ends_the_others(cache: Path, processes: Path, tmp_path: Path) -> None:

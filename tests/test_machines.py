@@ -16,7 +16,7 @@ from executor_checks import assert_computes_the_same
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel.__main__ import main
 from eqaccel.codegen import Direction, payload_key
-from eqaccel.errors import CompileError, UnsupportedError
+from eqaccel.errors import CompileError, SettingsError, UnsupportedError
 from eqaccel.families.tensor_product import check, gpu_plans, make_plan, payload, travelling_plan
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target
 from eqaccel.testing import assert_product, random_operands
@@ -100,7 +100,7 @@ def test_a_setting_makes_a_device_smaller(monkeypatch: pytest.MonkeyPatch) -> No
         source = program.source("cuda", "float64", "double_backward", "sm_90")
         assert _shared_bytes(source) == plan.shared_bytes() <= kib * 1024
     monkeypatch.setenv("EQACCEL_SHARED_KIB", "much")
-    with pytest.raises(ValueError, match="EQACCEL_SHARED_KIB: expected a whole number from 1 to 1024, got 'much'"):
+    with pytest.raises(SettingsError, match="EQACCEL_SHARED_KIB: expected a whole number from 1 to 1024, got 'much'"):
         program.source("cuda", "float64", "double_backward", "sm_90")
 
 

@@ -302,6 +302,22 @@ def test_cuda_program_goes_through_the_cache():
         runtime.compile_program(program, "cuda", "float32", "forward")
 
 
+def test_nvrtc_is_looked_for_in_python_packages(tmp_path, monkeypatch):
+    packages = tmp_path / "a[1] * folder"
+    for folder, name in (
+        ("cuda_nvrtc", "libnvrtc.so.98"),
+        ("cu99", "libnvrtc.so.99"),
+        ("cu99", "libnvrtc.so.99.1.7"),
+        ("cu99", "libnvrtc-builtins.so.100"),
+        ("cudnn", "libnvrtc.so.101"),
+    ):
+        file = packages / "nvidia" / folder / "lib" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    monkeypatch.syspath_prepend(packages)
+    assert runtime.locate_nvrtc() == packages / "nvidia/cu99/lib/libnvrtc.so.99"
+
+
 @nvrtc
 def test_nvrtc_error_carries_the_log():
     with pytest.raises(CompileError, match="failed on a kernel for sm_90") as error:

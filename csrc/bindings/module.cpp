@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <optional>
 
 #include "cache.h"
@@ -16,9 +17,11 @@
 #include "gpu_driver.h"
 #include "host_compiler.h"
 #include "kernel.h"
-#include "settings.h"
-#include "trust.h"
 #include "process.h"
+#include "self_check.h"
+#include "settings.h"
+#include "targets.h"
+#include "trust.h"
 
 namespace py = pybind11;
 using namespace eqaccel;
@@ -179,15 +182,41 @@ py::dict host_compiler() {
   result["command"] = found.command;
   result["version"] = found.version;
   result["flags"] = host_compile_flags();
-  result["target"] = host_target();
   return result;
+}
+
+// The problem of self-checks, edge by edge.
+py::dict self_check_problem() {
+  using namespace check_problem;
+  std::array<int64_t, num_edges> receivers{}, senders{};
+  for (int64_t node = 0; node < num_receivers; ++node) {
+    for (int32_t slot = row_ptr[node]; slot < row_ptr[node + 1]; ++slot) {
+      receivers[edge[slot]] = node;
+      senders[edge[slot]] = sender[slot];
+    }
+  }
+  return py::dict(py::arg("receiver") = receivers, py::arg("sender") = senders,
+                  py::arg("num_receivers") = num_receivers, py::arg("num_senders") = num_senders,
+                  py::arg("batch_rows") = batch_rows, py::arg("projections") = projections);
+}
+
+py::array_t<double> self_check_numbers(uint32_t sequence, uint32_t count) {
+  py::array_t<double> numbers(count);
+  for (uint32_t n = 0; n < count; ++n) numbers.mutable_at(n) = check_problem::number(sequence, n);
+  return numbers;
+}
+
+// The settings that Python has to know; eqaccel/settings.py says what they are.
+void bind_settings(py::module_& m) {
+  m.def("tune", &settings::tune);
+  m.def("compile_limit", [] { return settings::compile_limit().count(); });
+  m.def("cache_limit", &settings::cache_limit);
 }
 
 // The cache folder, for the command line and for what Python keeps there.
 void bind_cache(py::module_& m) {
   m.def("cache_dir", &cache::folder);
   m.def("cache_problem", &cache::problem);
-  m.def("cache_limit", &cache::limit);
   m.def("cache_stats", [] {
     const cache::Stats stats = cache::stats();
     return py::dict(py::arg("hits") = stats.hits, py::arg("misses") = stats.misses);
@@ -215,8 +244,9 @@ void bind_cache(py::module_& m) {
 }
 
 // eqaccel.errors is imported when an error comes, not before: the runtime does not depend on the package around it.
-void translate(const char* type, const CompileError& error) {
-  const py::object instance = py::module_::import("eqaccel.errors").attr(type)(error.what(), error.log);
+template <class... Arguments>
+void raise(const char* type, const Arguments&... arguments) {
+  const py::object instance = py::module_::import("eqaccel.errors").attr(type)(arguments...);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(instance.ptr())), instance.ptr());
 }
 
@@ -252,11 +282,13 @@ PYBIND11_MODULE(_runtime, m) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const MissingCompilerError& error) {
-      translate("MissingCompilerError", error);
+      raise("MissingCompilerError", error.what(), error.log);
     } catch (const InterruptedError& error) {
-      if (PyErr_CheckSignals() == 0) translate("CompileError", error);
+      if (PyErr_CheckSignals() == 0) raise("CompileError", error.what(), error.log);
     } catch (const CompileError& error) {
-      translate("CompileError", error);
+      raise("CompileError", error.what(), error.log);
+    } catch (const SettingsError& error) {
+      raise("SettingsError", error.what());
     }
   });
 
@@ -310,7 +342,11 @@ PYBIND11_MODULE(_runtime, m) {
         },
         py::arg("key"), py::arg("payload"));
   m.def("find_program", &find_program, py::arg("key"));
-  m.def("parse_flag", &parse_flag, py::arg("text"));
+  m.def("translation_unit",
+        [](const std::string& scalar, const std::string& direction, const std::string& prelude, const std::string& body) {
+          return translation_unit(parse_scalar(scalar), parse_direction(direction), prelude, body);
+        },
+        py::arg("scalar"), py::arg("direction"), py::arg("prelude"), py::arg("body"));
   for (const auto& [backend, suffix] : {std::pair(Backend::cuda, "cuda"), std::pair(Backend::hip, "hip")}) {
     m.def((std::string("compile_") + suffix).c_str(),
           [backend = backend](const std::string& source, const std::string& arch) {
@@ -331,10 +367,15 @@ PYBIND11_MODULE(_runtime, m) {
         py::arg("source"), py::arg("target"));
   m.def("nvrtc_version", [] { return gpu_compiler_version(Backend::cuda); });
   m.def("hiprtc_version", [] { return gpu_compiler_version(Backend::hip); });
-  m.def("set_nvrtc_path", &set_nvrtc_path, py::arg("path"));
+  m.def("find_nvrtc", &find_nvrtc, py::arg("folders"));
+  m.def("set_package_folders", &set_package_folders, py::arg("folders"));
   m.def("resources", &read_resources, py::arg("log"));
   m.def("host_compiler", &host_compiler);
-  m.def("host_target", &host_target);
+  m.def("cpu_targets", [] { return usable_targets(Backend::cpu, ""); });
+  m.def("instruction_sets", &instruction_sets);
+  m.def("self_check_problem", &self_check_problem);
+  m.def("self_check_numbers", &self_check_numbers, py::arg("sequence"), py::arg("count"));
+  bind_settings(m);
   bind_cache(m);
   m.def("set_warning_handler", [](py::function f) { set_warning_handler(message_handler(std::move(f))); });
   m.def("set_progress_handler", [](py::function f) { set_progress_handler(message_handler(std::move(f))); });

@@ -17,6 +17,7 @@
 
 #include "diagnostics.h"
 #include "digest.h"
+#include "settings.h"
 #include "trust.h"
 
 namespace eqaccel::cache {
@@ -25,7 +26,6 @@ namespace {
 constexpr char magic[] = "EQACCEL-ENTRY-1\n";
 constexpr std::size_t digest_size = 64;
 constexpr std::size_t trailer_size = 2 * sizeof(uint64_t) + digest_size + sizeof(magic) - 1;
-constexpr int64_t default_limit_mib = 2048;
 constexpr double hour = 3600;
 
 std::atomic<int64_t> hits{0}, misses{0};
@@ -167,7 +167,7 @@ std::string folder() {
   if (const passwd* user = home.empty() ? getpwuid(getuid()) : nullptr) home = user->pw_dir;
   // "~" reaches us where no shell has expanded it: Dockerfiles, job managers.
   const auto expand = [&](const std::string& path) { return path.rfind("~/", 0) == 0 ? home + path.substr(1) : path; };
-  if (const std::string value = environment("EQACCEL_CACHE_DIR"); !value.empty()) return expand(value);
+  if (const std::string value = settings::cache_dir(); !value.empty()) return expand(value);
   if (const std::string value = environment("XDG_CACHE_HOME"); !value.empty()) return expand(value) + "/eqaccel";
   return home.empty() ? "" : home + "/.cache/eqaccel";
 }
@@ -221,7 +221,7 @@ bool write_bytes(const std::string& name, const std::string& content, std::strin
 }
 
 bool write(const std::string& name, const Entry& entry, bool warns) {
-  const int64_t most = limit();
+  const int64_t most = settings::cache_limit();
   std::string problem;
   if (write_bytes(name, pack(entry), problem)) {
     trim(most);
@@ -265,17 +265,6 @@ bool remove(const std::string& name) {
   std::string problem;
   const Descriptor folder = open_folder(problem);
   return folder && unlinkat(folder.number(), name.c_str(), 0) == 0;
-}
-
-int64_t limit() {
-  const std::string value = environment("EQACCEL_CACHE_LIMIT");
-  if (value.empty()) return default_limit_mib << 20;
-  const bool digits = std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (!digits || value.size() > 9) {
-    throw std::invalid_argument("environment variable EQACCEL_CACHE_LIMIT: expected a whole number of MiB (0 for no "
-                                "limit), got '" + value + "'");
-  }
-  return std::stoll(value) << 20;
 }
 
 void count(bool hit) { ++(hit ? hits : misses); }

@@ -53,10 +53,6 @@ struct File {
 std::vector<File> files();  // regular files, not in order
 bool remove(const std::string& name);
 
-// Largest size of all entries together in bytes, from EQACCEL_CACHE_LIMIT; 0 for no limit. Throws
-// std::invalid_argument if that is no number.
-int64_t limit();
-
 struct Stats {
   int64_t hits, misses;
 };

@@ -1,6 +1,5 @@
 #include "diagnostics.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -9,6 +8,7 @@
 #include <sstream>
 
 #include "gpu_compiler.h"
+#include "settings.h"
 
 namespace eqaccel {
 namespace {
@@ -59,13 +59,8 @@ void warn_once(const std::string& topic, const std::string& message) {
   if (warn) warn(message);  // outside the lock: it may wait for the Python interpreter
 }
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value ? value : "";
-}
-
 void dump(Backend backend, Scalar scalar, Direction direction, const std::string& key, const Dumped& dumped) {
-  const std::string folder = environment("EQACCEL_DUMP");
+  const std::string folder = settings::dump();
   if (folder.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);

@@ -16,9 +16,6 @@ void warn_once(const std::string& topic, const std::string& message);
 void set_progress_handler(std::function<void(const std::string&)>);
 void tell_progress(const std::string& message);
 
-// An environment variable, "" if absent; read at every call, so that a program may set it late.
-std::string environment(const char* name);
-
 struct Dumped {
   std::string source, log, plan;
 };

@@ -9,6 +9,7 @@
 
 #include "diagnostics.h"
 #include "dynamic_library.h"
+#include "settings.h"
 
 namespace eqaccel {
 namespace {
@@ -26,8 +27,8 @@ struct Table {
   const char* (*error)(int);
 };
 
-std::mutex path_mutex;
-std::string nvrtc_path;
+std::mutex folders_mutex;
+std::vector<std::string> package_folders;
 
 std::vector<std::string> glob_paths(const std::string& pattern) {
   glob_t found;
@@ -36,6 +37,13 @@ std::vector<std::string> glob_paths(const std::string& pattern) {
   globfree(&found);
   std::reverse(paths.begin(), paths.end());  // the newest version first
   return paths;
+}
+
+// A path as part of a pattern in which it means itself.
+std::string literal(const std::string& path) {
+  std::string pattern;
+  for (const char c : path) pattern += std::string(std::string("*?[\\").find(c) == std::string::npos ? "" : "\\") + c;
+  return pattern;
 }
 
 // Where NVIDIA's wheels may lie, also for a C++ program: beside eqaccel, and beside torch, which an environment on top of
@@ -57,15 +65,11 @@ std::vector<std::string> site_packages() {
 std::vector<std::string> nvrtc_names() {
   std::vector<std::string> names;
   {
-    std::lock_guard<std::mutex> lock(path_mutex);
-    names.push_back(nvrtc_path);
+    std::lock_guard<std::mutex> lock(folders_mutex);
+    names = find_nvrtc(package_folders);
   }
   for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) names.push_back(name);
-  for (const std::string& packages : site_packages()) {
-    for (const char* folder : {"/nvidia/cu*/lib", "/nvidia/cuda_nvrtc/lib"}) {
-      for (const std::string& path : glob_paths(packages + folder + "/libnvrtc.so.*")) names.push_back(path);
-    }
-  }
+  for (const std::string& path : find_nvrtc(site_packages())) names.push_back(path);
   names.push_back("libnvrtc.so");
   for (const std::string& path : glob_paths("/usr/local/cuda/lib64/libnvrtc.so.*")) names.push_back(path);
   return names;
@@ -93,7 +97,7 @@ Table load_table(Backend backend) {
   void* library = nullptr;
   if (cuda) {
     // An order, so before what is loaded already: if it can not be followed, silently using another would mislead.
-    const std::string ordered = environment("EQACCEL_NVRTC");
+    const std::string ordered = settings::nvrtc();
     library = ordered.empty() ? open_first(nvrtc_names()) : open_first({ordered});
     if (!library && !ordered.empty()) {
       throw MissingCompilerError("EQACCEL_NVRTC names '" + ordered + "', which is not a library that opens here: set it "
@@ -136,9 +140,28 @@ std::vector<std::string> options(Backend backend) {
 
 }  // namespace
 
-void set_nvrtc_path(const std::string& path) {
-  std::lock_guard<std::mutex> lock(path_mutex);
-  nvrtc_path = path;
+std::vector<std::string> find_nvrtc(const std::vector<std::string>& folders) {
+  std::vector<std::pair<int, std::string>> found;  // by major version
+  for (const std::string& packages : folders) {
+    // CUDA 13, and CUDA 12.
+    for (const char* folder : {"/nvidia/cu[0-9]*/lib", "/nvidia/cuda_nvrtc/lib"}) {
+      for (const std::string& path : glob_paths(literal(packages.empty() ? "." : packages) + folder + "/libnvrtc.so.*")) {
+        const std::string version = path.substr(path.rfind('.') + 1), start = path.substr(0, path.rfind('.'));
+        const bool is_number = !version.empty() && version.find_first_not_of("0123456789") == std::string::npos;
+        if (is_number && version.size() < 9 && start.substr(start.rfind('/') + 1) == "libnvrtc.so")
+          found.emplace_back(std::stoi(version), path);
+      }
+    }
+  }
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<std::string> paths;
+  for (auto& [version, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+void set_package_folders(const std::vector<std::string>& folders) {
+  std::lock_guard<std::mutex> lock(folders_mutex);
+  package_folders = folders;
 }
 
 std::string gpu_compiler_version(Backend backend) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "program.h"
 
@@ -21,8 +22,11 @@ std::string gpu_compiler_version(Backend);
 // Everything besides source and architecture that the result depends on, as part of the cache key.
 std::string gpu_compile_options(Backend);
 
-// The file of NVRTC, tried before the places the runtime knows by itself. No effect once NVRTC is loaded.
-void set_nvrtc_path(const std::string&);
+// The files of NVRTC in NVIDIA's packages, the newest first. Looks into these folders, which hold packages of Python.
+std::vector<std::string> find_nvrtc(const std::vector<std::string>& folders);
+// More such folders, which are looked into before the places that the runtime knows by itself. No effect once NVRTC is
+// loaded.
+void set_package_folders(const std::vector<std::string>&);
 
 // Kernel name -> {"registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "shared_bytes"}, as far as the
 // compiler printed them.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dynamic_library.h"
-#include "targets.h"
+#include "settings.h"
 
 namespace eqaccel {
 namespace {
@@ -174,7 +174,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
             arch,
             attribute(cuda_multiprocessors),
             attribute(cuda_warp_size),
-            int(std::min<int64_t>(attribute(cuda_shared_bytes_per_block), shared_bytes_limit())),
+            int(std::min<int64_t>(attribute(cuda_shared_bytes_per_block), settings::shared_bytes())),
             attribute(cuda_shared_bytes_per_multiprocessor),
             attribute(cuda_registers_per_multiprocessor),
             attribute(cuda_major) >= 9 && table_->launch_with != nullptr};
@@ -190,7 +190,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
             at,
             properties->multiprocessors,
             properties->warp_size,
-            int(std::min<int64_t>(shared, shared_bytes_limit())),
+            int(std::min<int64_t>(shared, settings::shared_bytes())),
             shared,
             properties->registers_per_block,
             false};

@@ -1,7 +1,6 @@
 #include "host_compiler.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <mutex>
@@ -9,8 +8,8 @@
 
 #include "cache.h"
 #include "diagnostics.h"
-#include "digest.h"
 #include "process.h"
+#include "settings.h"
 #include "targets.h"
 
 namespace eqaccel {
@@ -31,18 +30,6 @@ std::string join(const std::vector<std::string>& parts) {
 
 constexpr std::chrono::minutes version_limit{1};
 constexpr double first_notice = 4, later_notices = 10;  // seconds
-
-// Seconds after which a compiler is taken to hang.
-std::chrono::duration<double> compile_limit() {
-  const std::string text = environment("EQACCEL_COMPILE_LIMIT");
-  if (text.empty()) return std::chrono::minutes(10);
-  char* end = nullptr;
-  const double seconds = std::strtod(text.c_str(), &end);
-  if (*end != '\0' || !(seconds > 0)) {
-    throw std::invalid_argument("environment variable EQACCEL_COMPILE_LIMIT: expected seconds > 0, got '" + text + "'");
-  }
-  return std::chrono::duration<double>(seconds);
-}
 
 // Into how many translation units a source can be cut: EQ_UNIT, from 0 on, says which one of them is wanted.
 int units_of(const std::string& source) {
@@ -122,17 +109,6 @@ std::vector<std::string> host_compile_flags(const std::string& target) {
   return flags;
 }
 
-std::string host_target() {
-  static const std::string target = [] {
-    std::ifstream cpuinfo("/proc/cpuinfo");
-    for (std::string line; std::getline(cpuinfo, line);) {
-      if (line.rfind("flags", 0) == 0 || line.rfind("Features", 0) == 0) return sha256(line).substr(0, 16);
-    }
-    return std::string("unknown");
-  }();
-  return target;
-}
-
 std::string compile_host(const HostCompiler& compiler, const std::string& source, std::string& log,
                          const std::string& target, const std::string& what) {
   cache::Scratch scratch;
@@ -162,7 +138,7 @@ std::string compile_host(const HostCompiler& compiler, const std::string& source
   }
   steps.back().push_back(command(link, "kernel"));
 
-  const Waiting waiting{compile_limit(), progress_of(what)};
+  const Waiting waiting{settings::compile_limit(), progress_of(what)};
   std::string said;
   try {
     for (const std::vector<Command>& step : steps) {

@@ -16,8 +16,6 @@ struct HostCompiler {
 HostCompiler find_host_compiler();
 // Flags of every CPU kernel, for this machine or for a target of targets.h.
 std::vector<std::string> host_compile_flags(const std::string& target = "");
-// Names the instruction set of this machine: a kernel of another machine's cache may not run here.
-std::string host_target();
 // Compiles a source to a shared library; returns its bytes and sets `log`. One with a line "#define EQ_UNITS <n>" is
 // compiled as n translation units side by side, each with EQ_UNIT defined as its number. `what` is for errors and for
 // those who are told that it takes long. Throws CompileError, InterruptedError if somebody ended it (Ctrl-C), and

@@ -20,7 +20,7 @@
 #include <thread>
 
 #include "cache.h"
-#include "diagnostics.h"
+#include "settings.h"
 
 extern char** environ;
 

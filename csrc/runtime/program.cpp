@@ -16,6 +16,7 @@
 #include "kernel.h"
 #include "payload.h"
 #include "self_check.h"
+#include "settings.h"
 #include "targets.h"
 
 namespace eqaccel {
@@ -37,7 +38,7 @@ std::string join(const std::vector<std::string>& words) {
 // All that a kernel hangs on besides the compiler: the start of its name in the cache.
 std::string source_key(Backend backend, const std::string& text, const std::string& arch, bool checked) {
   if (backend != Backend::cpu) return cache::key({name(backend), text, arch, gpu_compile_options(backend)});
-  return cache::key({checked ? "cpu, checked" : "cpu", text, host_target(), join(host_compile_flags())});
+  return cache::key({checked ? "cpu, checked" : "cpu", text, instruction_sets(), join(host_compile_flags())});
 }
 
 }  // namespace
@@ -63,6 +64,12 @@ const char* name(Scalar scalar) { return scalar == Scalar::float32 ? "float32" :
 
 const char* name(Direction direction) {
   return direction == Direction::forward ? "forward" : direction == Direction::backward ? "backward" : "double_backward";
+}
+
+std::string translation_unit(Scalar scalar, Direction direction, const std::string& prelude, const std::string& body) {
+  // Preludes leave out what a direction does not need.
+  return "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n#define EQ_SCALAR " +
+         (scalar == Scalar::float32 ? "float" : "double") + "\n" + prelude + body;
 }
 
 struct Program::Slot {
@@ -117,7 +124,7 @@ int64_t Program::available_shared_bytes(Backend backend, const std::string& arch
   constexpr int64_t unlimited = std::numeric_limits<int64_t>::max();
   if (arch.empty()) return unlimited;
   const auto known = numbers_.find("shared_bytes/" + arch.substr(0, arch.find(':')));
-  if (known != numbers_.end()) return std::min(known->second, shared_bytes_limit());
+  if (known != numbers_.end()) return std::min(known->second, settings::shared_bytes());
   for (int device = 0; device < GpuDriver::device_count(backend); ++device) {
     const DeviceInfo& info = GpuDriver::get(backend).device(device);
     if (info.arch == arch) return info.shared_bytes_per_block;
@@ -157,13 +164,10 @@ std::string Program::body(Backend backend, Scalar scalar, Direction direction, c
 }
 
 std::string Program::source(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
-  // Preludes leave out what a direction does not need.
-  const std::string text = "#define EQ_DIRECTION " + std::to_string(static_cast<int>(direction)) + "\n#define EQ_SCALAR " +
-                     (scalar == Scalar::float32 ? "float" : "double") + "\n";
   const std::string of = body(backend, scalar, direction, arch);
   const auto code = numbers_.find(of + "/code");
-  return text + entry(std::string("prelude/") + name(backend)) + entry(of) +
-         (code == numbers_.end() ? "" : entry("code/" + std::to_string(code->second)));
+  return translation_unit(scalar, direction, entry(std::string("prelude/") + name(backend)),
+                          entry(of) + (code == numbers_.end() ? "" : entry("code/" + std::to_string(code->second))));
 }
 
 const std::string& Program::entry(const std::string& name) const {
@@ -266,7 +270,7 @@ void Program::check_once(const std::string& code, const std::string& target, Sca
                          Direction direction) const {
   if (!has_checksums(direction)) return;
   const std::string mark = cache::key({"checked", sha256(code), entry("check/blocks"), entry(checksums_name(direction)),
-                                       name(scalar), name(direction), host_target()}) + ".ok";
+                                       name(scalar), name(direction), instruction_sets()}) + ".ok";
   static auto* const mutex = new std::mutex;
   static auto* const passed = new std::set<std::string>;
   const std::lock_guard<std::mutex> lock(*mutex);

@@ -26,6 +26,9 @@ const char* name(Backend);
 const char* name(Scalar);
 const char* name(Direction);
 
+// The whole text that a compiler gets for a kernel.
+std::string translation_unit(Scalar, Direction, const std::string& prelude, const std::string& body);
+
 // A kernel that could not be compiled, or that computes wrong results; `log` is what the compiler printed.
 struct CompileError : std::runtime_error {
   CompileError(const std::string& message, std::string log_) : std::runtime_error(message), log(std::move(log_)) {}

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cache.h"
-#include "diagnostics.h"
 #include "program.h"
+#include "settings.h"
 #include "trust.h"
 
 namespace eqaccel::cache {

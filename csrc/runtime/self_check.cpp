@@ -9,13 +9,21 @@
 #include <sstream>
 
 namespace eqaccel {
+
+double check_problem::number(uint32_t sequence, uint32_t position) {
+  uint32_t n = position + (sequence << 24);
+  n ^= n >> 16;
+  n *= 0x7feb352du;
+  n ^= n >> 15;
+  n *= 0x846ca68bu;
+  n ^= n >> 16;
+  const double magnitude = (128.0 + (n & 127)) / 128.0;
+  return n & 128 ? -magnitude : magnitude;
+}
+
 namespace {
 
-// The problem of eqaccel/families/tensor_product/check.py: a graph, sorted; or a batch if there are no edge attributes.
-constexpr int64_t batch_rows = 19;
-constexpr int64_t num_receivers = 3, num_senders = 4, num_edges = 5;
-constexpr int32_t row_ptr[] = {0, 3, 3, 5}, edge[] = {3, 0, 4, 2, 1}, sender[] = {0, 3, 3, 1, 3};
-constexpr int32_t t_row_ptr[] = {0, 1, 2, 2, 5}, t_slot[] = {0, 3, 1, 2, 4};
+using namespace check_problem;
 
 struct Input {
   char kind;  // of its rows
@@ -30,8 +38,6 @@ constexpr Input inputs[] = {{'x', &eq_operands::x, Direction::forward},
                             {'x', &eq_operands::a, Direction::double_backward},
                             {'y', &eq_operands::b, Direction::double_backward},
                             {'w', &eq_operands::c, Direction::double_backward}};
-constexpr std::array<uint32_t, 2> projections{7, 8};
-
 struct Output {
   const char* name;
   char kind;
@@ -50,17 +56,6 @@ bool writes(Direction direction, const Output& output) {
 // element is off by at most 8 eps times the sum of its absolute terms (eqaccel/testing.py) and multiplied by at most 2,
 // and the signs of the multipliers are random, so that 8 times the root of the sum of squares is Hoeffding's bound.
 constexpr double tolerance = 8 * 2 * 8;
-
-double number(uint32_t sequence, uint32_t position) {
-  uint32_t n = position + (sequence << 24);
-  n ^= n >> 16;
-  n *= 0x7feb352du;
-  n ^= n >> 15;
-  n *= 0x846ca68bu;
-  n ^= n >> 16;
-  const double magnitude = (128.0 + (n & 127)) / 128.0;
-  return n & 128 ? -magnitude : magnitude;
-}
 
 struct Block {
   int64_t first, channels, components;

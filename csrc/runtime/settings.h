@@ -1,11 +1,35 @@
-// Settings that are a yes or a no. Python reads the environment too, and asks here what a text means.
+// The settings of eqaccel: environment variables. They are read at every call, so that a program may set them late.
+// eqaccel/settings.py says for users what each of them means, and asks here what it is.
 #pragma once
-#include <optional>
+#include <chrono>
+#include <cstdint>
+#include <stdexcept>
 #include <string>
 
 namespace eqaccel {
 
-// 1, true, yes, on; or 0, false, no, off and the empty text, in any case and between blanks. Nothing for other texts.
-std::optional<bool> parse_flag(std::string text);
+// A variable that can not be understood; the message names it.
+struct SettingsError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
 
+// Any environment variable, "" if absent.
+std::string environment(const char* name);
+
+// A variable that is set to the empty text counts as unset. Those that are not texts throw SettingsError. EQACCEL_CXX
+// is read where CXX is, by host_compiler.cpp.
+namespace settings {
+
+std::string cache_dir();                        // EQACCEL_CACHE_DIR, "" if unset
+int64_t cache_limit();                          // EQACCEL_CACHE_LIMIT in bytes, 0: no limit
+bool check_indices();                           // EQACCEL_CHECK_INDICES
+std::chrono::duration<double> compile_limit();  // EQACCEL_COMPILE_LIMIT
+std::string dump();                             // EQACCEL_DUMP, a folder, "" if unset
+std::string nvrtc();                            // EQACCEL_NVRTC, "" if unset
+// EQACCEL_SHARED_KIB in bytes: a GPU counts as one whose blocks may take no more, so that the kernels of smaller GPUs
+// run on larger ones.
+int64_t shared_bytes();
+bool tune();  // EQACCEL_TUNE
+
+}  // namespace settings
 }  // namespace eqaccel

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <fstream>
-#include <limits>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 
-#include "diagnostics.h"
+#include "digest.h"
 
 namespace eqaccel {
 namespace {
@@ -40,18 +38,22 @@ std::vector<std::string> words(const std::string& text) {
   return result;
 }
 
-std::set<std::string> read_features() {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; std::getline(cpuinfo, line);) {
-    if (line.rfind("flags", 0) != 0 && line.rfind("Features", 0) != 0) continue;
-    const std::vector<std::string> found = words(line.substr(line.find(':') + 1));
-    return {found.begin(), found.end()};
-  }
-  return {};
+// The line of this CPU's instruction sets, "" if the system does not tell.
+const std::string& features_line() {
+  static const std::string line = [] {
+    std::ifstream cpuinfo("/proc/cpuinfo");
+    for (std::string line; std::getline(cpuinfo, line);)
+      if (line.rfind("flags", 0) == 0 || line.rfind("Features", 0) == 0) return line;
+    return std::string();
+  }();
+  return line;
 }
 
 std::vector<std::string> usable_cpu_targets() {
-  static const std::set<std::string> present = read_features();
+  static const std::set<std::string> present = [] {
+    const std::vector<std::string> listed = words(features_line().substr(features_line().find(':') + 1));
+    return std::set<std::string>(listed.begin(), listed.end());
+  }();
   std::vector<std::string> usable;
   for (const CpuTarget& target : cpu_targets) {
     const std::vector<std::string> needed = words(target.features);
@@ -91,16 +93,9 @@ std::vector<std::string> usable_targets(Backend backend, const std::string& arch
   return usable;
 }
 
-int64_t shared_bytes_limit() {
-  const std::string value = environment("EQACCEL_SHARED_KIB");
-  if (value.empty()) return std::numeric_limits<int64_t>::max();
-  int64_t kib = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), kib);
-  if (error != std::errc() || end != value.data() + value.size() || kib < 1 || kib > 1024) {
-    throw std::invalid_argument("environment variable EQACCEL_SHARED_KIB: expected a whole number from 1 to 1024, got '" +
-                                value + "'");
-  }
-  return kib * 1024;
+std::string instruction_sets() {
+  const std::string& line = features_line();
+  return line.empty() ? "unknown" : sha256(line).substr(0, 16);
 }
 
 }  // namespace eqaccel

@@ -14,8 +14,7 @@ std::vector<std::string> cpu_target_flags(const std::string& target);
 // Targets whose kernels run here, best first: by the instruction sets of this CPU, or for a GPU of architecture `arch`.
 std::vector<std::string> usable_targets(Backend, const std::string& arch);
 
-// EQACCEL_SHARED_KIB in bytes: a GPU counts as one whose blocks may take no more, so that the kernels of smaller GPUs run
-// on larger ones. Throws std::invalid_argument for what is not a positive whole number.
-int64_t shared_bytes_limit();
+// Names all instruction sets of this CPU, by a digest: a kernel of another machine's cache may not run here.
+std::string instruction_sets();
 
 }  // namespace eqaccel

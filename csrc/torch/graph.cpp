@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "diagnostics.h"
+#include "operators.h"
 #include "packed_index.h"
 #include "settings.h"
 
@@ -106,11 +106,11 @@ Tensor graph_cpu(const Tensor& receiver, const Tensor& sender, int64_t num_recei
 }
 
 bool check_indices_on_gpu() {
-  const char* name = "EQACCEL_CHECK_INDICES";
-  const std::string text = environment(name);
-  const std::optional<bool> wanted = parse_flag(text);
-  TORCH_CHECK(wanted, "eqaccel::SettingsError: environment variable ", name, ": expected 1 or 0, got '", text, "'");
-  return *wanted;
+  try {
+    return settings::check_indices();
+  } catch (const SettingsError& error) {
+    ops::rethrow(error);
+  }
 }
 
 // Only operations that neither wait for the device nor forbid graph capture.

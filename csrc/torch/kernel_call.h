@@ -47,6 +47,8 @@ class KernelCall {
       program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
     } catch (const CompileError& error) {
       rethrow(error);
+    } catch (const SettingsError& error) {
+      rethrow(error);
     }
   }
 

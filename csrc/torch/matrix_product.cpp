@@ -58,6 +58,8 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
     kernel.launch(matrices, workspace.mutable_data_ptr(), current_stream(a.device()));
   } catch (const CompileError& error) {
     rethrow(error);
+  } catch (const SettingsError& error) {
+    rethrow(error);
   }
   return c;
 }

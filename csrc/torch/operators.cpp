@@ -22,4 +22,8 @@ void rethrow(const CompileError& error) {
   C10_THROW_ERROR(Error, c10::str("eqaccel::", kind, ": ", error.what(), "\nCompiler output:\n", error.log));
 }
 
+void rethrow(const SettingsError& error) {
+  C10_THROW_ERROR(Error, c10::str("eqaccel::SettingsError: ", error.what()));
+}
+
 }  // namespace eqaccel::ops

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "program.h"
+#include "settings.h"
 
 namespace eqaccel::ops {
 
@@ -30,5 +31,6 @@ std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64
 
 // torch passes on the text alone, so that has to hold the kind and the log; Python takes it apart again (library.py).
 [[noreturn]] void rethrow(const CompileError&);
+[[noreturn]] void rethrow(const SettingsError&);
 
 }  // namespace eqaccel::ops

@@ -6,11 +6,14 @@ import hashlib
 import re
 from collections.abc import Mapping
 
+from eqaccel import _runtime
 from eqaccel.codegen.direction import Direction
 from eqaccel.codegen.preludes import read_prelude
 
 SCALAR_BYTES = {"float32": 4, "float64": 8}
 """Bytes of a number, by what programs call its type."""
+
+_SCALARS = {number: name for name, number in SCALAR_BYTES.items()}
 
 
 def pack(family: str, numbers: Mapping[str, int], entries: Mapping[str, str]) -> tuple[bytes, int]:
@@ -44,7 +47,5 @@ def abi_number() -> int:
 
 
 def translation_unit(direction: Direction, scalar_bytes: int, prelude: str, body: str) -> str:
-    """The whole source of a kernel, as `Program::source` puts it together."""
-    number = list(Direction).index(direction)
-    scalar = "float" if scalar_bytes == 4 else "double"
-    return f"#define EQ_DIRECTION {number}\n#define EQ_SCALAR {scalar}\n{prelude}{body}"
+    """The whole source of a kernel, as the runtime puts it together."""
+    return _runtime.translation_unit(_SCALARS[scalar_bytes], direction.value, prelude, body)

@@ -28,14 +28,14 @@ from eqaccel._runtime import (
     hip_devices,
     hiprtc_version,
     host_compiler,
-    host_target,
+    instruction_sets,
     register_program,
     resources,
 )
 from eqaccel.errors import CacheWarning
 from eqaccel.runtime.folder import PLUGINS, CacheContent, cache_content, clear_cache
 from eqaccel.runtime.libraries import include_path, torch_libraries
-from eqaccel.runtime.nvrtc import locate_nvrtc, use_located_nvrtc
+from eqaccel.runtime.nvrtc import locate_nvrtc, use_packages
 from eqaccel.runtime.records import read_record, record_names, write_record
 
 __all__ = [
@@ -57,8 +57,8 @@ __all__ = [
     "hip_devices",
     "hiprtc_version",
     "host_compiler",
-    "host_target",
     "include_path",
+    "instruction_sets",
     "launch_cpu",
     "locate_nvrtc",
     "nvrtc_version",
@@ -99,19 +99,19 @@ def compile_program(
         MissingCompilerError: If there is no compiler for the backend.
     """
     if backend == "cuda":
-        use_located_nvrtc()
+        use_packages()
     return program.compile(backend, scalar, direction, arch)
 
 
 def compile_cuda(source: str, arch: str) -> tuple[bytes, str]:
     """Compiles CUDA source to a cubin for one architecture ("sm_90"), past the cache; returns it and the log."""
-    use_located_nvrtc()
+    use_packages()
     return _runtime.compile_cuda(source, arch)
 
 
 def nvrtc_version() -> str:
     """Version of the NVRTC that is used, for example "13.0"; raises MissingCompilerError if there is none."""
-    use_located_nvrtc()
+    use_packages()
     return _runtime.nvrtc_version()
 
 

@@ -55,7 +55,7 @@ def cache_content() -> CacheContent:
     """Looks into the cache folder.
 
     Raises:
-        ValueError: If EQACCEL_CACHE_LIMIT is not a whole number.
+        SettingsError: If EQACCEL_CACHE_LIMIT is not a whole number.
     """
     folder, problem, limit = cache_dir(), cache_problem(), cache_limit()
     files = dict.fromkeys((*_KINDS, "LAMMPS plugins"), (0, 0))

@@ -1,8 +1,7 @@
-"""Finding NVRTC, the run-time compiler of CUDA, among the installed Python packages."""
+"""NVRTC, the run-time compiler of CUDA, among the installed Python packages: where to look, for the runtime."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -10,24 +9,15 @@ from eqaccel import _runtime
 
 
 def locate_nvrtc() -> Path | None:
-    """Looks for NVIDIA's NVRTC package on `sys.path`.
-
-    Returns:
-        The newest libnvrtc found, or None. Its files are `nvidia/cu13/lib/libnvrtc.so.13` (CUDA 13) or
-        `nvidia/cuda_nvrtc/lib/libnvrtc.so.12` (CUDA 12).
-    """
-    found = [
-        path
-        for entry in sys.path
-        for pattern in ("nvidia/cu[0-9]*/lib/libnvrtc.so.*", "nvidia/cuda_nvrtc/lib/libnvrtc.so.*")
-        for path in Path(entry or ".").glob(pattern)
-        if re.fullmatch(r"libnvrtc\.so\.\d+", path.name)
-    ]
-    return max(found, key=lambda path: int(path.suffix[1:]), default=None)
+    """The newest libnvrtc of NVIDIA's packages on `sys.path`, or None."""
+    found = _runtime.find_nvrtc(_folders())
+    return Path(found[0]) if found else None
 
 
-def use_located_nvrtc() -> None:
-    """Tells the runtime where NVRTC is; it looks at EQACCEL_NVRTC and at an NVRTC that torch has loaded first."""
-    path = locate_nvrtc()
-    if path is not None:
-        _runtime.set_nvrtc_path(str(path))
+def use_packages() -> None:
+    """Lets the runtime look for NVRTC on `sys.path`; EQACCEL_NVRTC and an NVRTC that torch has loaded come first."""
+    _runtime.set_package_folders(_folders())
+
+
+def _folders() -> list[str]:
+    return [str(folder) for folder in sys.path]  # anything may stand there

@@ -60,7 +60,7 @@ def _checksums(spec: PolynomialSpec, direction: Direction) -> str:
     widths = {"x": spec.num_features, "w": spec.num_weights, "gz": spec.num_outputs}
     widths |= {"a": spec.num_features, "c": spec.num_weights}
     names = {Direction.FORWARD: ("x", "w"), Direction.BACKWARD: ("x", "w", "gz")}.get(direction, tuple(widths))
-    operands = {name: check.numbers(name, check.BATCH_ROWS, widths[name]) for name in names}
+    operands = {name: check.numbers(name, check.PROBLEM["batch_rows"], widths[name]) for name in names}
     result, absolute = (execute_polynomial(spec, direction, **operands, absolute=flag) for flag in (False, True))
     lines = []
     for name in OUTPUTS[direction]:

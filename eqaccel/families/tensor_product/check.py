@@ -6,16 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel.codegen import OUTPUTS, Direction
-from eqaccel.codegen.check import OPERANDS, numbers, projections
+from eqaccel.codegen.check import OPERANDS, PROBLEM, numbers, projections
 from eqaccel.families.tensor_product.plan import Plan
 from eqaccel.families.tensor_product.reference import execute
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 
-# Senders 0 and 3 reach receiver 0, senders 1 and 3 receiver 2. Two edges are the same pair of nodes; edges are not in
-# order, and one receiver and one sender have none.
-RECEIVER = np.array([0, 2, 2, 0, 0])
-SENDER = np.array([3, 3, 1, 0, 3])
-_ROWS = {"x": 4, "y": 5, "z": 3, "w": 5}
+RECEIVER, SENDER = np.array(PROBLEM["receiver"]), np.array(PROBLEM["sender"])
+_ROWS = {"x": PROBLEM["num_senders"], "y": len(RECEIVER), "z": PROBLEM["num_receivers"], "w": len(RECEIVER)}
 _KINDS = dict(zip(OPERANDS, "xywzxyw", strict=True)) | {"z": "z", "gx": "x", "gy": "y", "gw": "w"}
 
 
