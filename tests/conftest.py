@@ -1,9 +1,10 @@
-"""Fixtures that every test shares: the devices and dtypes that a test runs on."""
+"""Fixtures that tests share: devices and dtypes, the cache, torch's defaults."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # e3nn 0.4.4 stores a constants file that torch.load reads only with this set; it has to be set before e3nn is imported.
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
@@ -37,6 +38,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, which is not there yet; kernels are not dumped."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
+    monkeypatch.delenv("EQACCEL_DUMP", raising=False)
+    return folder
 
 
 @pytest.fixture
