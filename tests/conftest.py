@@ -1,4 +1,4 @@
-"""Fixtures that tests share: devices and dtypes, the cache, torch's defaults."""
+"""Fixtures that tests share: devices and dtypes, the cache, torch's defaults, the forms of modules."""
 
 from __future__ import annotations
 
@@ -56,3 +56,15 @@ def nequip_defaults() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def dense_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Node-wise modules take their dense forms on a CPU too, as on a GPU; in float64."""
+    from eqaccel.patches import dense
+    from eqaccel.patches.torch_state import default_dtype
+
+    monkeypatch.setattr(dense, "prefers_dense", lambda x: x.dim() > 0)
+    with default_dtype(torch.float64):
+        torch.manual_seed(0)
+        yield
