@@ -12,6 +12,8 @@ import torch
 
 from eqaccel.ops import include_path
 
+ROOT = Path(__file__).parents[1]
+
 
 def build(source: str, folder: Path, *options: str) -> Path:
     """Compiles cpp_host/<source> in a folder, or skips the test if there is no compiler; returns the program."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import hosts
 import pytest
-from runtime_checks import run_python
+from runtime_checks import make_payload, run_python
 
 CHANGES = '''
 import random
@@ -79,6 +80,22 @@ print("done")
 """
     )
     assert output == "done\n"
+
+
+def test_damaged_payloads_are_read_within_their_memory(tmp_path: Path) -> None:
+    """The C++ readers by themselves, with checks of every access."""
+    options = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    options += [f"-I{hosts.ROOT / 'csrc' / folder}" for folder in ("runtime", "model")]
+    program = hosts.build("payload.cpp", tmp_path, *options)
+    for kernel in (b"", b"binary/cpu-avx2/forward/float32 4\ncode\n"):
+        (tmp_path / "payload").write_bytes(make_payload() + kernel)
+        command = [str(program), str(tmp_path / "payload"), "0", "4000"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        refused, other_key, native = (int(part.split()[0]) for part in ran.stdout.split(", "))
+        assert refused > 1000
+        assert other_key == 4000
+        assert bool(native) == bool(kernel)
 
 
 def test_damaged_entries_of_the_cache_are_not_loaded(cache_folder: Path) -> None:
