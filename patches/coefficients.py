@@ -2,18 +2,18 @@
 
 A model that was made in float32 keeps constants of e3nn in float32, also where it is converted to float64 later, while
 eqaccel's are exact. Without a remedy, the patched model would differ from the original by that rounding, and mistakes
-below it would pass. So both get the same constants first: coupling tensors are replaced by their exact values, and the
-tensors of MACE's symmetric contraction by those that its polynomial was made of. Either must be what the model carries
-but for the rounding of that.
+below it would pass. So both get the same constants first: coupling tensors are replaced by their exact values, and
+tensors that a replacement was made from by those that it stands for (`Replacement.share_coefficients`). Either must be
+what the model carries but for the rounding of that.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 import torch
+from eqaccel.patches.replacement import Replacement
 
 from eqaccel.errors import VerificationError
 from eqaccel.wigner import wigner_3j
@@ -63,68 +63,33 @@ def _sharpen(buffer: torch.Tensor, exact: torch.Tensor) -> bool:
     bound = 2 * torch.finfo(torch.float32).eps * float(exact.abs().max())
     for signed in (exact.to(buffer), -exact.to(buffer)):  # e3nn 0.4 and 0.5 differ in the signs of some
         if float((buffer - signed).abs().max()) <= bound:
-            _write(buffer, signed)
+            write(buffer, signed)
             return True
     return False
 
 
-def share_contractions(original: torch.nn.Module, patched: torch.nn.Module, stored: torch.dtype) -> None:
-    """Puts the tensors that the polynomials of a patched model stand for into the original, both in float64.
+def share_coefficients(original: torch.nn.Module, patched: torch.nn.Module, stored: torch.dtype) -> None:
+    """Puts the coefficients that the replacements of a patched model compute with into the original, both in float64.
 
     Args:
         original: Copy of the model from before the patch.
         patched: Copy of the patched model.
-        stored: The dtype that the coefficients of the polynomials were read in.
+        stored: The dtype that the coefficients of the replacements were read in.
 
     Raises:
         VerificationError: If they differ by more than the rounding of what the model carries.
     """
     for path, module in patched.named_modules():
-        if hasattr(module, "polynomial_tensors"):
+        if isinstance(module, Replacement):
             try:
-                share_contraction(original.get_submodule(path), module, stored)
+                module.share_coefficients(original.get_submodule(path), stored)
             except VerificationError as error:
                 raise VerificationError(f"{path}: {error}") from error
 
 
-def share_contraction(contraction: Any, replacement: Any, stored: torch.dtype) -> None:
-    """`share_contractions` for one contraction of MACE, and what it has become or a copy of that."""
-    for degree, (tensor, magnitude) in replacement.polynomial_tensors().items():
-        buffer = contraction.U_tensors(degree)
-        value = tensor.to(buffer)
-        error = (value - symmetric(buffer.view(tensor.shape))).flatten(0, -2).norm(dim=0)
-        # Paths that are zero are sums that cancel, of products like those of the others, whose factors have norm one.
-        size = max(1.0, float(magnitude.max()))
-        bound = _roundings(degree, tensor.shape[-2]) * torch.finfo(stored).eps / 2 * size
-        if not bool((error <= bound).all()):
-            worst = int(error.argmax())
-            raise VerificationError(
-                f"the polynomial of the contraction has other coefficients: those of degree {degree}, path {worst} "
-                f"differ by {float(error[worst]):.3e} where at most {bound:.3e} is rounding"
-            )
-        _write(buffer, value.view(buffer.shape))
+def write(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes values into a buffer, past a replacement that looks after the buffers it was made from.
 
-
-def symmetric(tensor: torch.Tensor) -> torch.Tensor:
-    """The mean over all orders of the features of a contraction's tensor (num_outputs, num_ell, ..., num_paths)."""
-    # Adding one feature after the other: the mean over the places that it may take among those before it.
-    for last in range(2, tensor.dim() - 1):
-        swapped = [tensor.transpose(place, last) for place in range(1, last)]
-        tensor = torch.stack([tensor, *swapped]).mean(0)
-    return tensor
-
-
-def _roundings(degree: int, num_ell: int) -> int:
-    """How often a coefficient of a contraction was rounded when the model was made.
-
-    Each feature is coupled by a tensor, whose entries are rounded and scaled, in sums over the components of what came
-    before it, at most 2l + 1 products.
+    That replacement is to be verified as it is.
     """
-    components = 2 * math.isqrt(num_ell) - 1
-    return degree * (components + 3)
-
-
-def _write(buffer: torch.Tensor, value: torch.Tensor) -> None:
-    # Through `.data`, which hides the change from a replacement that looks after the buffers it was made from: it is to
-    # be verified as it is.
     buffer.data.copy_(value)

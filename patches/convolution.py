@@ -1,4 +1,4 @@
-"""What the families have in common: a convolution made of an e3nn tensor product, and what a report says of modules."""
+"""A convolution made of an e3nn tensor product, as kinds of model have it, and what a report says of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from eqaccel.patches.core import Row, class_names
+from eqaccel.patches.kind import class_names
 from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.report import ReportRow
 
 from eqaccel.errors import PatchError, SpecError
 from eqaccel.families.tensor_product import TensorProductSpec
@@ -54,7 +55,7 @@ def rebuilt_convolution(product: Any, conv: Any) -> torch.nn.Module:
     return built
 
 
-def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Callable[[], None]) -> Row:
+def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Callable[[], None]) -> ReportRow:
     """The line of a report about a convolution, replaced or not.
 
     Args:
@@ -74,7 +75,7 @@ def convolution_row(path: str, module: torch.nn.Module, product: Any, check: Cal
             note = f"left: {error}"
     instructions = getattr(product, "instructions", None)
     mul = {product.irreps_in1[item.i_in1].mul for item in instructions or ()}
-    return Row(
+    return ReportRow(
         path=path,
         kind=type(module).__name__,
         accelerated=replaced,

@@ -1,152 +1,26 @@
-"""The mechanics of patching: finding the family of a model, swapping sub-modules, undoing it, reporting.
+"""Patching: `patch`, `unpatch` and `report`.
 
-Nothing here knows a particular model. A `ModelFamily` says what would be swapped; this module does the swap only after
+Nothing here knows a particular model. A `ModelKind` says what would be swapped; this module does the swap only after
 every check has passed, so a refused model is left exactly as it was.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
-from eqaccel.patches.replacement import Changed, Entrance, Replacement, become, restore
-from eqaccel.patches.verify import Runnable, Verification
+from eqaccel.patches.finder import KINDS, FoundModel, find_models
+from eqaccel.patches.kind import ModelKind, class_names
+from eqaccel.patches.replacement import Entrance, become, restore_all
+from eqaccel.patches.report import Report
+from eqaccel.patches.verify import Verification
 
 from eqaccel import settings
-from eqaccel.errors import AlreadyPatchedError, PatchError
-from eqaccel.prepare import held_modules, warmup
+from eqaccel.errors import PatchError
+from eqaccel.prepare import warmup
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Swap:
-    """One sub-module to be replaced: what a family proposes and `patch` carries out.
-
-    Attributes:
-        parent: Module that owns the attribute.
-        name: Attribute of `parent` whose module is replaced.
-        kind: What that module becomes.
-        added: What the kind computes with.
-    """
-
-    parent: torch.nn.Module
-    name: str
-    kind: type[Replacement]
-    added: torch.nn.Module
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The module that is replaced, and stays the same object."""
-        return getattr(self.parent, self.name)
-
-    def apply(self) -> None:
-        """Makes the module a replacement; one that has several parents is changed once."""
-        if not isinstance(self.module, Replacement):
-            become(self.module, self.kind, self.added)
-        for switch, value in self.kind.switches.items():
-            setattr(self.parent, switch, value)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a `Report`.
-
-    Attributes:
-        path: Where the module is in the model, e.g. `interactions.0.conv_tp`.
-        kind: Class of the module the model came with.
-        accelerated: Whether eqaccel replaced it, by something that is faster on the device that the model is on.
-        note: What replaced it, or why it was left.
-        paths: Number of paths of the tensor product, if it is one.
-        weight_numel: Weights per edge of the tensor product, if it is one.
-        mul: Distinct multiplicities of its first input, largest first.
-        idle: Whether it was replaced, but runs its own code on the device that the model is on, where eqaccel has
-            nothing faster.
-    """
-
-    path: str
-    kind: str
-    accelerated: bool
-    note: str
-    paths: int | None = None
-    weight_numel: int | None = None
-    mul: tuple[int, ...] = ()
-    idle: bool = False
-
-    def cells(self) -> tuple[str, ...]:
-        """The row as text, a cell per column of the printed table."""
-        numbers = ["" if n is None else str(n) for n in (self.paths, self.weight_numel)]
-        mark = "yes" if self.accelerated else "no"
-        return (self.path, self.kind, mark, *numbers, ",".join(map(str, self.mul)), self.note)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What eqaccel replaced in a model, what it left, and why.
-
-    `str()` gives a table: what was accelerated, then what was left; rows that are idle share its last line.
-    """
-
-    model: str
-    rows: tuple[Row, ...]
-
-    @property
-    def accelerated(self) -> int:
-        """Number of modules that eqaccel replaced."""
-        return sum(row.accelerated for row in self.rows)
-
-    def __str__(self) -> str:
-        table = [("module", "kind", "accelerated", "paths", "weights", "mul", "note")]
-        shown = [row for row in self.rows if not row.idle]
-        table += [row.cells() for row in sorted(shown, key=lambda row: not row.accelerated)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-        idle = Counter(row.kind for row in self.rows if row.idle)
-        if idle:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in idle.items())
-            lines.append(f"{idle.total()} more run as they came, where nothing is faster on this device: {kinds}")
-        return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])
-
-
-class ModelFamily(Runnable, Protocol):
-    """One kind of model: how to recognise it, what to swap in it, and how to run it for verification.
-
-    Attributes:
-        name: What users call it.
-    """
-
-    name: str
-
-    def recognises(self, model: torch.nn.Module) -> bool:
-        """Whether the model is of this family; must not raise."""
-        ...
-
-    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
-        """Checks the whole model and builds the replacements, changing nothing; raises `PatchError` to refuse."""
-        ...
-
-    def rows(self, model: torch.nn.Module) -> list[Row]:
-        """What is and what is not accelerated in a model, patched or not."""
-        ...
-
-
-FAMILIES: list[ModelFamily] = []
-"""The kinds of model that `patch` knows, asked in this order."""
-
-_COMPILED_VARIANTS = "_compiled_cache"
-"""Attribute in which a model that compiles itself (NequIP's `CompileGraphModel`) keeps what it has compiled."""
-
-
-def register(family: ModelFamily) -> None:
-    """Makes a family of models known to `patch`, `unpatch` and `report`."""
-    FAMILIES.append(family)
-
-
-def class_names(module: object) -> set[str]:
-    """Names of the class of an object and of all its bases: how models are recognised without importing theirs."""
-    return {cls.__name__ for cls in type(module).__mro__}
 
 
 def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
@@ -178,28 +52,28 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     """
     tune = settings.current().tune
     with torch.inference_mode(False):  # tensors made inside of it could never take part in gradients
-        _patch(_members(model), verify, deterministic, tune)
+        _patch(_models(model), verify, deterministic, tune)
     return model
 
 
-def _patch(members: list[tuple[str, torch.nn.Module]], verify: bool, deterministic: bool, tune: bool) -> None:
+def _patch(models: list[FoundModel], verify: bool, deterministic: bool, tune: bool) -> None:
     plans = []
-    for _, member in members:
-        family = _family(member)
-        plans.append((member, family, family.swaps(member, deterministic)))
+    for found in models:
+        kind = _known_kind(found)
+        plans.append((found.model, kind, kind.swapping.swaps(found.model, deterministic)))
     try:
-        for member, family, swaps in plans:
-            verification = Verification(family, member) if verify else None
+        for model, kind, swaps in plans:
+            verification = Verification(kind, model) if verify else None
             for swap in swaps:
                 swap.apply()
-            become(member, Entrance)
+            become(model, Entrance)
             if tune:
-                warmup(member, tune=True)
+                warmup(model, tune=True)
             if verification is not None:
                 verification.check()
     except BaseException:  # an interrupt while kernels compile must not leave half a patch behind either
-        for member, _, _ in plans:
-            _restore(member)
+        for model, _, _ in plans:
+            restore_all(model)
         raise
 
 
@@ -217,9 +91,8 @@ def unpatch(model: T) -> T:
     Raises:
         PatchError: If the model is scripted or compiled, so that its modules can no longer be swapped.
     """
-    for _, member in _members(model):
-        _refuse_frozen(member)
-        _restore(member)
+    for found in _models(model):
+        restore_all(found.model)
     return model
 
 
@@ -233,43 +106,34 @@ def report(model: Any) -> Report:
         PatchError: If eqaccel does not know this kind of model.
     """
     rows = [
-        replace(row, path=(prefix + row.path).rstrip("."))
-        for prefix, member in _members(model)
-        for row in _family(member).rows(member)
+        replace(row, path=f"{found.path}.{row.path}".strip("."))
+        for found in _models(model)
+        for row in _known_kind(found).swapping.rows(found.model)
     ]
     return Report(type(model).__name__, tuple(rows))
 
 
-def _members(target: Any) -> list[tuple[str, torch.nn.Module]]:
-    """The models in what the user handed over, each once, with the prefix of their paths."""
-    unique: dict[int, tuple[str, torch.nn.Module]] = {}
-    for held, module in held_modules(target, PatchError):
-        for path, member in _models_in(module) or [("", module)]:
-            unique.setdefault(id(member), (f"{held}.{path}" if held else path, member))
-    return list(unique.values())
+def _models(target: Any) -> list[FoundModel]:
+    """The models in what the user handed over, none of which is frozen."""
+    models = find_models(target, PatchError)
+    for found in models:
+        for module in (*reversed(found.holders), found.model):
+            _refuse_frozen(module)
+        if found.kind is not None and found.kind.has_compiled_itself(found.model):
+            raise PatchError(
+                f"model: {type(found.model).__name__} compiled itself when it was first evaluated, so that it cannot "
+                f"be changed any more; load it again, and patch it before it is evaluated"
+            )
+    return models
 
 
-def _models_in(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The models of a known kind in a module, which may be one itself, with the prefixes of their paths."""
-    if any(family.recognises(module) for family in FAMILIES):
-        return [("", module)]
-    found: dict[int, tuple[str, torch.nn.Module]] = {}
-    for name, child in module.named_children():
-        for path, model in _models_in(child):
-            found.setdefault(id(model), (f"{name}.{path}", model))
-    if found:
-        _refuse_frozen(module)
-    return list(found.values())
-
-
-def _family(model: torch.nn.Module) -> ModelFamily:
-    _refuse_frozen(model)
-    for family in FAMILIES:
-        if family.recognises(model):
-            return family
-    known = ", ".join(family.name for family in FAMILIES)
+def _known_kind(found: FoundModel) -> ModelKind:
+    if found.kind is not None:
+        return found.kind
+    known = ", ".join(kind.name for kind in KINDS)
     raise PatchError(
-        f"model: expected a model of a known kind ({known}) or something that holds one, got {type(model).__name__}"
+        f"model: expected a model of a known kind ({known}) or something that holds one, got "
+        f"{type(found.model).__name__}"
     )
 
 
@@ -283,29 +147,3 @@ def _refuse_frozen(model: torch.nn.Module) -> None:
         raise PatchError(
             "model: the model is wrapped by torch.compile; patch the model inside (`model._orig_mod`) before compiling"
         )
-    if any(getattr(model, _COMPILED_VARIANTS, ())):
-        raise PatchError(
-            f"model: {type(model).__name__} compiled itself when it was first evaluated, so that it cannot be changed "
-            f"any more; load it again, and patch it before it is evaluated"
-        )
-
-
-def _restore(model: torch.nn.Module) -> None:
-    """Takes all changes back, reading all that it needs from the model itself (it may have been unpickled)."""
-    for parent in model.modules():
-        for child in parent._modules.values():
-            for switch in child.switches if isinstance(child, Replacement) else ():
-                vars(parent).pop(switch, None)  # several children may have set it
-    for module in list(model.modules()):
-        if isinstance(module, Changed):
-            restore(module)
-
-
-def refuse_patched(model: torch.nn.Module) -> None:
-    """Raises `AlreadyPatchedError` if any module of the model was replaced by eqaccel already."""
-    for name, module in model.named_modules():
-        if isinstance(module, Changed):
-            raise AlreadyPatchedError(
-                f"model: eqaccel has patched {type(model).__name__} already ({name or 'the model itself'} is changed); "
-                f"use it as it is, or call eqaccel.unpatch(model) first"
-            )

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any, Optional
 
 import torch
-from eqaccel.patches.blocks import BlockProduct
 from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
@@ -48,85 +47,6 @@ class DenseLinear(Replacement):
     def dense(self, features: Tensor) -> Tensor:
         """`forward` as matrix products."""
         return self.eqaccel(features, self.weight).squeeze(2)
-
-
-class TypedProduct(Replacement):
-    """A `FullyConnectedTensorProduct` of features with the embedding of the type of each atom.
-
-    A product with one of a few vectors of scalars is linear, with a matrix for each type (`TypeMatrices`): all of them
-    are applied, and the one of each atom's type is kept. Training of its weights, and scalars that need a gradient,
-    keep the plain form.
-    """
-
-    note = "replaced by matrix products on a GPU, outside training, where the embedding of types needs no gradient"
-    gains_on_cpu = False
-
-    def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weight: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
-    ) -> Tensor:
-        """Computes the product.
-
-        Args:
-            x: (num_nodes, irreps_in1.dim).
-            y: (num_nodes, num_scalars), a row of the embedding for each node.
-            weight: Weights in the place of its own, as e3nn takes them.
-
-        Returns:
-            (num_nodes, irreps_out.dim)
-        """
-        own = weight is None and x.dim() == 2 and y.dim() == 2
-        trains = self.training and self.weight.requires_grad
-        if own and prefers_dense(x) and not trains and not y.requires_grad:
-            return self.dense(x, y)
-        return self.plain_forward(x, y, weight)
-
-    def dense(self, x: Tensor, y: Tensor) -> Tensor:
-        """`forward` as matrix products; no gradient in `y`."""
-        return self.eqaccel(x, y, self.weight)
-
-    def __prepare_scriptable__(self) -> torch.nn.Module:
-        """See `Replacement`; a scripted module cannot look at the embedding."""
-        self.eqaccel.take_table()
-        return super().__prepare_scriptable__()
-
-
-class TypeMatrices(torch.nn.Module):
-    """Multiplies the features of each node by the matrix of its type.
-
-    Types are told by comparing scalars with the rows of the embedding, so rows of no type give NaN.
-
-    Args:
-        embedding: Module of the model whose `weight` (num_types, num_scalars) holds the scalars of each type.
-        gather: (num_values * num_scalars,) int32: where among the weights of the product those of each scalar are.
-        product: Multiplies by the matrices of all types, made of (num_values, num_types) values.
-    """
-
-    def __init__(self, embedding: torch.nn.Module, gather: Tensor, product: BlockProduct) -> None:
-        super().__init__()
-        self.embedding = (embedding,)  # in a tuple, since it is no child of this one
-        self.product = product
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("table", None, persistent=False)
-        self.take_table()
-
-    def take_table(self) -> None:
-        """Copies the scalars of each type from the embedding."""
-        self.table = self.embedding[0].weight.detach().clone()
-
-    def forward(self, features: Tensor, scalars: Tensor, weight: Tensor) -> Tensor:
-        """The products (num_nodes, irreps_out.dim) of `features` and `scalars`, under the weights of the product."""
-        if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript reads the branch that is taken)
-            table = self.table
-        else:
-            table = self.embedding[0].weight.detach().to(weight)
-        is_type = (scalars.unsqueeze(1) == table).all(2).to(features.dtype)
-        share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
-        weights = torch.index_select(weight, 0, self.gather).view(-1, table.size(1))
-        products = self.product(features, (weights @ table.t()).view(-1))
-        return (products * share.unsqueeze(1)).sum(2)
 
 
 class FlatGate(Replacement):

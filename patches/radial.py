@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from eqaccel.patches.core import Row, Swap, class_names
-from eqaccel.patches.replacement import Replacement, plain_class
+from eqaccel.patches.kind import class_names
+from eqaccel.patches.replacement import Replacement, Swap, plain_class
+from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import model_device, model_dtype
 from torch import Tensor
 
@@ -76,7 +77,7 @@ def radial_swaps(network: Any) -> Iterator[Swap]:
                 yield Swap(parent, name, kind, product)
 
 
-def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
+def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[ReportRow]:
     """The line of a report about a network; none if it is no known one."""
     if not class_names(network) & _NETWORKS:
         return []
@@ -96,7 +97,7 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[Row]:
         note = "left: not patched yet, eqaccel.patch(model) replaces its matrix products"
     else:
         note = "left: dense matrix products, which torch does well"
-    return [Row(path, type(network).__name__, accelerated, note, idle=replaced and not accelerated)]
+    return [ReportRow(path, type(network).__name__, accelerated, note, idle=replaced and not accelerated)]
 
 
 def _replacement(layer: Any) -> type[_Layer] | None:

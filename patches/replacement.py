@@ -15,6 +15,7 @@ import copyreg
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from eqaccel.errors import PatchError
+from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
 
 ADDED = "eqaccel"
@@ -133,6 +134,20 @@ class Replacement(Changed):
             PatchError: If there is none.
         """
         raise PatchError(f"{type(self).__name__}: its buffers have changed since it was patched")
+
+    def share_coefficients(self, module: Any, stored: torch.dtype) -> None:
+        """Puts the coefficients that this replacement computes with into a module like the one it came as.
+
+        Verification calls it, so that both compute with the same constants. Most kinds read the constants of their
+        module and do nothing here.
+
+        Args:
+            module: A copy of the module from before the patch, in float64.
+            stored: The dtype that the coefficients were read in.
+
+        Raises:
+            VerificationError: If they differ by more than the rounding of what the module holds.
+        """
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """That of the module, in which the added child leaves no metadata either."""
@@ -258,6 +273,35 @@ def become(module: nn.Module, kind: type[Changed], added: nn.Module | None = Non
     _become(module, kind, added)
 
 
+@dataclass(frozen=True)
+class Swap:
+    """One sub-module to be replaced: what a kind of model proposes and `patch` carries out.
+
+    Attributes:
+        parent: Module that owns the attribute.
+        name: Attribute of `parent` whose module is replaced.
+        kind: What that module becomes.
+        added: What the kind computes with.
+    """
+
+    parent: nn.Module
+    name: str
+    kind: type[Replacement]
+    added: nn.Module
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is replaced, and stays the same object."""
+        return getattr(self.parent, self.name)
+
+    def apply(self) -> None:
+        """Makes the module a replacement; one that has several parents is changed once."""
+        if not isinstance(self.module, Replacement):
+            become(self.module, self.kind, self.added)
+        for switch, value in self.kind.switches.items():
+            setattr(self.parent, switch, value)
+
+
 def preview(module: nn.Module, kind: type[Replacement], added: nn.Module) -> Any:
     """What `become` would make of a module, as another object with the very same contents; the module stays."""
     twin = object.__new__(type(module))
@@ -286,6 +330,27 @@ def restore(module: Changed) -> None:
         delattr(module, ADDED)
         del module._made_from
     _set_class(module, changed, changed._came_as)
+
+
+def restore_all(model: nn.Module) -> None:
+    """Takes all changes of a model back, reading all that it needs from the model: it may have been unpickled."""
+    for parent in model.modules():
+        for child in parent._modules.values():
+            for switch in child.switches if isinstance(child, Replacement) else ():
+                vars(parent).pop(switch, None)  # several children may have set it
+    for module in list(model.modules()):
+        if isinstance(module, Changed):
+            restore(module)
+
+
+def refuse_patched(model: nn.Module) -> None:
+    """Raises `AlreadyPatchedError` if any module of the model was replaced by eqaccel already."""
+    for name, module in model.named_modules():
+        if isinstance(module, Changed):
+            raise AlreadyPatchedError(
+                f"model: eqaccel has patched {type(model).__name__} already ({name or 'the model itself'} is changed); "
+                f"use it as it is, or call eqaccel.unpatch(model) first"
+            )
 
 
 def _set_class(module: nn.Module, old: type, new: type) -> None:

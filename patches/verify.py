@@ -21,18 +21,17 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from eqaccel.patches import operators
-from eqaccel.patches.coefficients import share_contractions, sharpen
+from eqaccel.patches.coefficients import share_coefficients, sharpen
+from eqaccel.patches.kind import ModelKind, Outputs
 from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES, derivative_scales, distance, scales
 from eqaccel.patches.structures import Structure, crowded_structure, small_structures
 from eqaccel.patches.torch_state import (
     all_trainable,
     first_not_finite,
     model_device,
-    model_dtype,
     rounding_unit,
     untouched_state,
     widened,
@@ -42,35 +41,11 @@ from eqaccel.patches.work import mismatch, paths
 from eqaccel.errors import MissingCompilerError, VerificationError
 from eqaccel.prepare import warmup
 
-Outputs = dict[str, torch.Tensor]
-
 _DERIVATIVE = "derivative of a loss in "
 _MANY_WEIGHTS = 4096  # of an edge in all layers: twice those of the largest MACE models with 128 channels
 _FEW = 16  # of so many roundings, the largest is about as large as in any other evaluation
 _ROUNDINGS = 4  # evaluations, of which not all are close to the truth by chance
 _TINY = torch.finfo(torch.float64).tiny
-
-
-class Runnable(Protocol):
-    """How to run one kind of model for verification.
-
-    Attributes:
-        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
-    """
-
-    ranks: Mapping[str, int]
-
-    def extent(self, model: torch.nn.Module) -> tuple[float, int]:
-        """The cutoff of a model in angstrom, and the number of elements that it knows."""
-        ...
-
-    def evaluate(self, model: torch.nn.Module, structure: Structure) -> Outputs:
-        """Runs the model as a simulation does; returns its outputs by name, detached, in float64 on the CPU."""
-        ...
-
-    def train(self, model: torch.nn.Module, structure: Structure) -> tuple[Outputs, torch.Tensor]:
-        """Runs the model as a training step does; returns outputs to differentiate, and the positions (leaf)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,23 +77,24 @@ class Verification:
     Parameters, their gradients, training flags and the states of the random number generators are left alone.
 
     Args:
-        family: Knows how to run the model.
+        kind: The kind of the model, which knows how to run it.
         model: The model, not patched yet; it is run and copied here.
 
     Raises:
         VerificationError: If the model cannot be run on generated structures at all, or gives NaN.
     """
 
-    def __init__(self, family: Runnable, model: torch.nn.Module) -> None:
-        self._family = family
+    def __init__(self, kind: ModelKind, model: torch.nn.Module) -> None:
+        self._kind = kind
         self._model = model
         try:
-            extent = family.extent(model)
+            self._dtype = kind.dtype(model)
+            extent = kind.extent(model)
             self._is_large = _edge_weights(model) > _MANY_WEIGHTS and model_device(model).type == "cpu"
             self._periodic, self._isolated = small_structures(*extent)
             self._crowded = crowded_structure(*extent)
             # In float64 a copy says the same about the last structure, the largest one, where rounding is small anyway.
-            runs = self._runs()[:2] if model_dtype(model) == torch.float64 else self._runs()
+            runs = self._runs()[:2] if self._dtype == torch.float64 else self._runs()
             self._before = {structure.name: run(model, structure) for structure, run in runs}
             self._original = widened(model)
         except Exception as error:
@@ -137,12 +113,12 @@ class Verification:
                 forces or stress are no slopes of the energy.
         """
         device = self._compile()
-        stored = model_dtype(self._model)
+        stored = self._dtype
         patched = widened(self._model).to(device)
         self._original.to(device)
         for duplicate in (self._original, patched):
             sharpen(duplicate)
-        share_contractions(self._original, patched, stored)
+        share_coefficients(self._original, patched, stored)
         truth = self._check_exact(patched)
         if stored != torch.float64:
             self._check_kernels(patched, stored)
@@ -155,7 +131,7 @@ class Verification:
         model in float32 does not mind. Then the copies run on the CPU, and on the GPU there is the check in float32.
         """
         directions = ("forward", "backward", "double_backward")
-        device, dtype = model_device(self._model), model_dtype(self._model)
+        device, dtype = model_device(self._model), self._dtype
         if dtype != torch.float64:
             warmup(self._model, directions=directions, dtypes=dtype, tune=False)
         try:
@@ -196,7 +172,7 @@ class Verification:
 
     def _check_own(self, patched: torch.nn.Module, truth: list[_Truth]) -> None:
         """Compares the model in its own dtype with the truth, from which the original may be as far away."""
-        dtype = model_dtype(self._model)
+        dtype = self._dtype
         eps = rounding_unit(dtype, model_device(self._model))
         floor = STAGES if dtype == torch.float32 else ROUNDING
         for (structure, run), right in zip(self._runs(), truth, strict=True):
@@ -233,7 +209,7 @@ class Verification:
         """Raises if outputs do not turn with the structure, unless those of the original do not either."""
         turned = self._outputs(patched, self._periodic.rotated(_ROTATION)).values
         own = None
-        for name in self._family.ranks.keys() & turned.keys():
+        for name in self._kind.ranks.keys() & turned.keys():
             bound = unit * value.scales[name]
             error = distance(turned[name], self._turned(name, value.values[name]))
             if not error <= bound:
@@ -260,13 +236,13 @@ class Verification:
 
     def _outputs(self, model: torch.nn.Module, structure: Structure) -> _Results:
         with untouched_state(model):
-            values = self._family.evaluate(model, structure)
+            values = self._kind.evaluate(model, structure)
         return _Results(values, scales(values, structure))
 
     def _training(self, model: torch.nn.Module, structure: Structure) -> _Results:
         """Outputs, and the derivatives of a random sum of them."""
         with untouched_state(model), all_trainable(model) as parameters:
-            outputs, positions = self._family.train(model, structure)
+            outputs, positions = self._kind.run(model, structure, training=True)
             values = {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
             weights = {name: _random(name, value) for name, value in values.items() if outputs[name].requires_grad}
             loss = sum((outputs[name] * weight.to(outputs[name])).sum() for name, weight in weights.items())
@@ -284,9 +260,9 @@ class Verification:
         return _Results(values | derivatives, scales(values, structure) | of_derivatives)
 
     def _turned(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        if self._family.ranks[name] >= 1:
+        if self._kind.ranks[name] >= 1:
             value = value @ _ROTATION.T
-        return _ROTATION @ value if self._family.ranks[name] == 2 else value
+        return _ROTATION @ value if self._kind.ranks[name] == 2 else value
 
     def _refuse_nan(self) -> None:
         for results in self._before.values():

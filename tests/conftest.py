@@ -1,9 +1,10 @@
-"""Fixtures that every test shares: the devices and dtypes that a test runs on."""
+"""Fixtures that tests share: devices and dtypes, the cache, torch's defaults, the forms of modules."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # e3nn 0.4.4 stores a constants file that torch.load reads only with this set; it has to be set before e3nn is imported.
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
@@ -44,9 +45,30 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, which is not there yet; kernels are not dumped."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
+    monkeypatch.delenv("EQACCEL_DUMP", raising=False)
+    return folder
+
+
+@pytest.fixture
 def nequip_defaults() -> Iterator[None]:
     """float64 as torch's default, which NequIP sets for a whole process and other tests do not expect."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def dense_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Node-wise modules take their dense forms on a CPU too, as on a GPU; in float64."""
+    from eqaccel.patches import dense
+    from eqaccel.patches.torch_state import default_dtype
+
+    monkeypatch.setattr(dense, "prefers_dense", lambda x: x.dim() > 0)
+    with default_dtype(torch.float64):
+        torch.manual_seed(0)
+        yield

@@ -20,7 +20,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from eqaccel.patches import contraction, convolution, dense, harmonics
+from eqaccel.patches import convolution, dense, harmonics
+from eqaccel.patches.mace import contraction
+from eqaccel.patches.nequip import typed_product
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -208,9 +210,9 @@ def _coefficients() -> Iterator[Sabotage]:
 
 
 def _forms() -> Iterator[Sabotage]:
-    families = {"DenseLinear": "mace", "TypedProduct": "nequip", "FlatGate": "nequip"}
-    for name, family in families.items():
-        yield Sabotage("0.1 % of a column", f"form {name}", "both", _off(getattr(dense, name)), family)
+    families = {dense.DenseLinear: "mace", typed_product.TypedProduct: "nequip", dense.FlatGate: "nequip"}
+    for form, family in families.items():
+        yield Sabotage("0.1 % of a column", f"form {form.__name__}", "both", _off(form), family)
 
 
 SABOTAGES = [*_operators(), *_coefficients(), *_forms()]

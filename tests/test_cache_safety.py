@@ -35,12 +35,7 @@ print("cached:", program.compile("cpu", "float32", "forward")["cached"])
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
-    monkeypatch.delenv("EQACCEL_DUMP", raising=False)
-    return folder
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 def entry_in(cache: Path) -> Path:
@@ -62,29 +57,29 @@ def assert_refused(path: Path, reason: str, cached: bool = False) -> None:
 @pytest.mark.parametrize(
     ("mode", "reason"), [(0o777, "every user can"), (0o1777, "every user can"), (0o770, "its group")]
 )
-def test_folders_that_others_write_are_not_used(mode: int, reason: str, cache: Path) -> None:
-    entry_in(cache)
-    cache.chmod(mode)
-    before = kept(cache)
-    assert_refused(cache, reason)
-    assert kept(cache) == before, "nothing is written there"
+def test_folders_that_others_write_are_not_used(mode: int, reason: str, cache_folder: Path) -> None:
+    entry_in(cache_folder)
+    cache_folder.chmod(mode)
+    before = kept(cache_folder)
+    assert_refused(cache_folder, reason)
+    assert kept(cache_folder) == before, "nothing is written there"
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664])
-def test_files_that_others_write_are_not_loaded(mode: int, cache: Path) -> None:
-    entry = entry_in(cache)
+def test_files_that_others_write_are_not_loaded(mode: int, cache_folder: Path) -> None:
+    entry = entry_in(cache_folder)
     entry.chmod(mode)
     assert_refused(entry, "every user can" if mode == 0o666 else "its group", cached=True)
     assert entry.stat().st_mode & 0o022 == 0, "one of our own has taken its place"
 
 
 @needs_root
-def test_what_belongs_to_others_is_not_used(cache: Path) -> None:
-    entry = entry_in(cache)
+def test_what_belongs_to_others_is_not_used(cache_folder: Path) -> None:
+    entry = entry_in(cache_folder)
     os.chown(entry, 12345, -1)
     assert_refused(entry, "it belongs to user 12345", cached=True)
-    os.chown(cache, 12345, -1)
-    assert_refused(cache, "it belongs to user 12345")
+    os.chown(cache_folder, 12345, -1)
+    assert_refused(cache_folder, "it belongs to user 12345")
 
 
 OTHER_USER = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
@@ -140,8 +135,8 @@ def make_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_fifo, make_socket, Path.mkdir, make_link])
-def test_entries_that_are_no_files(make: Callable[[Path], None], cache: Path) -> None:
-    entry = entry_in(cache)
+def test_entries_that_are_no_files(make: Callable[[Path], None], cache_folder: Path) -> None:
+    entry = entry_in(cache_folder)
     if make is not make_link:
         entry.unlink()
     make(entry)
@@ -150,25 +145,25 @@ def test_entries_that_are_no_files(make: Callable[[Path], None], cache: Path) ->
     assert_refused(entry, reasons.get(make, "it is a symbolic link"), cached=make is not Path.mkdir)
 
 
-def test_a_folder_may_be_a_link(cache: Path, tmp_path: Path) -> None:
-    entry_in(cache)
-    cache.rename(tmp_path / "scratch")
-    cache.symlink_to(tmp_path / "scratch")
+def test_a_folder_may_be_a_link(cache_folder: Path, tmp_path: Path) -> None:
+    entry_in(cache_folder)
+    cache_folder.rename(tmp_path / "scratch")
+    cache_folder.symlink_to(tmp_path / "scratch")
     assert "cached: True" in run_python(RUN)
 
 
-def test_what_is_loaded_is_what_was_read(cache: Path) -> None:
+def test_what_is_loaded_is_what_was_read(cache_folder: Path) -> None:
     """Bytes that come into the file afterwards are never run: libraries are loaded from memory."""
-    entry_in(cache)
+    entry_in(cache_folder)
     output = run_python(RUN + "print(open('/proc/self/maps').read())\n")
-    assert str(cache) not in output
+    assert str(cache_folder) not in output
     assert "eqaccel-kernel" in output
 
 
-def test_files_are_not_for_others_to_write(cache: Path) -> None:
+def test_files_are_not_for_others_to_write(cache_folder: Path) -> None:
     run_python("import os; os.umask(0)" + RUN)
-    assert cache.stat().st_mode & 0o777 == 0o700
-    assert all(path.stat().st_mode & 0o022 == 0 for path in cache.iterdir())
+    assert cache_folder.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o022 == 0 for path in cache_folder.iterdir())
 
 
 def test_names_stay_in_the_folder() -> None:
@@ -221,15 +216,15 @@ def full_disk(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("reason", ["ENOSPC", "EDQUOT"])
-def test_a_full_disk_is_done_without(reason: str, full_disk: dict[str, str], cache: Path) -> None:
+def test_a_full_disk_is_done_without(reason: str, full_disk: dict[str, str], cache_folder: Path) -> None:
     import errno
 
     number = getattr(errno, reason)
-    output = run_python(RUN, **full_disk, FULL=str(cache), FULL_ERRNO=str(number))
+    output = run_python(RUN, **full_disk, FULL=str(cache_folder), FULL_ERRNO=str(number))
     assert "cached: False" in output
     assert output.count("CacheWarning") == 1, output
     assert os.strerror(number) in output
-    assert kept(cache) == [], "nothing half-written stays"
+    assert kept(cache_folder) == [], "nothing half-written stays"
 
 
 def test_no_room_anywhere_is_told(full_disk: dict[str, str]) -> None:
@@ -247,18 +242,18 @@ def test_no_room_anywhere_is_told(full_disk: dict[str, str]) -> None:
     assert "Set TMPDIR" in output
 
 
-def test_a_folder_that_cannot_be_written_is_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_in(cache)
-    cache.chmod(0o500)
+def test_a_folder_that_cannot_be_written_is_read(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_in(cache_folder)
+    cache_folder.chmod(0o500)
     assert "cached: True" in run_python(RUN)
-    cache.chmod(0o700)
+    cache_folder.chmod(0o700)
 
 
 # Without a compiler.
 
 
-def test_a_warm_cache_needs_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = entry_in(cache)
+def test_a_warm_cache_needs_no_compiler(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = entry_in(cache_folder)
     monkeypatch.delenv("CXX", raising=False)
     for environment in ({"PATH": "/nonexistent"}, {"EQACCEL_CXX": "/nonexistent/g++"}):
         assert "cached: True" in run_python(RUN, **environment)
@@ -271,7 +266,7 @@ def test_a_warm_cache_needs_no_compiler(cache: Path, monkeypatch: pytest.MonkeyP
         runtime.Program(make_payload()).compile("cpu", "float32", "forward")
 
 
-def test_each_compiler_has_entries_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_compiler_has_entries_of_its_own(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = runtime.Program(make_payload()).compile("cpu", "float32", "forward")
     monkeypatch.setenv("EQACCEL_CXX", "env g++")
     second = runtime.Program(make_payload()).compile("cpu", "float32", "forward")
@@ -285,7 +280,7 @@ def test_each_compiler_has_entries_of_its_own(cache: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
-def test_a_warm_cache_needs_no_nvrtc(cache: Path) -> None:
+def test_a_warm_cache_needs_no_nvrtc(cache_folder: Path) -> None:
     script = """
     program = runtime.Program(common.make_payload())
     print(runtime.compile_program(program, "cuda", "float32", "forward", "sm_90")["cached"])
@@ -373,7 +368,7 @@ def test_who_waits_can_be_interrupted(way: str, tmp_path: Path) -> None:
 # Size.
 
 
-def test_entries_not_used_for_longest_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_not_used_for_longest_go(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     payloads = [make_payload(meta=f"x_dim={n}\nz_dim={n}\n", cpu=make_body(n)) for n in range(4)]
     compiled = [runtime.Program(payload).compile("cpu", "float32", "forward") for payload in payloads[:3]]
     now = time.time()
@@ -381,13 +376,13 @@ def test_entries_not_used_for_longest_go(cache: Path, monkeypatch: pytest.Monkey
         os.utime(one["path"], (now - age * 3600,) * 2)
     assert runtime.Program(payloads[1]).compile("cpu", "float32", "forward")["cached"], "used again"
     monkeypatch.setenv("EQACCEL_CACHE_LIMIT", "1")
-    filler = cache / ("0" * 40 + "-" + "0" * 16 + ".so")
+    filler = cache_folder / ("0" * 40 + "-" + "0" * 16 + ".so")
     filler.write_bytes(bytes(2**20 - 2 * os.stat(compiled[0]["path"]).st_size - 10_000))
     last = runtime.Program(payloads[3]).compile("cpu", "float32", "forward")
-    left = {path.name for path in kept(cache)}
+    left = {path.name for path in kept(cache_folder)}
     assert Path(compiled[2]["path"]).name not in left
     assert {Path(one["path"]).name for one in (compiled[1], last)} <= left
-    assert sum(path.stat().st_size for path in kept(cache)) <= 2**20
+    assert sum(path.stat().st_size for path in kept(cache_folder)) <= 2**20
 
 
 def make_body(number: int) -> str:
@@ -396,9 +391,9 @@ def make_body(number: int) -> str:
     return SCALE_BODY + f"// {number}\n"
 
 
-def test_no_limit_and_limits_that_are_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_limit_and_limits_that_are_none(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_CACHE_LIMIT", "0")
-    entry_in(cache)
+    entry_in(cache_folder)
     monkeypatch.setenv("EQACCEL_CACHE_LIMIT", "2GB")
     with pytest.raises(SettingsError, match=r"EQACCEL_CACHE_LIMIT: expected a whole number of MiB .*, got '2GB'"):
         runtime.Program(make_payload()).compile("cpu", "float64", "forward")
@@ -407,14 +402,14 @@ def test_no_limit_and_limits_that_are_none(cache: Path, monkeypatch: pytest.Monk
 # The command.
 
 
-def test_the_command_shows_and_empties(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_and_empties(cache_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache"]) == 0
-    assert f"folder: {cache}\n" in capsys.readouterr().out
-    entry_in(cache)
+    assert f"folder: {cache_folder}\n" in capsys.readouterr().out
+    entry_in(cache_folder)
     runtime.write_record("tuned-" + "0" * 40, {})
-    (cache / "lammps/0").mkdir(parents=True)
-    (cache / "lammps/0/eqaccelplugin.so").write_bytes(b"")
-    mine = cache / "mine.txt"
+    (cache_folder / "lammps/0").mkdir(parents=True)
+    (cache_folder / "lammps/0/eqaccelplugin.so").write_bytes(b"")
+    mine = cache_folder / "mine.txt"
     mine.write_text("kept")
     assert main(["cache"]) == 0
     shown = capsys.readouterr().out
@@ -423,19 +418,19 @@ def test_the_command_shows_and_empties(cache: Path, capsys: pytest.CaptureFixtur
         assert int(line.split()[-3]) == count, line
     assert "(limit: 2048 MiB, EQACCEL_CACHE_LIMIT)" in shown
     assert main(["cache", "--clear"]) == 0
-    assert kept(cache) == [mine], "what is not eqaccel's stays"
+    assert kept(cache_folder) == [mine], "what is not eqaccel's stays"
 
 
-def test_a_folder_that_is_not_used_is_not_emptied(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    entry = entry_in(cache)
-    cache.chmod(0o777)
+def test_a_folder_that_is_not_used_is_not_emptied(cache_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = entry_in(cache_folder)
+    cache_folder.chmod(0o777)
     assert main(["cache", "--clear"]) == 1
     assert "the cache is not emptied" in capsys.readouterr().err
     with pytest.raises(CacheError, match="every user can write it"):
         runtime.clear_cache()
     assert entry.exists()
     assert main(["doctor"]) == 0
-    assert f"{cache}, not used: '{cache}' is refused (every user can write it" in capsys.readouterr().out
+    assert f"{cache_folder}, not used: '{cache_folder}' is refused (every user can write it" in capsys.readouterr().out
 
 
 def test_both_languages_name_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -466,9 +461,9 @@ def test_paths_count_with_the_folders_above_them(tmp_path: Path) -> None:
     assert "No such file" in runtime.distrust_path(str(folder / "absent"))
 
 
-def test_a_plugin_that_others_can_write_is_refused(cache: Path) -> None:
+def test_a_plugin_that_others_can_write_is_refused(cache_folder: Path) -> None:
     lammps = pytest.importorskip("eqaccel.integrations.lammps")
-    plugin = cache / "lammps" / "x" / lammps.PLUGIN
+    plugin = cache_folder / "lammps" / "x" / lammps.PLUGIN
     plugin.parent.mkdir(parents=True)
     plugin.write_bytes(b"")
     assert lammps._trusted(plugin) == plugin

@@ -45,12 +45,6 @@ CALLS = {
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A compiler that hangs; the file has the numbers of the processes that it has started."""
     path = tmp_path / "processes"
@@ -87,7 +81,7 @@ def _compile() -> dict[str, object]:
 @pytest.mark.parametrize("to_group", [False, True], ids=["to the process", "to its group"])
 @pytest.mark.parametrize("call", CALLS)
 def test_interrupt_ends_compilers_at_once(
-    call: str, to_group: bool, cache: Path, processes: Path, tmp_path: Path
+    call: str, to_group: bool, cache_folder: Path, processes: Path, tmp_path: Path
 ) -> None:
     """A notebook interrupts the process alone, a terminal all of its group."""
     command = [sys.executable, "-c", PROGRAM.format(call=CALLS[call])]
@@ -102,10 +96,10 @@ def test_interrupt_ends_compilers_at_once(
             program.kill()
     assert time.monotonic() - start < 20
     assert (output, program.returncode) == ("interrupted\n", 0), errors
-    _assert_nothing_left(processes, cache)
+    _assert_nothing_left(processes, cache_folder)
 
 
-def test_compiler_that_hangs_is_ended(cache: Path, processes: Path, monkeypatch, caplog) -> None:
+def test_compiler_that_hangs_is_ended(cache_folder: Path, processes: Path, monkeypatch, caplog) -> None:
     monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "4.5")
     start = time.monotonic()
     with (
@@ -114,7 +108,7 @@ def test_compiler_that_hangs_is_ended(cache: Path, processes: Path, monkeypatch,
     ):
         _compile()
     assert 4.5 < time.monotonic() - start < 60
-    _assert_nothing_left(processes, cache)
+    _assert_nothing_left(processes, cache_folder)
     # It was told before, to whom it may concern.
     assert [record.getMessage() for record in caplog.records] == [
         "compiling the float32 forward kernel (12 to 24 features) for the CPU: 4 s so far"
@@ -122,20 +116,20 @@ def test_compiler_that_hangs_is_ended(cache: Path, processes: Path, monkeypatch,
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "ten", "5 s", "nan"])
-def test_bad_limit(value: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_limit(value: str, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", value)
     with pytest.raises(SettingsError, match=f"EQACCEL_COMPILE_LIMIT: expected seconds > 0, got '{value}'"):
         _compile()
 
 
-def test_bad_limit_of_an_operator(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_limit_of_an_operator(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "soon")
     spec = TensorProductSpec.channelwise("3x0e+7x1o", "0e+1o", "0e+1o")
     with pytest.raises(SettingsError, match=r"^environment variable EQACCEL_COMPILE_LIMIT: expected seconds"):
         TensorProduct(spec)(*(torch.ones(2, dim) for dim in (spec.x_dim, spec.y_dim, spec.weight_numel)))
 
 
-def test_one_unit_that_fails_ends_the_others(cache: Path, processes: Path, tmp_path: Path) -> None:
+def test_one_unit_that_fails_ends_the_others(cache_folder: Path, processes: Path, tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     failing = 'case "$*" in *-DEQ_UNIT=0*) echo "no such thing"; exit 3;; esac\n'
     compiler.write_text(compiler.read_text().replace("sh -c", failing + "sh -c"))
@@ -143,4 +137,4 @@ def test_one_unit_that_fails_ends_the_others(cache: Path, processes: Path, tmp_p
     with pytest.raises(CompileError, match=r"failed \(exit status 3\)") as caught:
         runtime.compile_cpu("\n#define EQ_UNITS 3\n", "cpu-generic")
     assert "no such thing" in caught.value.log
-    _assert_nothing_left(processes, cache)
+    _assert_nothing_left(processes, cache_folder)

@@ -26,12 +26,7 @@ def changes(content: bytes, positions) -> Iterator[bytes]:
 '''
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
-    monkeypatch.delenv("EQACCEL_DUMP", raising=False)
-    return folder
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 PAYLOADS = {
@@ -106,7 +101,7 @@ def test_damaged_payloads_are_read_within_their_memory(tmp_path: Path) -> None:
         assert bool(native) == bool(kernel)
 
 
-def test_damaged_entries_of_the_cache_are_not_loaded(cache: Path) -> None:
+def test_damaged_entries_of_the_cache_are_not_loaded(cache_folder: Path) -> None:
     output = run_python(
         CHANGES
         + """

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def pair(irreps: str, normalize: bool = True, normalization: str = "component") -> tuple[torch.nn.Module, ...]:
     original = o3.SphericalHarmonics(irreps, normalize, normalization)
-    return original, preview(original, *nodes._build(torch.nn.Linear(1, 1), original))
+    return original, preview(original, *nodes.build_form(torch.nn.Linear(1, 1), original, nodes.E3NN_FORMS))
 
 
 @pytest.mark.parametrize("normalization", ["component", "integral", "norm"])

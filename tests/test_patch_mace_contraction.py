@@ -14,8 +14,8 @@ import mace_models as mm
 from e3nn import o3
 from e3nn.util import jit
 from eqaccel.patches import nodes
-from eqaccel.patches.coefficients import symmetric
-from eqaccel.patches.contraction import PolynomialContraction
+from eqaccel.patches.mace.contraction import PolynomialContraction, symmetric
+from eqaccel.patches.mace.swapping import FORMS
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.torch_state import default_dtype
 from mace.modules.symmetric_contraction import Contraction
@@ -40,7 +40,7 @@ def contraction(
 
 def pair(out: str, **options: object) -> tuple[Contraction, PolynomialContraction]:
     original = contraction(out, **options)
-    return original, preview(original, *nodes._build(original, original))
+    return original, preview(original, *nodes.build_form(original, original, FORMS))
 
 
 def operands(original: Contraction, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +91,7 @@ def test_coefficients_depend_on_the_model_alone() -> None:
         tensor = original.U_tensors(degree)
         memory = torch.empty(tensor.numel() + degree, dtype=tensor.dtype)[degree:]
         setattr(moved, f"U_matrix_{degree}", memory.view_as(tensor).copy_(tensor))
-    again = preview(moved, *nodes._build(moved, moved))
+    again = preview(moved, *nodes.build_form(moved, moved, FORMS))
     assert again.eqaccel.polynomial.key == fast.eqaccel.polynomial.key
     assert torch.equal(again.eqaccel.mix, fast.eqaccel.mix)
 

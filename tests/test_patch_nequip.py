@@ -16,7 +16,7 @@ import nequip_models as nm
 from e3nn.util import jit
 from eqaccel.patches import convolution
 from eqaccel.patches.coefficients import sharpen
-from eqaccel.patches.nequip import NequipConvolution
+from eqaccel.patches.nequip.swapping import NequipConvolution
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.torch_state import widened
 from nequip.data import AtomicDataDict

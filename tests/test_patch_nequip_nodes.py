@@ -16,6 +16,7 @@ from e3nn import o3
 from e3nn.nn import Gate
 from e3nn.util import jit
 from eqaccel.patches import dense, nodes
+from eqaccel.patches.nequip.swapping import FORMS
 from eqaccel.patches.replacement import Replacement, preview
 from nequip.nn.compile import ListInputOutputWrapper
 from nequip.utils.fx import nequip_make_fx
@@ -53,7 +54,7 @@ class Typed(torch.nn.Module):
 
 
 def built(module: Model, model: Model | None = None) -> Replacement:
-    return preview(module, *nodes._build(model or module, module))
+    return preview(module, *nodes.build_form(model or module, module, FORMS))
 
 
 def assert_derivatives(module: Replacement, features: torch.Tensor, *others: torch.Tensor) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from eqaccel.integrations.export.mace import MaceConvolution
-from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from eqaccel.integrations.export.scripting import script
+from eqaccel.patches.mace.export import ExportedConvolution
+from eqaccel.patches.potential import Convolution, Potential
 from export_checks import assert_close, with_ghosts
 from torch import Tensor, nn
 
@@ -30,8 +30,8 @@ class Toy(Potential):
         super().__init__(dtype, [FIRST.z_dim], CONSTANTS.clone())
         generator = torch.Generator().manual_seed(0)
         self.types = nn.Parameter(torch.randn(2, 4, generator=generator, dtype=dtype), requires_grad=False)
-        self.first = MaceConvolution(TensorProductConv(FIRST))
-        self.second = MaceConvolution(TensorProductConv(SECOND))
+        self.first = ExportedConvolution(TensorProductConv(FIRST))
+        self.second = ExportedConvolution(TensorProductConv(SECOND))
         self.first_numel, self.second_numel = FIRST.weight_numel, SECOND.weight_numel
 
     def weights(self, squares: Tensor, count: int) -> Tensor:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from eqaccel.patches.core import Report, Row
+from eqaccel.patches.report import Report, ReportRow
 
 from eqaccel import patch, report
 
 
 def test_idle_modules_share_a_line() -> None:
     rows = (
-        Row("a", "Linear", False, "merged on a GPU", idle=True),
-        Row("b", "Gate", False, "left: a reason"),
-        Row("c", "TensorProduct", True, "replaced"),
-        Row("d", "Linear", False, "merged on a GPU", idle=True),
-        Row("e", "Embedding", False, "merged on a GPU", idle=True),
+        ReportRow("a", "Linear", False, "merged on a GPU", idle=True),
+        ReportRow("b", "Gate", False, "left: a reason"),
+        ReportRow("c", "TensorProduct", True, "replaced"),
+        ReportRow("d", "Linear", False, "merged on a GPU", idle=True),
+        ReportRow("e", "Embedding", False, "merged on a GPU", idle=True),
     )
     title, header, *lines = str(Report("Model", rows)).splitlines()
     assert title == "Model: 1 modules accelerated"

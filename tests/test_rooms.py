@@ -74,3 +74,17 @@ def test_every_room_says_what_it_is_for(room: str) -> None:
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
     assert text
     assert "must not" in text.lower(), f"{room}/__init__.py says what it takes and gives, and what it must not know"
+
+
+def test_a_kind_of_model_is_one_folder() -> None:
+    """The table of kinds imports their folders, and nothing else does; a kind does not import another one."""
+    patches = FOLDERS["patches"]
+    kinds = {file.parent.name for file in patches.glob("*/kind.py")}
+    assert kinds == {"mace", "nequip"}
+    for file in (*_files("patches"), *_files("integrations")):
+        own = {file.parent.name} if file.parent.parent == patches else set()
+        foreign = set() if file == patches / "finder.py" else kinds - own
+        for name in _imports(file):
+            parts = name.split(".")
+            if parts[:2] == ["eqaccel", "patches"]:
+                assert not foreign & set(parts[2:3]), f"{file.relative_to(ROOT)} imports {name}"

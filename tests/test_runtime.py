@@ -16,17 +16,11 @@ from eqaccel import codegen, runtime
 from eqaccel.errors import CompileError, MissingCompilerError
 from eqaccel.targets import host_target
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
-    monkeypatch.delenv("EQACCEL_DUMP", raising=False)
-    return folder
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 @pytest.mark.parametrize("scalar", ["float32", "float64"])
-def test_compile_and_launch(scalar, cache):
+def test_compile_and_launch(scalar, cache_folder):
     program = runtime.Program(make_payload())
     x = np.arange(100, dtype=scalar)
     z = np.zeros_like(x)
@@ -34,14 +28,14 @@ def test_compile_and_launch(scalar, cache):
     runtime.launch_cpu(program, scalar, "forward", operands)
     np.testing.assert_array_equal(z, 2 * x)
     assert program.workspace_bytes("cpu", scalar, "forward", operands) == x.nbytes
-    assert [path.suffix for path in kept(cache)] == [".so"], "an entry and no temporary files"
+    assert [path.suffix for path in kept(cache_folder)] == [".so"], "an entry and no temporary files"
 
 
 def entry(name: str, content: bytes) -> bytes:
     return f"{name} {len(content)}\n".encode() + content + b"\n"
 
 
-def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache, monkeypatch):
+def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache_folder, monkeypatch):
     program = runtime.Program(make_payload())
     source = program.source("cpu", "float32", "forward").replace("2 * x", "3 * x")
     code, log = program.compile_for(host_target().name, "float32", "forward", source)
@@ -52,7 +46,7 @@ def test_a_binary_in_the_payload_is_taken_without_a_compiler(cache, monkeypatch)
     operands = {"x": x, "z": z, "num_receivers": 8}
     runtime.launch_cpu(runtime.Program(precompiled), "float32", "forward", operands)
     np.testing.assert_array_equal(z, 3 * x)
-    assert not kept(cache), "nothing was compiled"
+    assert not kept(cache_folder), "nothing was compiled"
     for other in (entry("binary/cpu-none/forward/float32", code), entry("binary/sm_90/forward/float32", code)):
         with pytest.raises(MissingCompilerError):
             runtime.launch_cpu(runtime.Program(make_payload() + other), "float32", "forward", operands)
@@ -137,10 +131,10 @@ def test_second_process_hits_the_cache():
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
-def test_damaged_entry_is_rebuilt(cache, damage):
+def test_damaged_entry_is_rebuilt(cache_folder, damage):
     program = runtime.Program(make_payload())
     program.compile("cpu", "float32", "forward")
-    (entry,) = kept(cache)
+    (entry,) = kept(cache_folder)
     good = entry.read_bytes()
     bad = bytearray(good)
     bad[len(bad) // 2] ^= 1
@@ -204,12 +198,12 @@ def test_compiler_variable_may_hold_arguments(monkeypatch):
     assert runtime.Program(make_payload()).compile("cpu", "float32", "forward")["cached"] is False
 
 
-def test_two_processes_compile_the_same_kernel(cache):
+def test_two_processes_compile_the_same_kernel(cache_folder):
     processes = [start_python(COMPILE) for _ in range(2)]
     for process in processes:
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
-    assert len(kept(cache)) == 1
+    assert len(kept(cache_folder)) == 1
     assert run_python(COMPILE).startswith("True")
 
 
@@ -227,17 +221,17 @@ def test_threads_compile_one_kernel_once():
     assert output.strip() == "{24} {'hits': 0, 'misses': 1}"
 
 
-def test_killed_compilation_leaves_no_obstacle(cache, tmp_path):
+def test_killed_compilation_leaves_no_obstacle(cache_folder, tmp_path):
     slow = tmp_path / "slow"
     slow.write_text('#!/bin/sh\n[ "$1" = --version ] && echo slow 1 && exit\nexec sleep 60\n')
     slow.chmod(0o755)
     process = start_python(COMPILE, EQACCEL_CXX=str(slow))
     deadline = time.time() + 60
-    while not (cache.exists() and list(cache.glob(".tmp-*/kernel.cpp"))) and time.time() < deadline:
+    while not (cache_folder.exists() and list(cache_folder.glob(".tmp-*/kernel.cpp"))) and time.time() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    (left,) = cache.glob(".tmp-*")
+    (left,) = cache_folder.glob(".tmp-*")
 
     assert run_python(COMPILE).startswith("False")
     assert left.exists(), "young leftovers may belong to a living process"

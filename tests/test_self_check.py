@@ -42,14 +42,6 @@ FAULTS = {
 """Changes to a body, made in the last place where they fit, lest a check of the first elements only should do."""
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
-    monkeypatch.delenv("EQACCEL_DUMP", raising=False)
-    return folder
-
-
 def read(content: bytes) -> dict[str, str]:
     """The entries of a payload."""
     entries, position = {}, content.index(b"\n") + 1
@@ -143,7 +135,7 @@ def spoil(direction: Direction, fault: str) -> dict[str, str]:
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("fault", ["sign", "index", "layout"])
 def test_wrong_kernels_are_refused(
-    fault: str, direction: Direction, scalar: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, direction: Direction, scalar: str, cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQACCEL_DUMP", str(tmp_path / "dump"))
     wrong = program(spoil(direction, fault))
@@ -157,14 +149,14 @@ def test_wrong_kernels_are_refused(
     found = error.value.log.partition("self-check:\n")[2]
     assert re.search(r"block \d+, mul_ir layout: projection .* expected, \+-.*, got", found)
     assert ("ir_mul layout" in found) == (fault != "layout")
-    assert kept(cache) == []
+    assert kept(cache_folder) == []
     assert {path.suffix for path in (tmp_path / "dump").iterdir()} == {".cpp", ".log", ".plan", ".resources"}
     (plan,) = (tmp_path / "dump").glob("*.plan")
     assert plan.read_text() == make_plan(SPECS["small"], direction, host_target(), 4).explain() + "\n"
 
 
 @pytest.mark.parametrize("scalar", SCALARS)
-def test_writing_outside_is_noticed(scalar: str, cache: Path) -> None:
+def test_writing_outside_is_noticed(scalar: str, cache_folder: Path) -> None:
     with pytest.raises(CompileError) as error:
         program(spoil(Direction.FORWARD, "outside")).compile("cpu", scalar, "forward")
     assert "writes outside of its operands" in error.value.log
@@ -183,23 +175,23 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return flag
 
 
-def test_faulty_compiler(faulty: Path, cache: Path) -> None:
+def test_faulty_compiler(faulty: Path, cache_folder: Path) -> None:
     """The error reaches users of torch, and another attempt with a good compiler succeeds."""
     module = TensorProduct(TensorProductSpec.channelwise("6x0e", "0e+1o", "0e+1o"))
     operands = (torch.ones(2, 6), torch.ones(2, 4), torch.ones(12))
     with pytest.raises(CompileError, match="wrong results") as error:
         module(*operands)
     assert "self-check:\nz, block 1" in error.value.log
-    assert kept(cache) == []
+    assert kept(cache_folder) == []
     faulty.unlink()
     assert module(*operands).shape == (2, 24)
 
 
-def test_rebuilt_entries_are_checked(faulty: Path, cache: Path) -> None:
+def test_rebuilt_entries_are_checked(faulty: Path, cache_folder: Path) -> None:
     faulty.unlink()
     right = runtime.Program(payload(SPECS["small"])[0])
     right.compile("cpu", "float32", "forward")
-    (entry,) = kept(cache)
+    (entry,) = kept(cache_folder)
     entry.write_bytes(entry.read_bytes()[:-100])
     faulty.touch()
     with pytest.raises(CompileError, match="wrong results"):
@@ -209,7 +201,7 @@ def test_rebuilt_entries_are_checked(faulty: Path, cache: Path) -> None:
     assert right.compile("cpu", "float32", "forward")["cached"]
 
 
-def test_unchecked_kernels_stand_for_nothing(cache: Path) -> None:
+def test_unchecked_kernels_stand_for_nothing(cache_folder: Path) -> None:
     """A payload without checksums gives kernels, but not to payloads with checksums."""
     entries = read(payload(SPECS["small"])[0])
     bare = {name: text for name, text in entries.items() if not name.startswith("check/")}
@@ -218,7 +210,7 @@ def test_unchecked_kernels_stand_for_nothing(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("checksums", ["", "gx 1 1 1\n", "z 1 1\n", "z one 1 1\n"])
-def test_checksums_that_do_not_fit(checksums: str, cache: Path) -> None:
+def test_checksums_that_do_not_fit(checksums: str, cache_folder: Path) -> None:
     entries = read(payload(SPECS["small"])[0]) | {"check/forward": checksums}
     with pytest.raises(ValueError, match="self-check checksums"):
         program(entries).compile("cpu", "float32", "forward")
@@ -228,7 +220,7 @@ def test_checksums_that_do_not_fit(checksums: str, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("blocks", ["x 16 1\n", "x 16 1\nx 999999999 999999999\n", "q 1 1\n", "x -16 1\n", "x one 1\n"])
-def test_blocks_that_do_not_fit(blocks: str, cache: Path) -> None:
+def test_blocks_that_do_not_fit(blocks: str, cache_folder: Path) -> None:
     """A kernel that was made for other rows would reach outside of those of the check."""
     entries = read(payload(SPECS["small"])[0]) | {"check/blocks": blocks}
     with pytest.raises(ValueError, match="self-check checksums"):
@@ -263,7 +255,7 @@ def run_embedded(file: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_embedded_kernels_are_checked_and_the_cache_remembers_it(cache: Path, tmp_path: Path) -> None:
+def test_embedded_kernels_are_checked_and_the_cache_remembers_it(cache_folder: Path, tmp_path: Path) -> None:
     right = read(payload(SPECS["small"])[0])
     (tmp_path / "right").write_bytes(embed(right, right))
     (tmp_path / "wrong").write_bytes(embed(right, spoil(Direction.FORWARD, "sign")))
@@ -273,11 +265,11 @@ def test_embedded_kernels_are_checked_and_the_cache_remembers_it(cache: Path, tm
         assert "CompileError: the float32 forward kernel for the CPU computes wrong results as the model's file" in (
             done.stderr
         )
-        assert not [path for path in kept(cache) if path.suffix == ".ok"]
+        assert not [path for path in kept(cache_folder) if path.suffix == ".ok"]
     for _ in range(2):
         done = run_embedded(tmp_path / "right")
         assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
-        assert [path.suffix for path in kept(cache)] == [".ok"]
+        assert [path.suffix for path in kept(cache_folder)] == [".ok"]
 
 
 def test_embedded_kernels_are_checked_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +282,7 @@ def test_embedded_kernels_are_checked_without_a_cache(tmp_path: Path, monkeypatc
     assert run_embedded(tmp_path / "right").returncode == 0
 
 
-def test_kernels_are_checked_before_they_are_embedded(faulty: Path, cache: Path) -> None:
+def test_kernels_are_checked_before_they_are_embedded(faulty: Path, cache_folder: Path) -> None:
     right = program(read(payload(SPECS["small"])[0]))
     text = right.source("cpu", "float32", "forward")
     with pytest.raises(CompileError, match=r"computes wrong results as .* compiled it for"):

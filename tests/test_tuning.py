@@ -45,7 +45,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def cache(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache_folder(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the module's own: kernels of earlier tests, and nothing tuned."""
     for record in kernels.glob("tuned-*"):
         record.unlink()
@@ -193,7 +193,7 @@ def test_a_tuned_kernel_is_for_one_kind_of_processor() -> None:
 
 
 def test_the_winner_is_stored_and_used_again(
-    races: list[int], cache: Path, device: torch.device, dtype: torch.dtype
+    races: list[int], cache_folder: Path, device: torch.device, dtype: torch.dtype
 ) -> None:
     first, second, plain = (TensorProductConv(SPEC).to(device) for _ in range(3))
     operands = random_operands(SPEC, 7, 40, dtype=dtype, device=device)
@@ -202,7 +202,7 @@ def test_the_winner_is_stored_and_used_again(
     assert not any(kernel.choice.stored for kernel in found.kernels)
     assert len(races) == 6
     assert all(runs == 2 for runs in races[1::2]), "the winner against the default alone"
-    assert len(list(cache.glob("tuned-*.json"))) == 3
+    assert len(list(cache_folder.glob("tuned-*.json"))) == 3
     assert str(first.tuned[0].tuning) in repr(first)
     assert_product(first, operands)
 
@@ -329,9 +329,9 @@ def test_precompiled_kernels_are_the_tuned_ones(races: list[int]) -> None:
         b'{"tuning": null, "gain": "much"}',
     ],
 )
-def test_a_damaged_record_is_searched_again(content: bytes, races: list[int], cache: Path) -> None:
+def test_a_damaged_record_is_searched_again(content: bytes, races: list[int], cache_folder: Path) -> None:
     warmup(TensorProductConv(SPEC), tune=True, directions="forward")
-    (record,) = cache.glob("tuned-*.json")
+    (record,) = cache_folder.glob("tuned-*.json")
     stored = json.loads(record.read_text())
     assert stored["gain"] == 2.0
     if content.startswith(b"{"):  # right as a record, and no choice between plans
@@ -345,12 +345,12 @@ def test_a_damaged_record_is_searched_again(content: bytes, races: list[int], ca
     assert json.loads(record.read_text()) == stored
 
 
-def test_a_changed_digit_of_a_record_is_noticed(cache: Path) -> None:
+def test_a_changed_digit_of_a_record_is_noticed(cache_folder: Path) -> None:
     runtime.write_record("tuned-one", {"tuning": {"stages": 2}, "gain": 1.25})
-    content = (cache / "tuned-one.json").read_bytes()
+    content = (cache_folder / "tuned-one.json").read_bytes()
     for position in range(len(content)):
         for changed in (content[:position] + content[position + 1 :], content[:position] + b"3" + content[position:]):
-            (cache / "tuned-one.json").write_bytes(changed)
+            (cache_folder / "tuned-one.json").write_bytes(changed)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", CacheWarning)
                 record = runtime.read_record("tuned-one")

@@ -8,7 +8,12 @@ from importlib.util import find_spec
 import pytest
 import sabotage as sb
 import torch
-from eqaccel.patches import coefficients, nodes, structures, verify
+from eqaccel.patches import coefficients, nodes, structures
+from eqaccel.patches.finder import find_models
+from eqaccel.patches.mace import MaceKind
+from eqaccel.patches.mace import swapping as mace_swapping
+from eqaccel.patches.mace.contraction import symmetric
+from eqaccel.patches.nequip import swapping as nequip_swapping
 from eqaccel.patches.torch_state import default_dtype
 
 from eqaccel import patch, report
@@ -116,7 +121,7 @@ def test_coupling_tensors_become_exact() -> None:
 
 def test_symmetric_tensors() -> None:
     tensor = torch.randn(2, 3, 3, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mean = coefficients.symmetric(tensor)
+    mean = symmetric(tensor)
     for order in ((0, 2, 1, 3, 4), (0, 1, 3, 2, 4), (0, 3, 1, 2, 4)):
         assert torch.allclose(mean, mean.permute(order))
     x = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -144,7 +149,9 @@ def test_unknown_structures_are_left_with_the_reason(model: Model, monkeypatch: 
     def unknown(*_: object) -> None:
         raise AttributeError("no such attribute")
 
-    monkeypatch.setattr(nodes, "_BUILDERS", {**nodes._BUILDERS, "Linear": unknown})
+    for swapping in (mace_swapping, nequip_swapping):
+        forms = {**swapping.FORMS, "Linear": nodes.NodeForm("irreps_in", unknown)}
+        monkeypatch.setattr(swapping, "FORMS", forms)
     patch(model, verify=False)
     notes = {row.note for row in report(model).rows if row.kind == "Linear"}
     assert notes == {"left: its structure is unknown here (AttributeError: no such attribute)"}
@@ -152,8 +159,8 @@ def test_unknown_structures_are_left_with_the_reason(model: Model, monkeypatch: 
 
 def test_work_of_forces(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forces that are wrong in the original too are its own business; those of the patch alone are caught."""
-    family = next(f for f in _families() if f.recognises(model))
-    evaluate = type(family).evaluate
+    kind = type(find_models(model, PatchError)[0].kind)
+    evaluate = kind.evaluate
 
     def bent(self: object, other: Model, structure: structures.Structure) -> dict[str, torch.Tensor]:
         outputs = evaluate(self, other, structure)
@@ -163,18 +170,12 @@ def test_work_of_forces(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
             outputs["energy"] = outputs["energy"] + 1e-3 * structure.positions.sum() ** 3
         return outputs
 
-    monkeypatch.setattr(type(family), "evaluate", bent)
+    monkeypatch.setattr(kind, "evaluate", bent)
     always = False
     with pytest.raises(VerificationError, match="forces of the periodic structure is not the slope of the energy"):
         patch(model)
     always = True
     patch(model)
-
-
-def _families() -> list[verify.Runnable]:
-    from eqaccel.patches.core import FAMILIES
-
-    return FAMILIES
 
 
 @needs_mace
@@ -189,21 +190,19 @@ def test_more_elements_than_the_model_embeds() -> None:
 
 @needs_mace
 def test_atomic_virials_are_compared(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eqaccel.patches.mace import MaceFamily
-
-    family = MaceFamily()
-    periodic, _ = structures.small_structures(*family.extent(model))
-    outputs = family.evaluate(model, periodic)
+    kind = MaceKind()
+    periodic, _ = structures.small_structures(*kind.extent(model))
+    outputs = kind.evaluate(model, periodic)
     assert outputs["atomic_virials"].shape == outputs["atomic_stresses"].shape == (len(periodic.positions), 3, 3)
-    evaluate = MaceFamily.evaluate
+    evaluate = MaceKind.evaluate
 
-    def bent(self: MaceFamily, other: Model, structure: structures.Structure) -> dict[str, torch.Tensor]:
+    def bent(self: MaceKind, other: Model, structure: structures.Structure) -> dict[str, torch.Tensor]:
         found = evaluate(self, other, structure)
         if any(hasattr(module, "payload") for module in other.modules()):
             found["atomic_virials"][0] *= sb.OFF
         return found
 
-    monkeypatch.setattr(MaceFamily, "evaluate", bent)
+    monkeypatch.setattr(MaceKind, "evaluate", bent)
     with pytest.raises(VerificationError, match="atomic_virials"):
         patch(model)
 

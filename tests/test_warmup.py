@@ -18,11 +18,7 @@ FIRST = TensorProductSpec.channelwise("3x0e", "0e+1o", "0e+1o")
 SECOND = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
 class Layers(torch.nn.Module):

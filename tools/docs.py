@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import latex2mathml.converter
-from eqaccel.integrations.export.core import FAMILIES as EXPORT_FAMILIES
-from eqaccel.patches.core import FAMILIES
+from eqaccel.patches.finder import KINDS
 
 import eqaccel
 from eqaccel import errors, settings
@@ -158,8 +157,7 @@ def supported() -> str:
         for target in TARGETS.values()
         if not target.is_gpu
     ]
-    kinds = [(family.name, first_line(type(family))) for family in FAMILIES]
-    exported = [(f"`{type(family).__name__}`", first_line(type(family))) for family in EXPORT_FAMILIES]
+    kinds = [(kind.name, first_line(type(kind)), "yes" if kind.exporting else "no") for kind in KINDS]
     limits = [
         *((f"connection mode `{mode.value}`", "yes" if takes(mode) else "no") for mode in ConnectionMode),
         ("highest degree of an irrep", str(tensor_product.MAX_DEGREE)),
@@ -173,8 +171,7 @@ def supported() -> str:
             "Made from the tables that the code reads. [Models](models.md) says what was run, and on which machines.",
             *table("GPUs that kernels are planned for", ("target", "plan"), rows),
             *table("CPUs", ("target", "plan"), processors),
-            *table("Kinds of models that `patch` knows", ("kind", ""), kinds),
-            *table("Kinds of models that `export` writes", ("class", ""), exported),
+            *table("Kinds of models", ("kind", "", "exported"), kinds),
             *table("Operators", ("", ""), limits),
             *table("Settings", ("environment variable", "meaning"), variables),
             "",

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from eqaccel.integrations.export.aot import compile_package
 from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
-from eqaccel.integrations.export.potential import Convolution, Potential
 from eqaccel.integrations.export.precompiled import add_entries, check_targets, precompiled_entries
 from eqaccel.integrations.export.scripting import script
+from eqaccel.patches.finder import KINDS, find_models
+from eqaccel.patches.kind import Exporting, ModelKind
+from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.rounding import ROUNDING
-from eqaccel.patches.structures import Structure
+from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import default_dtype, model_device
 from torch import Tensor, nn
 
@@ -30,76 +31,8 @@ from eqaccel.ops import KernelModule
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a file says of the model in it.
-
-    Attributes:
-        cutoff: Radius within which edges are searched, angstrom.
-        type_names: Name of each type of atom, in the order of the indices.
-    """
-
-    cutoff: float
-    type_names: list[str]
-
-
-class ExportFamily(Protocol):
-    """One kind of model: how to recognise it and how to turn it into a `Potential`.
-
-    Attributes:
-        name: What users call it, and the `family` of the metadata.
-    """
-
-    name: str
-
-    def recognises(self, model: nn.Module) -> bool:
-        """Whether the model is of this family; must not raise."""
-        ...
-
-    def heads(self, model: nn.Module) -> list[str]:
-        """Checks that the model is patched and can be exported, and names its heads; raises `ExportError`."""
-        ...
-
-    def dtype(self, model: nn.Module) -> torch.dtype:
-        """The floating-point type that the model computes in."""
-        ...
-
-    def duplicate(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """Copies the model to a device and a floating-point type; raises `ExportError` if it has only its own."""
-        ...
-
-    def facts(self, model: nn.Module) -> Facts:
-        """What the metadata say of the model."""
-        ...
-
-    def constants(self, model: nn.Module, head: int) -> Tensor:
-        """Energies of isolated atoms, (num_types,) in eV, in the digits that the model has, or zeros."""
-        ...
-
-    def potential(self, model: nn.Module, head: int, constants: Tensor) -> Potential:
-        """Turns a copy of the model, which is used up, into a module that can be scripted."""
-        ...
-
-    def structures(self, model: nn.Module) -> list[Structure]:
-        """Small structures to compare the file on."""
-        ...
-
-    def evaluate(self, model: nn.Module, structure: Structure, head: int) -> tuple[Tensor, Tensor]:
-        """Runs the model itself; returns node energies (num_atoms,) and forces (num_atoms, 3)."""
-        ...
-
-
-FAMILIES: list[ExportFamily] = []
-"""The kinds of model that `export` knows, asked in this order."""
-
-
-def register(family: ExportFamily) -> None:
-    """Makes a family of models known to `export`."""
-    FAMILIES.append(family)
-
-
 def export(
-    model: nn.Module,
+    model: Any,
     path: str | os.PathLike[str],
     format: str = "torchscript",
     *,
@@ -121,7 +54,8 @@ def export(
     `native_code no`). It ends with a digest, and one that was damaged on its way is not run.
 
     Args:
-        model: A model that `eqaccel.patch` has accelerated.
+        model: A model that `eqaccel.patch` has accelerated; or an ASE calculator, list or container that holds one and
+            adds nothing to what it computes.
         path: The file to write; replaced only when everything has succeeded.
         format: "torchscript", or "aotinductor" for a package (".pt2", CPU only, compiles for a minute or more).
         device: Where the tensors in the file are, "cpu" or "cuda"; default: where the model is.
@@ -135,45 +69,52 @@ def export(
         The metadata of the file.
 
     Raises:
-        ExportError: If an argument makes no sense, if the model is not patched or of an unknown kind, if a module of it
-            cannot be scripted or a kernel not be precompiled, or if the file does not reproduce the model. No file is
-            left behind then.
+        ExportError: If an argument makes no sense, if there are several models or something besides the model, if it is
+            not patched or of an unknown kind, if a module of it cannot be scripted or a kernel not be precompiled, or
+            if the file does not reproduce the model. No file is left behind then.
     """
     target = _checked_path(path)
     _check_format(format, target)
     check_targets(precompile)
-    family = _family(model)
-    heads = family.heads(model)
+    model, kind, exporting = _exported_model(model)
+    exporting.check(model)
+    heads = exporting.heads(model)
     if head not in heads and (head is not None or len(heads) > 1):
         raise ExportError(f"head: expected one of {', '.join(map(repr, heads))}, got {head!r}")
     index = 0 if head is None else heads.index(head)
-    kind = _checked_dtype(dtype, family.dtype(model))
+    scalar_type = _checked_dtype(dtype, kind.dtype(model))
     place = _checked_device(device, model)
     if format == "aotinductor" and place.type != "cpu":
         raise ExportError(f"device: expected 'cpu' for format 'aotinductor', got '{place}'; pass device='cpu'")
 
-    duplicate = family.duplicate(model, place, kind).eval().requires_grad_(False)
-    facts = family.facts(duplicate)
-    with default_dtype(kind):
-        structures = family.structures(duplicate) if verify else []
+    duplicate = exporting.duplicate(model, place, scalar_type).eval().requires_grad_(False)
+    cutoff, num_elements = kind.extent(duplicate)
+    description = {
+        "family": kind.name.lower(),
+        "head": heads[index],
+        "cutoff": cutoff,
+        "type_names": exporting.type_names(duplicate),
+    }
+    with default_dtype(scalar_type):
+        structures = small_structures(cutoff, num_elements) if verify else []
         with torch.jit.optimized_execution(False):
-            expected = [family.evaluate(duplicate, structure, index) for structure in structures]
+            expected = [kind.evaluate(duplicate, structure, index) for structure in structures]
         # Of the model, not of its copy, which may be in a smaller dtype.
-        constants = family.constants(model, index).to(place, torch.float64, copy=True)
-        potential = family.potential(duplicate, index, constants)
-        scalar = str(kind).removeprefix("torch.")
+        constants = exporting.constants(model, index).to(place, torch.float64, copy=True)
+        potential = exporting.potential(duplicate, index, constants)
+        scalar = str(scalar_type).removeprefix("torch.")
         for module in potential.modules():
             if precompile and isinstance(module, KernelModule):
                 what = (module.family, module.spec, scalar, tuple(precompile), module.tuned)
                 add_entries(module, precompiled_entries(*what))
-        metadata = _metadata(family.name, heads[index], facts, potential, kind, place, precompile)
+        metadata = _metadata(description, potential, scalar_type, place, precompile)
         scripted = script(potential)
     with _temporary(target) as file:
         if format == "torchscript":
             scripted.save(str(file), _extra_files={METADATA: json.dumps(metadata, indent=1)})
         else:
             metadata |= {"kind": format, "exchange_widths": []}
-            compile_package(scripted, file, kind, {PACKAGE_KEY: json.dumps(metadata)})
+            compile_package(scripted, file, scalar_type, {PACKAGE_KEY: json.dumps(metadata)})
         append_digest(file)
         if verify:
             exported = load_exported(file)
@@ -223,25 +164,57 @@ def _checked_device(device: torch.device | str | None, model: nn.Module) -> torc
     return found
 
 
-def _family(model: nn.Module) -> ExportFamily:
-    if isinstance(model, torch.jit.ScriptModule):
+def _exported_model(target: Any) -> tuple[nn.Module, ModelKind, Exporting]:
+    """The one model in what the user handed over, which has to be of a kind that can be exported."""
+    models = find_models(target, ExportError)
+    if len(models) > 1:
+        raise ExportError(
+            f"model: expected one model, got {len(models)} in {type(target).__name__} "
+            f"({', '.join(found.path for found in models)}); export one after the other"
+        )
+    (found,) = models
+    if isinstance(found.model, torch.jit.ScriptModule):
         raise ExportError(
             "model: expected the Python model, got a scripted one; patch and export what it was made from"
         )
-    for family in FAMILIES:
-        if family.recognises(model):
-            return family
-    known = ", ".join(family.name for family in FAMILIES)
-    raise ExportError(
-        f"model: expected a model of a kind that can be exported ({known}), got {type(model).__name__}; if it holds "
-        "such a model, as calculators do, pass the model inside"
-    )
+    exporting = None if found.kind is None else found.kind.exporting
+    if found.kind is None or exporting is None or not exporting.accepts(found.model):
+        known = ", ".join(kind.name.lower() for kind in KINDS if kind.exporting is not None)
+        raise ExportError(
+            f"model: expected a model of a kind that can be exported ({known}), got {type(found.model).__name__}; if "
+            "it holds such a model, as calculators do, pass the model inside"
+        )
+    reason = next(filter(None, map(_addition, [*_outside(target), *found.holders])), None)
+    if reason is not None:
+        raise ExportError(
+            f"model: expected a model, or what holds one and adds nothing to it, but {reason}; pass the model inside "
+            f"({found.path})"
+        )
+    return found.model, found.kind, exporting
+
+
+def _outside(target: Any) -> list[Any]:
+    """What holds a single module and is none itself: lists, and a calculator in them."""
+    outside = []
+    while isinstance(target, (list, tuple)):
+        outside.append(target)
+        target = target[0]
+    return outside if isinstance(target, nn.Module) else [*outside, target]
+
+
+def _addition(holder: Any) -> str | None:
+    """Why what holds a model may give other results than the model; None if it does not."""
+    if isinstance(holder, nn.Module):
+        computes = type(holder).forward is not nn.Module.forward
+        return f"{type(holder).__name__} has a forward method of its own" if computes else None
+    if hasattr(holder, "mixer") or hasattr(holder, "calcs"):
+        return f"{type(holder).__name__} combines calculators"
+    units = [name for name in ("energy_units_to_eV", "length_units_to_A") if getattr(holder, name, 1.0) != 1.0]
+    return f"{type(holder).__name__} converts units ({', '.join(units)})" if units else None
 
 
 def _metadata(
-    family: str,
-    head: str,
-    facts: Facts,
+    description: dict[str, Any],
     potential: Potential,
     dtype: torch.dtype,
     device: torch.device,
@@ -250,10 +223,7 @@ def _metadata(
     return {
         "format": FORMAT,
         "kind": "torchscript",
-        "family": family,
-        "head": head,
-        "cutoff": facts.cutoff,
-        "type_names": facts.type_names,
+        **description,
         "dtype": str(dtype).removeprefix("torch."),
         "device": device.type,
         "units": {"energy": "eV", "length": "angstrom"},
@@ -273,7 +243,7 @@ def _temporary(target: Path) -> Iterator[Path]:
         os.replace(file, target)
 
 
-def _compare(exported: Exported, structure: Structure, expected: Sequence[Tensor]) -> None:
+def _compare(exported: Exported, structure: Structure, expected: Mapping[str, Tensor]) -> None:
     """Compares a file with the model; bounds are rounding of the absolute contributions, as when patching."""
     dtype, device = DTYPES[exported.metadata["dtype"]], exported.metadata["device"]
     senders, receivers = structure.edge_index
@@ -286,7 +256,7 @@ def _compare(exported: Exported, structure: Structure, expected: Sequence[Tensor
     gradient = gradient.to("cpu", torch.float64)
     forces = torch.zeros_like(structure.positions).index_add(0, senders, gradient).index_add(0, receivers, -gradient)
     values = (energies.to("cpu", torch.float64), forces)
-    wanted = [t.detach().to("cpu", torch.float64) for t in expected]
+    wanted = (expected["node_energy"].reshape(-1), expected["forces"])
     work = float(wanted[1].abs().sum()) * structure.cutoff
     scales = (float(wanted[0].abs().sum()) + work, float(wanted[1].abs().sum()))
     for name, value, reference, scale in zip(("node energies", "forces"), values, wanted, scales, strict=True):

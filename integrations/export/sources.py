@@ -1,8 +1,7 @@
-"""Opening the models that are to be exported, from the files that MACE, NequIP and torch write."""
+"""Opening the models that are to be exported, from the files that torch and the kinds of model write."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import warnings
 import zipfile
@@ -10,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from eqaccel.patches.finder import KINDS
 from torch import nn
 
 from eqaccel.errors import ExportError
-
-_NEQUIP_LOADER = "nequip.model.saved_models"
-"""Module of nequip that opens packages and checkpoints; imported when there is one to open."""
 
 
 def open_model(path: str | os.PathLike[str]) -> nn.Module:
@@ -29,7 +26,8 @@ def open_model(path: str | os.PathLike[str]) -> nn.Module:
         ExportError: If the file holds no model, or one that does not open here.
     """
     file = Path(path)
-    expected = "model: expected a file with a whole model (of torch.save, or a package or checkpoint of NequIP)"
+    formats = ", or ".join(["of torch.save", *(kind.file_format.name for kind in KINDS if kind.file_format)])
+    expected = f"model: expected a file with a whole model ({formats})"
     if not file.is_file():
         raise ExportError(f"{expected}, got '{file}': No such file")
     if file.stat().st_size == 0:
@@ -37,7 +35,7 @@ def open_model(path: str | os.PathLike[str]) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is no model is told below
-            model = _load_nequip(file) if _is_of_nequip(file) else _load(file)
+            model = _load_any(file)
     except Exception as error:  # the file says what runs, and so what can be raised
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ExportError(f"{expected}, got '{file}', which does not open ({reason}); {_cure(error)}") from error
@@ -48,20 +46,10 @@ def open_model(path: str | os.PathLike[str]) -> nn.Module:
     return model
 
 
-def _is_of_nequip(file: Path) -> bool:
-    """Whether a file is one of torch.package, in which nequip-package writes, or named as a checkpoint."""
-    if file.suffix == ".ckpt":
-        return True
-    if not zipfile.is_zipfile(file):
-        return False
-    with zipfile.ZipFile(file) as archive:
-        return any(name.endswith(".data/extern_modules") for name in archive.namelist())
-
-
-def _load_nequip(file: Path) -> Any:
-    if file.suffix != ".ckpt" and not file.name.endswith(".nequip.zip"):
-        raise ValueError("a package of NequIP has to be named *.nequip.zip")
-    return importlib.import_module(_NEQUIP_LOADER).load_saved_model(file)
+def _load_any(file: Path) -> Any:
+    formats = [kind.file_format for kind in KINDS if kind.file_format is not None]
+    load = next((known.load for known in formats if known.matches(file)), _load)
+    return load(file)
 
 
 def _load(file: Path) -> Any:

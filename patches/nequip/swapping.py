@@ -1,4 +1,4 @@
-"""NequIP models: which of their modules eqaccel replaces, and how to run one on a structure.
+"""Which modules of NequIP models eqaccel replaces.
 
 Every NequIP interaction block gathers, multiplies and scatters in one module, its `TensorProductScatter`, which is
 replaced; so are the node-wise modules around it (`eqaccel.patches.nodes`). A packaged model brings renamed copies of
@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
-from eqaccel.patches.core import Row, Swap, class_names, refuse_patched
-from eqaccel.patches.nodes import node_rows, node_swaps
+from eqaccel.patches.kind import Swapping, class_names
+from eqaccel.patches.nequip.typed_product import TYPED_FORM
+from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
-from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.structures import Structure
-from eqaccel.patches.torch_state import model_device, training_mode
+from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
+from eqaccel.patches.report import ReportRow
+from eqaccel.patches.torch_state import model_device
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import packed_rows
@@ -33,18 +34,9 @@ _OTHER_ACCELERATORS: Mapping[str, str] = MappingProxyType(
     }
 )
 _ALLEGRO = "Contracter"
-_GHOST_EXCHANGE = "LAMMPSMLIAPGhostExchangeModule"
 
-_OUTPUTS: Mapping[str, str] = MappingProxyType(
-    {
-        "energy": "total_energy",
-        "node_energy": "atomic_energy",
-        "forces": "forces",
-        "virials": "virial",
-        "stress": "stress",
-    }
-)
-"""The outputs that are verified, and their names in NequIP."""
+FORMS: NodeForms = MappingProxyType({**E3NN_FORMS, "FullyConnectedTensorProduct": TYPED_FORM})
+"""The node-wise modules of NequIP models that have another form."""
 
 
 class NequipConvolution(Replacement):
@@ -84,23 +76,11 @@ class NequipConvolution(Replacement):
         return rebuilt_convolution(self.tp, self.eqaccel)
 
 
-class NequipFamily:
-    """The models of nequip, built in code, from a checkpoint or from a package; implements `ModelFamily`."""
-
-    name = "NequIP"
-    ranks: Mapping[str, int] = MappingProxyType({"energy": 0, "node_energy": 0, "forces": 1, "virials": 2, "stress": 2})
-
-    def recognises(self, model: torch.nn.Module) -> bool:
-        """Whether the model is what every model of the NequIP framework is wrapped in, Allegro's too."""
-        return bool(class_names(model) & {"GraphModel", "DictInputOutputWrapper"})
+class NequipSwapping(Swapping):
+    """The scatters of the layers, their radial networks, and node-wise modules."""
 
     def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
-        """Checks every layer, then builds the convolution of each; the model is not changed.
-
-        Raises:
-            AlreadyPatchedError: If the model is accelerated already.
-            PatchError: If it is another kind of model, or a layer cannot be accelerated.
-        """
+        """See `Swapping.swaps`; checks every layer, then builds the convolution of each."""
         refuse_patched(model)
         scatters = list(_scatters(model))
         if not scatters:
@@ -118,9 +98,9 @@ class NequipFamily:
             for path, parent, scatter in scatters
         ]
         networks = [getattr(parent, "edge_mlp", None) for _, parent, _ in scatters]
-        return [*convolutions, *chain.from_iterable(map(radial_swaps, networks)), *node_swaps(model)]
+        return [*convolutions, *chain.from_iterable(map(radial_swaps, networks)), *node_swaps(model, FORMS)]
 
-    def rows(self, model: torch.nn.Module) -> list[Row]:
+    def rows(self, model: torch.nn.Module) -> list[ReportRow]:
         """The convolutions and the costly modules of edges layer by layer, then the node-wise modules."""
         rows = []
         for path, parent, scatter in _scatters(model):
@@ -128,35 +108,10 @@ class NequipFamily:
             rows.append(convolution_row(path, scatter, product, partial(_check, path, scatter)))
             rows += radial_rows(f"{path.rpartition('.')[0]}.edge_mlp", model, getattr(parent, "edge_mlp", None))
         if rows:
-            rows += node_rows(model)
+            rows += node_rows(model, FORMS)
         else:
-            rows.append(Row("", type(model).__name__, False, f"left: {_nothing_to_replace(model)}"))
+            rows.append(ReportRow("", type(model).__name__, False, f"left: {_nothing_to_replace(model)}"))
         return rows
-
-    def extent(self, model: torch.nn.Module) -> tuple[float, int]:
-        """The cutoff, and the number of atom types."""
-        return float(model.metadata["r_max"]), len(model.type_names)
-
-    def evaluate(self, model: torch.nn.Module, structure: Structure) -> dict[str, torch.Tensor]:
-        """Runs the model for everything it predicts; forces that it leaves to others are added."""
-        outputs, _ = _run(model, structure)
-        return {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
-
-    def train(self, model: torch.nn.Module, structure: Structure) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Runs the model in training mode, in which it keeps what derivatives of forces take."""
-        with training_mode(model):
-            return _run(model, structure)
-
-
-def _run(model: torch.nn.Module, structure: Structure) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    inputs = model_inputs(model, structure)
-    positions = inputs["pos"].requires_grad_()
-    outputs = model(inputs)
-    if "forces" not in outputs:
-        energy = outputs["total_energy"].sum()
-        outputs["forces"] = -torch.autograd.grad(energy, positions, create_graph=model.training)[0]
-    found = {name: outputs.get(field) for name, field in _OUTPUTS.items()}
-    return {name: output for name, output in found.items() if isinstance(output, torch.Tensor)}, positions
 
 
 def _scatters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Any]]:
@@ -196,39 +151,3 @@ def _nothing_to_replace(model: torch.nn.Module) -> str:
             f"it unpatched, or with Allegro's own modifiers"
         )
     return f"{type(model).__name__} has no {_SCATTER}, so there is nothing to replace"
-
-
-def model_inputs(model: torch.nn.Module, structure: Structure) -> dict[str, Any]:
-    """The dictionary that `nequip.data.from_ase` and a neighbour list would give for one structure.
-
-    NequIP takes float64 whatever it computes in. An edge starts at its receiver; since the list holds every pair in
-    both directions, it needs no turning around.
-    """
-    inputs = {
-        "pos": structure.positions,
-        "cell": structure.cell[None],
-        "edge_cell_shift": structure.unit_shifts,
-        "edge_index": structure.edge_index,
-        "atom_types": structure.species,
-    }
-    for module in model.modules():  # fields such as a total charge, each with the smallest value that it may have
-        for field, smallest in getattr(module, "categorical_graph_field_embed_shifts", {}).items():
-            inputs[field] = torch.tensor([[smallest]])
-    # Copies, because models switch on gradients of what is in it.
-    inputs = {name: tensor.to(model_device(model), copy=True) for name, tensor in inputs.items()}
-    if any(_GHOST_EXCHANGE in class_names(module) for module in model.modules()):
-        inputs["lmp_mliap_data"] = _NoGhosts(len(structure.positions))
-    return inputs
-
-
-class _NoGhosts:
-    """Stands in for LAMMPS where a model prepared for ML-IAP asks for the features of ghosts, and there are none."""
-
-    def __init__(self, num_atoms: int) -> None:
-        self.nlocal = self.ntotal = num_atoms
-
-    def forward_exchange(self, features: torch.Tensor, out: torch.Tensor, _width: int) -> None:
-        """What every local atom has is what there is."""
-        out.copy_(features)
-
-    reverse_exchange = forward_exchange

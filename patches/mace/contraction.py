@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from eqaccel.patches.coefficients import write
+from eqaccel.patches.nodes import Form, NodeForm, random_rows
 from eqaccel.patches.replacement import Replacement
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eqaccel.errors import PatchError
-from eqaccel.families.polynomial import PolynomialSpec, Term
+from eqaccel.errors import PatchError, VerificationError
+from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.ops import Polynomial
 
 
@@ -51,6 +53,23 @@ class PolynomialContraction(Replacement):
     def remake(self) -> torch.nn.Module:
         """See `Replacement`: the polynomial of the coefficients that the module has now."""
         return ContractionPolynomial(self)
+
+    def share_coefficients(self, module: Any, stored: torch.dtype) -> None:
+        """See `Replacement`: puts the tensors that the polynomial stands for into a contraction."""
+        for degree, (tensor, magnitude) in self.polynomial_tensors().items():
+            buffer = module.U_tensors(degree)
+            value = tensor.to(buffer)
+            error = (value - symmetric(buffer.view(tensor.shape))).flatten(0, -2).norm(dim=0)
+            # Paths that are zero are sums that cancel, of products like the others, whose factors have norm one.
+            size = max(1.0, float(magnitude.max()))
+            bound = _roundings(degree, tensor.shape[-2]) * torch.finfo(stored).eps / 2 * size
+            if not bool((error <= bound).all()):
+                worst = int(error.argmax())
+                raise VerificationError(
+                    f"the polynomial of the contraction has other coefficients: those of degree {degree}, path {worst} "
+                    f"differ by {float(error[worst]):.3e} where at most {bound:.3e} is rounding"
+                )
+            write(buffer, value.view(buffer.shape))
 
     def polynomial_tensors(self) -> dict[int, tuple[Tensor, Tensor]]:
         """The tensors U_n that the polynomial and its mix stand for, for verification.
@@ -176,3 +195,36 @@ def _independent(coefficients: NDArray, rounding: float) -> tuple[NDArray, NDArr
 
 def _dot(a: NDArray, b: NDArray) -> float:
     return math.fsum((a * b).tolist())
+
+
+def symmetric(tensor: torch.Tensor) -> torch.Tensor:
+    """The mean over all orders of the features of a contraction's tensor (num_outputs, num_ell, ..., num_paths)."""
+    # Adding one feature after the other: the mean over the places that it may take among those before it.
+    for last in range(2, tensor.dim() - 1):
+        swapped = [tensor.transpose(place, last) for place in range(1, last)]
+        tensor = torch.stack([tensor, *swapped]).mean(0)
+    return tensor
+
+
+def _roundings(degree: int, num_ell: int) -> int:
+    """How often a coefficient of a contraction was rounded when the model was made.
+
+    Each feature is coupled by a tensor, whose entries are rounded and scaled, in sums over the components of what came
+    before it, at most 2l + 1 products.
+    """
+    components = 2 * math.isqrt(num_ell) - 1
+    return degree * (components + 3)
+
+
+def _contraction(_: torch.nn.Module, contraction: Any) -> Form:
+    if contraction.correlation > MAX_POWER:
+        raise PatchError(f"no kernel for a correlation of {contraction.correlation}, above {MAX_POWER}")
+    num_elements, _, channels = contraction.weights_max.shape
+    polynomial = ContractionPolynomial(contraction)
+    features = random_rows(2 * channels, polynomial.num_ell, contraction.weights_max).view(2, channels, -1)
+    elements = torch.nn.functional.one_hot(torch.tensor([0, num_elements - 1]), num_elements)
+    return PolynomialContraction, polynomial, (features, elements.to(features))
+
+
+CONTRACTION_FORM = NodeForm("coupling_irreps", _contraction)
+"""How a `Contraction` is replaced."""

@@ -1,4 +1,4 @@
-"""MACE models as exported potentials; implements `ExportFamily`.
+"""MACE models as exported potentials.
 
 The blocks of the model stay MACE's own. Its `forward` is not used, because it wants positions and a batch of graphs;
 `MacePotential.node_energies` calls the blocks in the same order on edge vectors. Blocks take `lammps_natoms`, and with
@@ -8,15 +8,13 @@ means.
 
 from __future__ import annotations
 
-import copy
 from typing import Any, List  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.integrations.export.core import Facts
-from eqaccel.integrations.export.potential import Convolution, Potential
-from eqaccel.patches.core import Replacement, class_names
-from eqaccel.patches.structures import Structure, small_structures
-from eqaccel.patches.torch_state import model_device, model_dtype
+from eqaccel.patches.kind import Exporting, check_replaced, class_names
+from eqaccel.patches.mace.swapping import LONG_RANGE
+from eqaccel.patches.potential import Convolution, Potential
+from eqaccel.patches.torch_state import model_dtype
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
@@ -30,7 +28,7 @@ _SYMBOLS = (
 """Chemical symbols in the order of atomic numbers, from zero."""
 
 
-class MaceConvolution(Convolution):
+class ExportedConvolution(Convolution):
     """The convolution of an interaction block."""
 
     def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:
@@ -114,7 +112,7 @@ class MacePotential(Potential):
         widths = [block.node_feats_irreps.dim for block in list(model.interactions)[1:]]
         super().__init__(model_dtype(model), widths, constants)
         for block in model.interactions:
-            block.conv_tp = MaceConvolution(block.conv_tp.eqaccel)
+            block.conv_tp = ExportedConvolution(block.conv_tp.eqaccel)
         for parent in list(model.modules()):
             for name, child in parent.named_children():
                 if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):
@@ -179,76 +177,38 @@ class MacePotential(Potential):
         return self.scale * interaction_energy + self.shift
 
 
-class MaceExport:
-    """The energy models of mace-torch; implements `ExportFamily`."""
+class MaceExporting(Exporting):
+    """The energy models of mace-torch as potentials."""
 
-    name = "mace"
+    def accepts(self, model: nn.Module) -> bool:
+        """Whether the model is a `MACE`, or derives from it: others predict dipoles alone."""
+        return "MACE" in class_names(model)
 
-    def recognises(self, model: nn.Module) -> bool:
-        """Whether the model is a `MACE`, or derives from it."""
-        return "MACE" in class_names(model) and isinstance(getattr(model, "interactions", None), nn.Module)
-
-    def heads(self, model: Any) -> list[str]:
-        """See `ExportFamily.heads`."""
-        foreign = sorted(class_names(model) & {"MACELES", "PolarMACE"})
-        if foreign or getattr(model, "embedding_specs", None):
-            reason = "has long-range parts" if foreign else "takes inputs besides the structure (embedding_specs)"
+    def check(self, model: Any) -> None:
+        """See `Exporting.check`."""
+        long_range = class_names(model) & LONG_RANGE
+        if long_range or getattr(model, "embedding_specs", None):
+            reason = "has long-range parts" if long_range else "takes inputs besides the structure (embedding_specs)"
             raise ExportError(
                 f"model: expected a model whose energy depends on the structure alone, within the cutoff; "
                 f"{type(model).__name__} {reason}, so use it from Python"
             )
         for i, block in enumerate(model.interactions):
-            if not isinstance(block.conv_tp, Replacement):
-                raise ExportError(
-                    f"model: expected a patched model, got interactions.{i}.conv_tp = {type(block.conv_tp).__name__}; "
-                    "call eqaccel.patch(model) first"
-                )
+            check_replaced(f"interactions.{i}.conv_tp", block.conv_tp)
+
+    def heads(self, model: Any) -> list[str]:
+        """See `Exporting.heads`."""
         return [str(head) for head in getattr(model, "heads", None) or ["Default"]]
 
-    def dtype(self, model: Any) -> torch.dtype:
-        """See `ExportFamily.dtype`."""
-        return model_dtype(model)
-
-    def duplicate(self, model: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """See `ExportFamily.duplicate`."""
-        return copy.deepcopy(model).to(device, dtype)
+    def type_names(self, model: Any) -> list[str]:
+        """The chemical symbols of the model's elements."""
+        symbols = _SYMBOLS.split()
+        return [symbols[number] for number in model.atomic_numbers.tolist()]
 
     def constants(self, model: Any, head: int) -> Tensor:
-        """See `ExportFamily.constants`."""
+        """See `Exporting.constants`."""
         return torch.atleast_2d(model.atomic_energies_fn.atomic_energies)[head].detach()
 
-    def facts(self, model: Any) -> Facts:
-        """See `ExportFamily.facts`."""
-        symbols = _SYMBOLS.split()
-        return Facts(float(model.r_max), [symbols[number] for number in model.atomic_numbers.tolist()])
-
     def potential(self, model: Any, head: int, constants: Tensor) -> Potential:
-        """See `ExportFamily.potential`."""
+        """See `Exporting.potential`."""
         return MacePotential(model, head, constants)
-
-    def structures(self, model: Any) -> list[Structure]:
-        """See `ExportFamily.structures`."""
-        return small_structures(float(model.r_max), len(model.atomic_numbers))
-
-    def evaluate(self, model: Any, structure: Structure, head: int) -> tuple[Tensor, Tensor]:
-        """See `ExportFamily.evaluate`."""
-        device, dtype = model_device(model), model_dtype(model)
-        num_atoms = len(structure.positions)
-        floating = {
-            "positions": structure.positions,
-            "cell": structure.cell,
-            "unit_shifts": structure.unit_shifts,
-            "shifts": structure.unit_shifts @ structure.cell,
-            "node_attrs": nn.functional.one_hot(structure.species, len(model.atomic_numbers)),
-        }
-        integral = {
-            "edge_index": structure.edge_index,
-            "batch": torch.zeros(num_atoms, dtype=torch.int64),
-            "ptr": torch.tensor([0, num_atoms]),
-            "head": torch.tensor([head]),
-        }
-        # Copies, because the model writes into this dictionary.
-        inputs = {name: tensor.to(device, dtype, copy=True) for name, tensor in floating.items()}
-        inputs |= {name: tensor.to(device, copy=True) for name, tensor in integral.items()}
-        outputs = model(inputs, compute_force=True)
-        return outputs["node_energy"], outputs["forces"]

@@ -1,4 +1,4 @@
-"""NequIP models as exported potentials; implements `ExportFamily`.
+"""NequIP models as exported potentials.
 
 The network of the model runs as it is: NequIP's modules accept edge vectors in place of positions, and each layer calls
 a module for the exchange of ghosts, which does nothing until it is replaced.
@@ -11,17 +11,14 @@ from collections.abc import Iterator
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.integrations.export.core import Facts
-from eqaccel.integrations.export.potential import Convolution, Potential
-from eqaccel.patches.core import Replacement, class_names
-from eqaccel.patches.nequip import model_inputs
-from eqaccel.patches.structures import Structure, small_structures
+from eqaccel.patches.kind import Exporting, check_replaced, class_names
+from eqaccel.patches.potential import Convolution, Potential
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
 
 
-class NequipConvolution(Convolution):
+class ExportedConvolution(Convolution):
     """The convolution of an interaction block."""
 
     def forward(self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor) -> Tensor:
@@ -52,7 +49,7 @@ class NequipPotential(Potential):
         blocks = [block for _, block in _blocks(model)]
         super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]], constants)
         for block in blocks:
-            block.tp_scatter = NequipConvolution(block.tp_scatter.eqaccel)
+            block.tp_scatter = ExportedConvolution(block.tp_scatter.eqaccel)
             block.ghost_exchange = GhostExchange()
         self.network = getattr(model.model, "func", model.model)
 
@@ -71,23 +68,17 @@ class NequipPotential(Potential):
         return self.network(data)["atomic_energy"].reshape(-1)
 
 
-class NequipExport:
-    """The energy models of nequip; implements `ExportFamily`."""
+class NequipExporting(Exporting):
+    """The energy models of nequip as potentials."""
 
-    name = "nequip"
-
-    def recognises(self, model: nn.Module) -> bool:
+    def accepts(self, model: nn.Module) -> bool:
         """Whether the model is a `GraphModel`, of a package too, with NequIP's layers."""
         return "GraphModel" in class_names(model) and any(True for _ in _blocks(model))
 
-    def heads(self, model: Any) -> list[str]:
-        """See `ExportFamily.heads`."""
+    def check(self, model: Any) -> None:
+        """See `Exporting.check`."""
         for path, block in _blocks(model):
-            if not isinstance(block.tp_scatter, Replacement):
-                raise ExportError(
-                    f"model: expected a patched model, got {path}.tp_scatter = {type(block.tp_scatter).__name__}; call "
-                    "eqaccel.patch(model) first"
-                )
+            check_replaced(f"{path}.tp_scatter", block.tp_scatter)
         for path, module in model.named_modules():
             fields = getattr(module, "categorical_graph_field_embed_shifts", None)
             if fields:
@@ -95,41 +86,27 @@ class NequipExport:
                     f"model: expected a model whose energy depends on the structure alone, but {path} takes "
                     f"{', '.join(fields)}; use it from Python"
                 )
-        return ["Default"]
 
-    def dtype(self, model: Any) -> torch.dtype:
-        """See `ExportFamily.dtype`."""
-        return model.model_dtype
+    def type_names(self, model: Any) -> list[str]:
+        """See `Exporting.type_names`."""
+        return list(model.type_names)
+
+    def constants(self, model: Any, head: int) -> Tensor:
+        """See `Exporting.constants`; NequIP's network adds them itself, in float64 whatever the model's dtype is."""
+        return torch.zeros(len(model.type_names))
+
+    def potential(self, model: Any, head: int, constants: Tensor) -> Potential:
+        """See `Exporting.potential`."""
+        return NequipPotential(model, constants)
 
     def duplicate(self, model: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """See `ExportFamily.duplicate`."""
+        """See `Exporting.duplicate`."""
         if dtype != model.model_dtype:
             raise ExportError(
                 f"dtype: NequIP models keep the type that they were built in, expected {model.model_dtype}, got "
                 f"{dtype}; leave dtype out, or build the model with another model_dtype"
             )
         return copy.deepcopy(model).to(device)
-
-    def facts(self, model: Any) -> Facts:
-        """See `ExportFamily.facts`."""
-        return Facts(float(model.metadata["r_max"]), list(model.type_names))
-
-    def constants(self, model: Any, head: int) -> Tensor:
-        """See `ExportFamily.constants`; NequIP's network adds them itself, in float64 whatever the model's dtype is."""
-        return torch.zeros(len(model.type_names))
-
-    def potential(self, model: Any, head: int, constants: Tensor) -> Potential:
-        """See `ExportFamily.potential`."""
-        return NequipPotential(model, constants)
-
-    def structures(self, model: Any) -> list[Structure]:
-        """See `ExportFamily.structures`."""
-        return small_structures(float(model.metadata["r_max"]), len(model.type_names))
-
-    def evaluate(self, model: Any, structure: Structure, head: int) -> tuple[Tensor, Tensor]:
-        """See `ExportFamily.evaluate`."""
-        outputs = model(model_inputs(model, structure))
-        return outputs["atomic_energy"].reshape(-1), outputs["forces"]
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:

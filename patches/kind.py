@@ -1,0 +1,180 @@
+"""What a kind of model is: one class that recognises its models and runs them, with what is made of them as abilities.
+
+A kind says everything that eqaccel has to know of a library of models. Its class, a `ModelKind`, recognises a model and
+runs it on a structure. `Swapping` says which modules of it are replaced, and `Exporting` turns it into a module for
+files. Each kind has a folder here, and a place in the table of `eqaccel.patches.finder`.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from eqaccel.patches.potential import Potential
+from eqaccel.patches.replacement import Replacement, Swap
+from eqaccel.patches.report import ReportRow
+from eqaccel.patches.structures import Structure
+from eqaccel.patches.torch_state import model_dtype
+from torch import Tensor, nn
+
+from eqaccel.errors import ExportError
+
+Outputs = dict[str, Tensor]
+"""What a model predicts, by names that all kinds share: energy, node_energy, forces, stress, ..."""
+
+
+def class_names(module: object) -> set[str]:
+    """Names of the class of an object and of all its bases: how models are recognised without importing theirs."""
+    return {cls.__name__ for cls in type(module).__mro__}
+
+
+class ModelKind(ABC):
+    """One kind of model: how to recognise it and how to run it.
+
+    Attributes:
+        name: What users call it; in small letters, the `family` of exported files.
+        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
+        swapping: Which modules of a model are replaced.
+        exporting: How a model becomes a file; None if that is not possible.
+        file_format: The files of its own that the kind's library writes; None if it has none besides `torch.save`.
+    """
+
+    name: str
+    ranks: Mapping[str, int]
+    swapping: Swapping
+    exporting: Exporting | None = None
+    file_format: FileFormat | None = None
+
+    @abstractmethod
+    def recognises(self, model: nn.Module) -> bool:
+        """Whether the model is of this kind; must not raise."""
+
+    @abstractmethod
+    def extent(self, model: nn.Module) -> tuple[float, int]:
+        """The cutoff of a model in angstrom, and the number of elements that it knows."""
+
+    @abstractmethod
+    def inputs(self, model: nn.Module, structure: Structure, head: int = 0) -> dict[str, Any]:
+        """What the model's own library would hand to it for one structure; on the device of the model.
+
+        Args:
+            model: The model.
+            structure: The structure.
+            head: Number of the head that computes, for models with several.
+
+        Returns:
+            New tensors: a model may write into them and switch on their gradients.
+        """
+
+    @abstractmethod
+    def run(
+        self, model: nn.Module, structure: Structure, head: int = 0, training: bool = False
+    ) -> tuple[Outputs, Tensor]:
+        """Runs the model for all that it predicts with first derivatives.
+
+        Args:
+            model: The model.
+            structure: The structure.
+            head: As `inputs` takes it.
+            training: Whether to run it as a training step does, so that the outputs can be differentiated once more.
+
+        Returns:
+            Outputs by name, and the positions that they depend on, a leaf.
+        """
+
+    def evaluate(self, model: nn.Module, structure: Structure, head: int = 0) -> Outputs:
+        """Runs the model as a simulation does; returns its outputs by name, detached, in float64 on the CPU."""
+        outputs, _ = self.run(model, structure, head)
+        return {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
+
+    def has_compiled_itself(self, model: nn.Module) -> bool:
+        """Whether the model has compiled itself, so that its modules cannot be changed any more."""
+        return False
+
+    def dtype(self, model: nn.Module) -> torch.dtype:
+        """The floating-point type that the model computes in."""
+        return model_dtype(model)
+
+
+class Swapping(ABC):
+    """Which modules of a kind of model are replaced, and what a report says of them."""
+
+    @abstractmethod
+    def swaps(self, model: nn.Module, deterministic: bool) -> list[Swap]:
+        """Checks the whole model and builds the replacements; the model is not changed.
+
+        Args:
+            model: The model.
+            deterministic: Whether sums over edges are bitwise reproducible.
+
+        Raises:
+            AlreadyPatchedError: If the model is accelerated already.
+            PatchError: If it holds something that cannot be replaced.
+        """
+
+    @abstractmethod
+    def rows(self, model: nn.Module) -> list[ReportRow]:
+        """What is and what is not accelerated in a model, patched or not."""
+
+
+class Exporting(ABC):
+    """How a kind of model becomes a `Potential`, the module in an exported file."""
+
+    @abstractmethod
+    def accepts(self, model: nn.Module) -> bool:
+        """Whether the model predicts what files hold, the energies of atoms; must not raise."""
+
+    @abstractmethod
+    def check(self, model: nn.Module) -> None:
+        """Raises `ExportError` unless the model is patched and its energy depends on the structure alone."""
+
+    def heads(self, model: nn.Module) -> list[str]:
+        """Names of the heads of the model."""
+        return ["Default"]
+
+    @abstractmethod
+    def type_names(self, model: nn.Module) -> list[str]:
+        """Name of each type of atom, in the order of the indices."""
+
+    @abstractmethod
+    def constants(self, model: nn.Module, head: int) -> Tensor:
+        """Energies of isolated atoms, (num_types,) in eV, in the digits that the model has, or zeros."""
+
+    @abstractmethod
+    def potential(self, model: nn.Module, head: int, constants: Tensor) -> Potential:
+        """Turns a copy of the model, which is used up, into a module that can be scripted."""
+
+    def duplicate(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """Copies the model to a device and a floating-point type; raises `ExportError` if it has only its own."""
+        return copy.deepcopy(model).to(device, dtype)
+
+
+class FileFormat(ABC):
+    """A format of files that hold whole models, which a kind's library writes.
+
+    Attributes:
+        name: What messages call such a file.
+    """
+
+    name: str
+
+    @abstractmethod
+    def matches(self, file: Path) -> bool:
+        """Whether a file, which is there, is in this format."""
+
+    @abstractmethod
+    def load(self, file: Path) -> Any:
+        """The model in a file; raises whatever goes wrong. Runs code of the file."""
+
+
+def check_replaced(path: str, convolution: nn.Module) -> None:
+    """Raises `ExportError` unless a convolution was replaced; `path` is where it is in the model."""
+    if not isinstance(convolution, Replacement):
+        raise ExportError(
+            f"model: expected a patched model, got {path} = {type(convolution).__name__}; call eqaccel.patch(model) "
+            f"first"
+        )

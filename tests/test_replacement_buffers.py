@@ -1,0 +1,157 @@
+"""Buffers that change: what a replacement computes with is made anew, or it is the plain module again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("e3nn", reason="needs e3nn")
+
+from eqaccel.patches.replacement import Replacement
+from patch_checks import assert_close, duplicated
+from replacement_cases import (
+    Case,
+    Pair,
+    assert_restored,
+    contraction,
+    gate,
+    linear,
+    mace_convolution,
+    nequip_convolution,
+    radial_scaled,
+    typed,
+)
+from torch import Tensor, nn
+
+from eqaccel.errors import PatchError
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("dense_everywhere")]
+
+
+def scaled_buffers(module: nn.Module) -> dict[str, Tensor]:
+    changed = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+    return {name: -value if name in changed else value for name, value in module.state_dict().items()}
+
+
+def by_loading(module: nn.Module) -> None:
+    module.load_state_dict(scaled_buffers(module))
+
+
+def by_assigned_loading(module: nn.Module) -> None:
+    module.load_state_dict(scaled_buffers(module), assign=True)
+
+
+def in_place(module: nn.Module) -> None:
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.neg_()
+
+
+@pytest.mark.parametrize("change", [by_loading, by_assigned_loading, in_place])
+@pytest.mark.parametrize("make", [contraction, mace_convolution, nequip_convolution, radial_scaled, typed])
+def test_buffers_that_change(make: Callable[[], Case], change: Callable[[nn.Module], None]) -> None:
+    pair = Pair(make)
+    pair.check()
+    before = pair.case.call(pair.fast, *pair.case.operands)
+    pair.do(change)
+    pair.check()
+    if change is in_place or make is not radial_scaled:  # whose buffer is not in its state dict
+        assert not torch.equal(pair.case.call(pair.fast, *pair.case.operands), before)
+    pair.check()
+    assert_restored(pair)
+
+
+def test_assigned_buffers() -> None:
+    pair = Pair(contraction)
+    pair.do(lambda module: setattr(module, "U_matrix_2", 2.0 * module.U_matrix_2))
+    pair.check()
+    assert isinstance(pair.part(pair.fast), Replacement)
+
+
+def test_equal_buffers_change_nothing() -> None:
+    pair = Pair(contraction)
+    added = pair.part(pair.fast).eqaccel
+    pair.fast.load_state_dict(pair.plain.state_dict())
+    pair.fast.float().double()
+    pair.fast = pair.fast.to("cpu")
+    pair.case.call(pair.fast, *pair.case.operands)
+    assert pair.part(pair.fast).eqaccel is added
+
+
+def test_coefficients_that_are_none() -> None:
+    """Without a kernel for them, NequIP's module computes as it came, and MACE's block, which cannot, is told so."""
+    for make in (nequip_convolution, mace_convolution):
+        pair = Pair(make)
+        pair.do(lambda module: [b.mul_(1.5) for b in module.buffers() if b.is_floating_point()])
+        if make is nequip_convolution:
+            pair.check()
+            assert not isinstance(pair.part(pair.fast), Replacement)
+        else:
+            with pytest.raises(PatchError, match="use the model unpatched"):
+                pair.case.call(pair.fast, *pair.case.operands)
+
+
+def test_buffers_that_have_no_kernel_end_the_replacement() -> None:
+    pair = Pair(contraction)
+    pair.do(lambda module: [buffer.zero_() for buffer in module.buffers()])
+    pair.check()
+    assert not isinstance(pair.part(pair.fast), Replacement)
+
+
+@pytest.mark.parametrize("make", [gate, linear])
+def test_children_that_change_end_the_replacement(make: Callable[[], Case]) -> None:
+    pair = Pair(make)
+    if make is gate:
+        pair.do(lambda module: module.act_scalars.acts.__setitem__(0, nn.Softplus()))
+    else:
+        pair.do(lambda module: module.output_mask.mul_(2))
+    pair.check()
+    assert not isinstance(pair.part(pair.fast), Replacement)
+
+
+def test_the_embedding_of_a_typed_product() -> None:
+    pair = Pair(typed)
+    for parent in (pair.plain, pair.fast):
+        parent.embed.embed_module.weight = nn.Parameter(parent.embed.embed_module.weight.detach() * 2)
+    pair.case.operands = (pair.case.operands[0], 2 * pair.case.operands[1])
+    pair.check()
+
+
+def test_copies_of_changed_buffers() -> None:
+    for how in ("deepcopy", "save"):
+        pair = Pair(contraction)
+        pair.do(in_place)
+        pair.fast = duplicated(pair.fast, how)
+        pair.check()
+        pair.fast = duplicated(pair.fast, how)
+        pair.do(in_place)  # before a copy is called for the first time
+        pair.check()
+
+
+def test_scripts_of_changed_buffers() -> None:
+    pair = Pair(contraction)
+    pair.do(in_place)
+    scripted = torch.jit.script(pair.part(pair.fast))
+    assert_close(scripted(*pair.case.operands), pair.part(pair.plain)(*pair.case.operands))
+
+
+def test_transformed_buffers_are_an_error() -> None:
+    pair = Pair(contraction)
+    part = pair.part(pair.fast)
+
+    def energy(coefficients: Tensor) -> Tensor:
+        return torch.func.functional_call(part, {"U_matrix_2": coefficients}, pair.case.operands).sum()
+
+    with pytest.raises(PatchError, match="U_matrix_2: expected an ordinary tensor"):
+        torch.func.grad(energy)(part.U_matrix_2)
+    pair.check()
+
+    def work(x: Tensor) -> Tensor:
+        return part(x, pair.case.operands[1]).sum()
+
+    pair.do(in_place)
+    x = pair.case.operands[0].requires_grad_()
+    expected = torch.autograd.grad(pair.part(pair.plain)(*pair.case.operands).sum(), x)[0]
+    assert_close(torch.autograd.grad(work(x), x)[0], expected)

@@ -1,0 +1,92 @@
+"""Copies of a replaced module are replaced modules, and a module stays the same object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("e3nn", reason="needs e3nn")
+
+from e3nn import o3
+from eqaccel.patches.convolution import build_convolution
+from eqaccel.patches.mace.swapping import MaceConvolution
+from eqaccel.patches.replacement import Replacement, Swap, restore_all
+from patch_checks import duplicated
+from replacement_cases import (
+    ALL,
+    SENDERS,
+    Case,
+    Pair,
+    assert_restored,
+    linear,
+    mace_convolution,
+    product,
+    radial_linear,
+    radial_scaled,
+    typed,
+)
+from torch import nn
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("dense_everywhere")]
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "save"])
+@pytest.mark.parametrize("make", ALL)
+def test_copies(make: Callable[[], Case], how: str) -> None:
+    if make in (typed, radial_linear, radial_scaled) and how == "save":
+        how = "deepcopy"  # these tests make classes that no pickle can name
+    pair = Pair(make)
+    for _ in range(2):
+        pair.fast = duplicated(pair.fast, how)
+        assert isinstance(pair.part(pair.fast), Replacement)
+        pair.check()
+    assert_restored(pair)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_attributes_and_identity(make: Callable[[], Case]) -> None:
+    case = make()
+    swap = case.swap(case.parent)
+    module, parameters = swap.module, list(case.parent.named_parameters())
+    kind, contents = type(module), {name: getattr(module, name) for name in dir(module) if not name.startswith("__")}
+    swap.apply()
+    assert swap.module is module
+    assert isinstance(module, kind)
+    assert type(module).__name__ == kind.__name__
+    assert [id(p) for _, p in case.parent.named_parameters()] == [id(p) for _, p in parameters]
+    assert [name for name, _ in case.parent.named_parameters()] == [name for name, _ in parameters]
+    methods = {"forward", "_apply", "_load_from_state_dict", "state_dict", "call_super_init"}
+    for name, value in contents.items():
+        now = getattr(module, name)
+        assert now is value or callable(value) or name in methods or now == value, name
+    module.note_of_a_user = 1
+    restore_all(case.parent)
+    assert type(module) is kind
+    assert module.note_of_a_user == 1
+
+
+def test_its_class_makes_plain_modules() -> None:
+    pair = Pair(linear)
+    made = type(pair.part(pair.fast))("2x0e", "3x0e")
+    assert type(made) is o3.Linear
+
+
+def test_a_product_without_edges_is_the_plain_one() -> None:
+    pair = Pair(mace_convolution)
+    x, y, w = pair.case.operands
+    values = [pair.part(parent)(x[SENDERS], y, w) for parent in (pair.plain, pair.fast)]
+    assert torch.equal(values[0], values[1])
+
+
+def test_a_module_with_two_parents() -> None:
+    shared = product()
+    parents = nn.ModuleList([nn.ModuleDict({"part": shared}), nn.ModuleDict({"part": shared})])
+    for parent in parents:
+        added = build_convolution("part", shared, True, torch.device("cpu"))
+        Swap(parent, "part", MaceConvolution, added).apply()
+    assert all(parent.part is shared and parent.conv_fusion for parent in parents)
+    restore_all(parents)
+    assert not any(hasattr(parent, "conv_fusion") for parent in parents)
+    assert type(shared) is o3.TensorProduct
