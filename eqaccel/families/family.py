@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
 from eqaccel.codegen import Direction, Result, translation_unit
 from eqaccel.targets import Target
 
@@ -79,16 +77,14 @@ class KernelFamily(ABC):
         """How the kernel of `body` works, in words."""
 
     @abstractmethod
-    def reference(
-        self, spec: Any, direction: Direction, *, absolute: bool = False, **operands: NDArray | int
-    ) -> Result:
+    def reference(self, spec: Any, direction: Direction, *, absolute: bool = False, **operands: Any) -> Result:
         """Computes in NumPy what the kernels have to compute.
 
         Args:
             spec: What to compute.
             direction: Which derivative.
             absolute: Add up the absolute values of all terms instead: what rounding errors are proportional to.
-            **operands: Those of the family's executor, by name.
+            **operands: Those of the family's executor, arrays and numbers, by name.
         """
 
     def tunings(self, spec: Any, direction: Direction, target: Target, scalar_bytes: int) -> tuple[Any, ...]:

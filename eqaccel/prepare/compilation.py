@@ -6,9 +6,10 @@ import itertools
 import operator
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,19 +185,15 @@ class _CompilerPool(ThreadPoolExecutor):
 
     def __init__(self) -> None:
         super().__init__(len(os.sched_getaffinity(0)))
-        self._submitted: list[Future[Any]] = []
-
-    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        future = super().submit(*args, **kwargs)
-        self._submitted.append(future)
-        return future
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
         if kind is not None and not issubclass(kind, Exception):
-            self.shutdown(wait=False, cancel_futures=True)
-            while not all(future.done() for future in self._submitted):
+            # The interrupt may have come in the middle of a submission, so only the pool knows what it runs.
+            ending = threading.Thread(target=self.shutdown, kwargs={"cancel_futures": True})
+            ending.start()
+            while ending.is_alive():
                 runtime.end_compilers()
-                time.sleep(0.02)
+                ending.join(0.02)
         return super().__exit__(kind, *rest)
 
 

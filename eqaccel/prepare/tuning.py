@@ -190,6 +190,7 @@ def _processor(device: Device) -> tuple[Target, str]:
     """What the cost model has to know of a device, and the name of its kind: others may run another plan faster."""
     if device.backend == "cpu":
         return host_target(), f"{host_target().name} {runtime.instruction_sets()}"
+    assert device.number is not None, "tasks are for devices of this machine"
     found = (runtime.hip_devices if device.backend == "hip" else runtime.cuda_devices)()[device.number]
     target = Target(found["arch"], True, shared_bytes=found["shared_bytes_per_block"])
     return target, f"{found['arch']} {found['name']} {found['shared_bytes_per_block']}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
@@ -30,7 +29,8 @@ class _MatrixProducts(KernelFamily):
     def explain(self, spec: None, direction: Direction, target: Target, scalar_bytes: int) -> str:
         return explain()
 
-    def reference(self, spec: None, direction: Direction, *, a: NDArray, b: NDArray, absolute: bool = False) -> Result:
+    def reference(self, spec: None, direction: Direction, *, absolute: bool = False, **operands: Any) -> Result:
+        a, b = operands["a"], operands["b"]
         return Result(z=np.abs(a) @ np.abs(b) if absolute else a @ b)
 
 

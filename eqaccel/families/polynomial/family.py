@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpy.typing import NDArray
-
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
 from eqaccel.families.polynomial.body import print_polynomial
@@ -33,7 +31,7 @@ class _Polynomials(KernelFamily):
         return explain(spec, direction)
 
     def reference(
-        self, spec: PolynomialSpec, direction: Direction, *, absolute: bool = False, **operands: NDArray
+        self, spec: PolynomialSpec, direction: Direction, *, absolute: bool = False, **operands: Any
     ) -> Result:
         return execute_polynomial(spec, direction, absolute=absolute, **operands)
 

@@ -8,7 +8,7 @@ meaning from the backend's prelude, so the same text runs on SIMD vectors and on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from eqaccel.codegen import Direction
 from eqaccel.families.tensor_product import units
@@ -17,6 +17,8 @@ from eqaccel.families.tensor_product.plan.passes import rows_of
 from eqaccel.families.tensor_product.spelling import spelling
 from eqaccel.families.tensor_product.text import literal, wrapped
 from eqaccel.irreps import Irreps
+
+_BlockPrinter = Callable[[KernelPlan, Segment, Block], Iterable[str]]
 
 
 def print_body(plan: Plan) -> str:
@@ -71,7 +73,7 @@ def _kernel(plan: KernelPlan) -> list[str]:
     return [*lines, "  }", "};"]
 
 
-def _segment(plan: KernelPlan, number: int, segment: Segment, printer) -> list[str]:
+def _segment(plan: KernelPlan, number: int, segment: Segment, printer: _BlockPrinter) -> list[str]:
     offsets = wrapped(map(str, segment.z_offsets))
     lines = [
         f"struct Segment{number} {{  // {segment.mul} channels, {len(segment.paths)} paths",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numpy.typing import NDArray
+from typing import Any
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
@@ -39,7 +39,7 @@ class _TensorProducts(KernelFamily):
         return travelling_plan(spec, direction, target, scalar_bytes).explain()
 
     def reference(
-        self, spec: TensorProductSpec, direction: Direction, *, absolute: bool = False, **operands: NDArray | int
+        self, spec: TensorProductSpec, direction: Direction, *, absolute: bool = False, **operands: Any
     ) -> Result:
         return execute(make_plan(spec, direction, host_target(), 8), absolute=absolute, **operands)
 
