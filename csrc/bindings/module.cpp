@@ -64,7 +64,8 @@ py::dict compile(const Program& program, const std::string& backend, const std::
   Compiled compiled;
   {
     py::gil_scoped_release release;
-    compiled = program.compile(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), arch.value_or(""));
+    compiled =
+        program.compile(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), arch.value_or(""));
   }
   return describe(compiled);
 }
@@ -85,7 +86,7 @@ void* address(const std::string& name, const py::handle& value, bool integers, b
   auto array = py::reinterpret_borrow<py::array>(value);
   if (!py::isinstance<py::array>(value)) throw std::invalid_argument(name + ": expected a NumPy array or an address");
   const bool any = name == "workspace";
-  const py::dtype expected = integers                      ? py::dtype::of<int32_t>()
+  const py::dtype expected = integers                    ? py::dtype::of<int32_t>()
                              : scalar == Scalar::float32 ? py::dtype::of<float>()
                                                          : py::dtype::of<double>();
   if (!any && !array.dtype().is(expected)) {
@@ -99,8 +100,8 @@ void* address(const std::string& name, const py::handle& value, bool integers, b
 eq_operands read_operands(const py::dict& values, Scalar scalar) {
   eq_operands o{};
   o.threads = 1;
-  const std::map<std::string, const void**> inputs = {{"x", &o.x},   {"y", &o.y}, {"w", &o.w}, {"gz", &o.gz},
-                                                      {"a", &o.a},   {"b", &o.b}, {"c", &o.c}};
+  const std::map<std::string, const void**> inputs = {{"x", &o.x}, {"y", &o.y}, {"w", &o.w}, {"gz", &o.gz},
+                                                      {"a", &o.a}, {"b", &o.b}, {"c", &o.c}};
   const std::map<std::string, void**> outputs = {
       {"z", &o.z}, {"gx", &o.gx}, {"gy", &o.gy}, {"gw", &o.gw}, {"workspace", &o.workspace}};
   const std::map<std::string, const int32_t**> indices = {{"row_ptr", &o.row_ptr},
@@ -113,8 +114,7 @@ eq_operands read_operands(const py::dict& values, Scalar scalar) {
                                                  {"num_edges", &o.num_edges},
                                                  {"w_stride", &o.w_stride},
                                                  {"c_stride", &o.c_stride}};
-  const std::map<std::string, int32_t*> flags = {
-      {"mul_ir", &o.mul_ir}, {"atomic", &o.atomic}, {"threads", &o.threads}};
+  const std::map<std::string, int32_t*> flags = {{"mul_ir", &o.mul_ir}, {"atomic", &o.atomic}, {"threads", &o.threads}};
   for (const auto& [key, value] : values) {
     const auto name = key.cast<std::string>();
     if (const auto found = inputs.find(name); found != inputs.end()) {
@@ -229,16 +229,22 @@ void bind_cache(py::module_& m) {
     }
     return result;
   });
-  m.def("read_cached", [](const std::string& name) {
-    std::string problem;
-    const std::optional<std::string> content = cache::read_bytes(name, problem);
-    return py::make_tuple(content ? py::object(py::bytes(*content)) : py::none(), problem);
-  }, py::arg("name"));
-  m.def("write_cached", [](const std::string& name, const py::bytes& content) {
-    std::string problem;
-    cache::write_bytes(name, std::string(std::string_view(content)), problem);
-    return problem;
-  }, py::arg("name"), py::arg("content"));
+  m.def(
+      "read_cached",
+      [](const std::string& name) {
+        std::string problem;
+        const std::optional<std::string> content = cache::read_bytes(name, problem);
+        return py::make_tuple(content ? py::object(py::bytes(*content)) : py::none(), problem);
+      },
+      py::arg("name"));
+  m.def(
+      "write_cached",
+      [](const std::string& name, const py::bytes& content) {
+        std::string problem;
+        cache::write_bytes(name, std::string(std::string_view(content)), problem);
+        return problem;
+      },
+      py::arg("name"), py::arg("content"));
   m.def("remove_cached", &cache::remove, py::arg("name"));
   m.def("distrust_path", &distrust_path, py::arg("path"));
 }
@@ -298,55 +304,65 @@ PYBIND11_MODULE(_runtime, m) {
              return std::make_shared<Program>(bytes_of(text), text.size());
            }),
            py::arg("payload"))
-      .def("source",
-           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
-              const std::optional<std::string>& arch) {
-             return self.source(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), arch.value_or(""));
-           },
-           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
+      .def(
+          "source",
+          [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
+             const std::optional<std::string>& arch) {
+            return self.source(parse_backend(backend), parse_scalar(scalar), parse_direction(direction),
+                               arch.value_or(""));
+          },
+          py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def("number", &Program::number, py::arg("key"))
       .def_property_readonly("family", [](const Program& self) { return self.family().name; })
-      .def("compile_arch",
-           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
-              const std::optional<std::string>& arch) {
-             return self.family().compile_arch(parse_backend(backend), parse_scalar(scalar), parse_direction(direction),
-                                               arch.value_or(""));
-           },
-           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
-      .def("load",
-           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
-              int device) { self.load(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), device); },
-           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("device"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("compile", &compile, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
-      .def("compile_for",
-           [](const Program& self, const std::string& target, const std::string& scalar, const std::string& direction,
-              const std::string& source) {
-             std::string log, code;
-             {
-               py::gil_scoped_release release;
-               code = self.compile_for(target, parse_scalar(scalar), parse_direction(direction), source, log);
-             }
-             return py::make_tuple(py::bytes(code), log);
-           },
-           py::arg("target"), py::arg("scalar"), py::arg("direction"), py::arg("source"))
+      .def(
+          "compile_arch",
+          [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
+             const std::optional<std::string>& arch) {
+            return self.family().compile_arch(parse_backend(backend), parse_scalar(scalar), parse_direction(direction),
+                                              arch.value_or(""));
+          },
+          py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
+      .def(
+          "load",
+          [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
+             int device) {
+            self.load(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), device);
+          },
+          py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("device"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("compile", &compile, py::arg("backend"), py::arg("scalar"), py::arg("direction"),
+           py::arg("arch") = py::none())
+      .def(
+          "compile_for",
+          [](const Program& self, const std::string& target, const std::string& scalar, const std::string& direction,
+             const std::string& source) {
+            std::string log, code;
+            {
+              py::gil_scoped_release release;
+              code = self.compile_for(target, parse_scalar(scalar), parse_direction(direction), source, log);
+            }
+            return py::make_tuple(py::bytes(code), log);
+          },
+          py::arg("target"), py::arg("scalar"), py::arg("direction"), py::arg("source"))
       .def("launch", &launch, py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("operands"),
            py::arg("device") = 0, py::arg("stream") = 0)
       .def("workspace_bytes", &workspace_bytes, py::arg("backend"), py::arg("scalar"), py::arg("direction"),
            py::arg("operands"), py::arg("device") = -1);
 
-  m.def("register_program",
-        [](int64_t key, const py::bytes& payload) {
-          const std::string_view text = payload;
-          return register_program(key, bytes_of(text), text.size());
-        },
-        py::arg("key"), py::arg("payload"));
+  m.def(
+      "register_program",
+      [](int64_t key, const py::bytes& payload) {
+        const std::string_view text = payload;
+        return register_program(key, bytes_of(text), text.size());
+      },
+      py::arg("key"), py::arg("payload"));
   m.def("find_program", &find_program, py::arg("key"));
-  m.def("translation_unit",
-        [](const std::string& scalar, const std::string& direction, const std::string& prelude, const std::string& body) {
-          return translation_unit(parse_scalar(scalar), parse_direction(direction), prelude, body);
-        },
-        py::arg("scalar"), py::arg("direction"), py::arg("prelude"), py::arg("body"));
+  m.def(
+      "translation_unit",
+      [](const std::string& scalar, const std::string& direction, const std::string& prelude, const std::string& body) {
+        return translation_unit(parse_scalar(scalar), parse_direction(direction), prelude, body);
+      },
+      py::arg("scalar"), py::arg("direction"), py::arg("prelude"), py::arg("body"));
   for (const auto& [backend, suffix] : {std::pair(Backend::cuda, "cuda"), std::pair(Backend::hip, "hip")}) {
     m.def((std::string("compile_") + suffix).c_str(),
           [backend = backend](const std::string& source, const std::string& arch) {
@@ -355,16 +371,17 @@ PYBIND11_MODULE(_runtime, m) {
           py::arg("source"), py::arg("arch"));
     m.def((std::string(suffix) + "_devices").c_str(), [backend = backend] { return devices(backend); });
   }
-  m.def("compile_cpu",
-        [](const std::string& source, const std::string& target) {
-          std::string log, code;
-          {
-            py::gil_scoped_release release;
-            code = compile_host(find_host_compiler(), source, log, target);
-          }
-          return py::make_tuple(py::bytes(code), log);
-        },
-        py::arg("source"), py::arg("target"));
+  m.def(
+      "compile_cpu",
+      [](const std::string& source, const std::string& target) {
+        std::string log, code;
+        {
+          py::gil_scoped_release release;
+          code = compile_host(find_host_compiler(), source, log, target);
+        }
+        return py::make_tuple(py::bytes(code), log);
+      },
+      py::arg("source"), py::arg("target"));
   m.def("nvrtc_version", [] { return gpu_compiler_version(Backend::cuda); });
   m.def("hiprtc_version", [] { return gpu_compiler_version(Backend::hip); });
   m.def("find_nvrtc", &find_nvrtc, py::arg("folders"));

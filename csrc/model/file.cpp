@@ -31,7 +31,8 @@ bool skip_word(const std::string& content, size_t& at) {
 
 std::string read_exported(const std::string& path) {
   std::error_code error;
-  std::string content(std::filesystem::is_regular_file(path, error) ? std::filesystem::file_size(path, error) : 0, '\0');
+  std::string content(std::filesystem::is_regular_file(path, error) ? std::filesystem::file_size(path, error) : 0,
+                      '\0');
   if (!error && std::filesystem::is_directory(path)) error = std::make_error_code(std::errc::is_a_directory);
   std::ifstream file(path, std::ios::binary);
   if (error || !file || !file.read(content.data(), static_cast<std::streamsize>(content.size()))) {
@@ -57,9 +58,8 @@ bool holds_native_code(const std::string& content) {
   const std::string start = "\nbinary/";
   for (size_t found = content.find(start); found != std::string::npos; found = content.find(start, found + 1)) {
     size_t at = found + start.size();
-    const bool path = skip_word(content, at) && at < content.size() && content[at] == '/' &&
-                      skip_word(content, ++at) && at < content.size() && content[at] == '/' &&
-                      skip_word(content, ++at);
+    const bool path = skip_word(content, at) && at < content.size() && content[at] == '/' && skip_word(content, ++at) &&
+                      at < content.size() && content[at] == '/' && skip_word(content, ++at);
     if (path && at < content.size() && content[at] == ' ') return true;
   }
   return false;

@@ -30,10 +30,9 @@ std::vector<int64_t> read_widths(const Json& json) {
 Metadata read_metadata(const std::string& text) {
   const Json json = Json::parse(text);
   if (const int64_t found = json["format"].whole(1, 1000000); found != format) {
-    throw std::runtime_error("has format " + std::to_string(found) + ", and this eqaccel reads " +
-                             std::to_string(format) + ": " +
-                             (found > format ? "update eqaccel, or export the model with this one"
-                                             : "export the model again"));
+    throw std::runtime_error(
+        "has format " + std::to_string(found) + ", and this eqaccel reads " + std::to_string(format) + ": " +
+        (found > format ? "update eqaccel, or export the model with this one" : "export the model again"));
   }
   if (const std::string& kind = json["kind"].string(); kind != "torchscript")
     throw std::runtime_error("is of kind '" + kind + "': export it as TorchScript");

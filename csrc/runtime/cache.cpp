@@ -61,7 +61,9 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), std::string::npos, end) == 0;
 }
 
-bool is_entry(const std::string& name) { return ends_with(name, ".so") || ends_with(name, ".bin") || ends_with(name, ".ok"); }
+bool is_entry(const std::string& name) {
+  return ends_with(name, ".so") || ends_with(name, ".bin") || ends_with(name, ".ok");
+}
 
 // Names come from this library and from Python: none leads out of the folder.
 void check_name(const std::string& name) {
@@ -71,8 +73,9 @@ void check_name(const std::string& name) {
 }
 
 void warn_unused(const std::string& problem) {
-  warn_once("cache", "the cache of compiled kernels is not used: " + problem + ". Mend that, or set EQACCEL_CACHE_DIR to "
-                     "a folder of your own.");
+  warn_once("cache", "the cache of compiled kernels is not used: " + problem +
+                         ". Mend that, or set EQACCEL_CACHE_DIR to "
+                         "a folder of your own.");
 }
 
 std::string refused(const std::string& path, const std::string& reason) {

@@ -22,7 +22,7 @@ constexpr auto longest_wait = std::chrono::minutes(10);
 
 // False while somebody else holds the byte. True also where the file system knows no locks.
 bool lock_byte(const Descriptor& file, off_t byte) {
-  struct flock area {};
+  struct flock area{};
   area.l_type = F_WRLCK;
   area.l_whence = SEEK_SET;
   area.l_start = byte;
@@ -48,7 +48,8 @@ Lock::Lock(const std::string& name) : state_(std::make_unique<State>()) {
   const auto start = std::chrono::steady_clock::now();
   auto pause = std::chrono::milliseconds(5);
   while (!lock_byte(state_->file, byte) && std::chrono::steady_clock::now() - start < longest_wait) {
-    if (interrupt.noticed()) throw InterruptedError("waiting for another process, which compiles this too, was interrupted", "");
+    if (interrupt.noticed())
+      throw InterruptedError("waiting for another process, which compiles this too, was interrupted", "");
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::milliseconds(100));
   }

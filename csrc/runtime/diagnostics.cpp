@@ -64,8 +64,8 @@ void dump(Backend backend, Scalar scalar, Direction direction, const std::string
   if (folder.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
-  const std::string stem = folder + "/" + name(backend) + "-" + name(direction) + "-" + name(scalar) + "-" +
-                           key.substr(0, 12);
+  const std::string stem =
+      folder + "/" + name(backend) + "-" + name(direction) + "-" + name(scalar) + "-" + key.substr(0, 12);
   bool complete = true;
   const auto write = [&](const char* suffix, const std::string& content) {
     std::ofstream file(stem + suffix);

@@ -17,7 +17,8 @@ void keep_matrix_product(const Program& program, Backend, Scalar, Direction, int
 }
 
 // The instructions are in one architecture alone, not in the later ones.
-std::optional<std::string> tensor_core_arch(Backend backend, Scalar scalar, Direction direction, const std::string& arch) {
+std::optional<std::string> tensor_core_arch(Backend backend, Scalar scalar, Direction direction,
+                                            const std::string& arch) {
   const bool exists = backend == Backend::cuda && scalar == Scalar::float32 && direction == Direction::forward;
   if (!exists || arch != MatrixProduct::device_arch) return std::nullopt;
   return MatrixProduct::compile_arch;

@@ -78,7 +78,9 @@ std::vector<std::string> nvrtc_names() {
 Table read_table(void* library, bool cuda) {
   Table table;
   const std::string prefix = cuda ? "nvrtc" : "hiprtc";
-  const auto find = [&](const char* name, auto& function) { find_function(library, (prefix + name).c_str(), function); };
+  const auto find = [&](const char* name, auto& function) {
+    find_function(library, (prefix + name).c_str(), function);
+  };
   find("CreateProgram", table.create);
   find("CompileProgram", table.compile);
   find("GetProgramLogSize", table.log_size);
@@ -100,8 +102,10 @@ Table load_table(Backend backend) {
     const std::string ordered = settings::nvrtc();
     library = ordered.empty() ? open_first(nvrtc_names()) : open_first({ordered});
     if (!library && !ordered.empty()) {
-      throw MissingCompilerError("EQACCEL_NVRTC names '" + ordered + "', which is not a library that opens here: set it "
-                                 "to the path of libnvrtc.so or unset it", "");
+      throw MissingCompilerError("EQACCEL_NVRTC names '" + ordered +
+                                     "', which is not a library that opens here: set it "
+                                     "to the path of libnvrtc.so or unset it",
+                                 "");
     }
   } else {
     library = open_first({"libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6", "/opt/rocm/lib/libhiprtc.so"});
@@ -145,7 +149,8 @@ std::vector<std::string> find_nvrtc(const std::vector<std::string>& folders) {
   for (const std::string& packages : folders) {
     // CUDA 13, and CUDA 12.
     for (const char* folder : {"/nvidia/cu[0-9]*/lib", "/nvidia/cuda_nvrtc/lib"}) {
-      for (const std::string& path : glob_paths(literal(packages.empty() ? "." : packages) + folder + "/libnvrtc.so.*")) {
+      for (const std::string& path :
+           glob_paths(literal(packages.empty() ? "." : packages) + folder + "/libnvrtc.so.*")) {
         const std::string version = path.substr(path.rfind('.') + 1), start = path.substr(0, path.rfind('.'));
         const bool is_number = !version.empty() && version.find_first_not_of("0123456789") == std::string::npos;
         if (is_number && version.size() < 9 && start.substr(start.rfind('/') + 1) == "libnvrtc.so")
@@ -188,8 +193,9 @@ GpuBinary compile_gpu(Backend backend, const std::string& source, const std::str
   for (const std::string& word : words) arguments.push_back(word.c_str());
 
   void* program = nullptr;
-  check(rtc.create(&program, source.c_str(), backend == Backend::cuda ? "kernel.cu" : "kernel.hip", 0, nullptr, nullptr),
-        "read the source");
+  check(
+      rtc.create(&program, source.c_str(), backend == Backend::cuda ? "kernel.cu" : "kernel.hip", 0, nullptr, nullptr),
+      "read the source");
   struct Guard {
     const Table& rtc;
     void*& program;
@@ -204,7 +210,8 @@ GpuBinary compile_gpu(Backend backend, const std::string& source, const std::str
   binary.log = binary.log.c_str();  // both count the final zero
   if (status) {
     throw CompileError(who + " " + gpu_compiler_version(backend) + " failed on a kernel for " + arch + " (" +
-                           rtc.error(status) + "). Set EQACCEL_DUMP to a folder to keep the source.", binary.log);
+                           rtc.error(status) + "). Set EQACCEL_DUMP to a folder to keep the source.",
+                       binary.log);
   }
   check(rtc.code_size(program, &size), "give the compiled code");
   binary.code.resize(size);

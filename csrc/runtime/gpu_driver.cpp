@@ -88,9 +88,9 @@ struct GpuDriver::Table {
 
 GpuDriver::GpuDriver(Backend backend) : backend_(backend) {
   const bool cuda = backend == Backend::cuda;
-  void* library = cuda ? open_first({"libcuda.so.1", "libcuda.so"})
-                       : open_first({"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6",
-                                     "/opt/rocm/lib/libamdhip64.so"});
+  void* library =
+      cuda ? open_first({"libcuda.so.1", "libcuda.so"})
+           : open_first({"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "/opt/rocm/lib/libamdhip64.so"});
   if (!library) {
     throw std::runtime_error(cuda ? "no NVIDIA driver on this machine: libcuda.so.1 was not found"
                                   : "no AMD GPU runtime on this machine: libamdhip64.so was not found");
@@ -208,8 +208,7 @@ const DeviceInfo& GpuDriver::device(int device) const {
 
 int GpuDriver::current_device() const {
   int device = -1;
-  const int status =
-      backend_ == Backend::cuda ? table_->current_context_device(&device) : table_->get_device(&device);
+  const int status = backend_ == Backend::cuda ? table_->current_context_device(&device) : table_->get_device(&device);
   return status == 0 ? device : -1;
 }
 

@@ -38,10 +38,10 @@ class GpuKernel : public Kernel {
       main.shared_bytes = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/shared_bytes"));
       main.edges_held = program.number(body + "/" + std::to_string(n) + "/edges_held");
       if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
-        throw std::runtime_error(std::string("the ") + name(scalar) + " " + name(direction) + " kernel takes at least " +
-                                 std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " + info.name +
-                                 " may take " + std::to_string(info.shared_bytes_per_block) +
-                                 ": divide the channels of the tensor product among several");
+        throw std::runtime_error(
+            std::string("the ") + name(scalar) + " " + name(direction) + " kernel takes at least " +
+            std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " + info.name + " may take " +
+            std::to_string(info.shared_bytes_per_block) + ": divide the channels of the tensor product among several");
       }
     }
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
@@ -88,7 +88,8 @@ class GpuKernel : public Kernel {
     if (!given.row_ptr) o.atomic = 0;  // every row has one edge: there is nothing to add
     if (adds_gx) driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     if (!covers_all_) {  // no path writes some blocks
-      if (direction_ != Direction::backward) driver_.fill_zero(o.z, given.num_receivers * z_dim_ * scalar_bytes_, stream);
+      if (direction_ != Direction::backward)
+        driver_.fill_zero(o.z, given.num_receivers * z_dim_ * scalar_bytes_, stream);
       if (at.x > 0) driver_.fill_zero(base, at.x, stream);  // gradients of each edge, partial sums
       if (direction_ != Direction::forward && !gathers_gx(given) && !adds_gx)
         driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
@@ -114,8 +115,10 @@ class GpuKernel : public Kernel {
         launch_next(gather_gx_, {blocks(to_senders, given.num_senders, edges), unsigned(gather_parts_)},
                     {unsigned(gather_threads_)}, stream, of_senders);
     }
-    if (sums(given)) add_partials(add_partials_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
-    if (gathers_gx(given)) add_partials(add_gx_partials_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
+    if (sums(given))
+      add_partials(add_partials_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
+    if (gathers_gx(given))
+      add_partials(add_gx_partials_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
     if (!given.mul_ir) return;
     if (direction_ != Direction::backward)
       change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
@@ -132,9 +135,7 @@ class GpuKernel : public Kernel {
   };
 
   // Whether gradients of x are kept per edge first: in a graph, unless they are added atomically.
-  bool gathers_gx(const eq_operands& o) const {
-    return direction_ != Direction::forward && o.row_ptr && !o.atomic;
-  }
+  bool gathers_gx(const eq_operands& o) const { return direction_ != Direction::forward && o.row_ptr && !o.atomic; }
 
   // Whether a receiver's edges are added up.
   bool sums(const eq_operands& o) const { return direction_ != Direction::backward && o.row_ptr; }
@@ -168,8 +169,8 @@ class GpuKernel : public Kernel {
     else driver_.launch(kernel, grid, block, 0, stream, parameters);
   }
 
-  void add_partials(GpuDriver::Function kernel, void** parameters, const eq_work_split& split, int64_t rows, int64_t slots,
-            int64_t columns, void* stream) const {
+  void add_partials(GpuDriver::Function kernel, void** parameters, const eq_work_split& split, int64_t rows,
+                    int64_t slots, int64_t columns, void* stream) const {
     if (split.size == 0 && slots <= split.cut) return;  // no row can be cut
     // Of many rows few are cut, as a rule.
     const int64_t blocks = std::min(rows, 2 * blocks_);
@@ -204,9 +205,10 @@ class GpuKernel : public Kernel {
       void* target = to;
       int x_flag = is_x, mul_ir_flag = to_mul_ir;
       void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
-      const int64_t dim = is_x ? x_dim_ : z_dim_, columns = ceil_div(dim, EQ_ROW_WIDTH(dim, scalar_bytes_) * copy_threads);
-      driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads}, 0,
-                     stream, parameters);
+      const int64_t dim = is_x ? x_dim_ : z_dim_,
+                    columns = ceil_div(dim, EQ_ROW_WIDTH(dim, scalar_bytes_) * copy_threads);
+      driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads},
+                     0, stream, parameters);
     }
     return to;
   }
@@ -217,7 +219,7 @@ class GpuKernel : public Kernel {
   Direction direction_;
   int device_;
   int64_t scalar_bytes_, x_dim_, z_dim_;
-  int64_t blocks_ = 1, gather_blocks_ = 1;          // that the device holds at a time
+  int64_t blocks_ = 1, gather_blocks_ = 1;  // that the device holds at a time
   int64_t gather_parts_ = 1, gather_threads_ = 0;  // blocks of a row, threads of a block
   bool covers_all_, launches_early_ = false;
   std::vector<Main> mains_;

@@ -68,8 +68,10 @@ std::string read_version(const std::vector<std::string>& command) {
     version = result.output.substr(0, result.output.find('\n'));
     if (result.status != 0 || version.empty()) {
       version.clear();
-      throw MissingCompilerError("'" + join(ask) + "' failed, so it can not be used as the host C++ compiler: install "
-                                 "g++ 9 or newer or clang++ 10 or newer, or point EQACCEL_CXX to one", result.output);
+      throw MissingCompilerError("'" + join(ask) +
+                                     "' failed, so it can not be used as the host C++ compiler: install "
+                                     "g++ 9 or newer or clang++ 10 or newer, or point EQACCEL_CXX to one",
+                                 result.output);
     }
   }
   return version;
@@ -84,8 +86,10 @@ HostCompiler find_host_compiler() {
     if (command.empty()) continue;
     const std::string path = find_executable(command[0]);
     if (path.empty()) {
-      throw MissingCompilerError(std::string(variable) + " names '" + command[0] + "', which is not an executable: set " +
-                                 "it to a C++ compiler (g++ 9 or newer, clang++ 10 or newer) or unset it", "");
+      throw MissingCompilerError(std::string(variable) + " names '" + command[0] +
+                                     "', which is not an executable: set " +
+                                     "it to a C++ compiler (g++ 9 or newer, clang++ 10 or newer) or unset it",
+                                 "");
     }
     command[0] = path;
     return {command, read_version(command)};
@@ -97,14 +101,15 @@ HostCompiler find_host_compiler() {
   throw MissingCompilerError("no C++ compiler on PATH (looked for g++, clang++ and c++): kernels for the CPU need one. "
                              "Install it, for instance with 'apt install g++' or 'conda install cxx-compiler', or "
                              "point EQACCEL_CXX to one. An exported model can also hold its kernels: export it "
-                             "with precompile=[...] for the CPUs that it will run on", "");
+                             "with precompile=[...] for the CPUs that it will run on",
+                             "");
 }
 
 std::vector<std::string> host_compile_flags(const std::string& target) {
   std::vector<std::string> flags{"-std=c++17", "-O2"};
   for (const std::string& flag : cpu_target_flags(target)) flags.push_back(flag);
-  for (const char* flag : {"-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
-                           "-fvisibility=hidden", "-w"})
+  for (const char* flag :
+       {"-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden", "-w"})
     flags.push_back(flag);
   return flags;
 }
@@ -146,20 +151,25 @@ std::string compile_host(const HostCompiler& compiler, const std::string& source
       for (std::size_t n = 0; n < step.size(); ++n) {
         said += "$ " + join(step[n].words) + "\n" + results[n].output;
         if (results[n].status == 0) continue;
-        throw CompileError("the host compiler failed (exit status " + std::to_string(results[n].status) + ") on " + what +
-                           " for the CPU. Set EQACCEL_DUMP to a folder to keep the source.", said);
+        throw CompileError("the host compiler failed (exit status " + std::to_string(results[n].status) + ") on " +
+                               what + " for the CPU. Set EQACCEL_DUMP to a folder to keep the source.",
+                           said);
       }
     }
   } catch (const TimedOut&) {
-    throw CompileError("the host compiler was ended after " + std::to_string(int(waiting.limit.count())) + " seconds on " +
-                       what + " for the CPU. Set EQACCEL_COMPILE_LIMIT to more seconds if the machine is slow, or "
-                       "EQACCEL_CXX to another compiler if this one hangs.", said + "$ " + join(base) + " ...\n");
+    throw CompileError("the host compiler was ended after " + std::to_string(int(waiting.limit.count())) +
+                           " seconds on " + what +
+                           " for the CPU. Set EQACCEL_COMPILE_LIMIT to more seconds if the machine is slow, or "
+                           "EQACCEL_CXX to another compiler if this one hangs.",
+                       said + "$ " + join(base) + " ...\n");
   } catch (const Interrupted&) {
     throw InterruptedError("the compilation of " + what + " for the CPU was interrupted", said);
   }
   if (!std::ifstream(file("kernel.so"))) {
-    throw CompileError("the host compiler made no file of " + what + " for the CPU, and reported no fault. Set "
-                       "EQACCEL_DUMP to a folder to keep the source.", said);
+    throw CompileError("the host compiler made no file of " + what +
+                           " for the CPU, and reported no fault. Set "
+                           "EQACCEL_DUMP to a folder to keep the source.",
+                       said);
   }
   log = said;
   return cache::read_file(file("kernel.so"));

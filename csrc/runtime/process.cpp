@@ -47,7 +47,8 @@ pid_t parent_of(const std::string& process) {
   char state;
   int parent = 0;
   const std::size_t name_end = text.rfind(')');  // names may hold spaces and parentheses
-  if (name_end == std::string::npos || std::sscanf(text.c_str() + name_end + 1, " %c %d", &state, &parent) != 2) return 0;
+  if (name_end == std::string::npos || std::sscanf(text.c_str() + name_end + 1, " %c %d", &state, &parent) != 2)
+    return 0;
   return parent;
 }
 

@@ -63,7 +63,9 @@ const char* name(Backend backend) {
 const char* name(Scalar scalar) { return scalar == Scalar::float32 ? "float32" : "float64"; }
 
 const char* name(Direction direction) {
-  return direction == Direction::forward ? "forward" : direction == Direction::backward ? "backward" : "double_backward";
+  return direction == Direction::forward    ? "forward"
+         : direction == Direction::backward ? "backward"
+                                            : "double_backward";
 }
 
 std::string translation_unit(Scalar scalar, Direction direction, const std::string& prelude, const std::string& body) {
@@ -101,7 +103,8 @@ std::string Program::plan(Backend backend, Scalar scalar, Direction direction, c
   return found == entries_.end() ? "" : found->second;
 }
 
-std::string Program::precompiled_target(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
+std::string Program::precompiled_target(Backend backend, Scalar scalar, Direction direction,
+                                        const std::string& arch) const {
   for (const std::string& target : usable_targets(backend, arch)) {
     if (!entries_.count(target_entry("binary", target, scalar, direction))) continue;
     // A later minor revision may have less shared memory than the one that the binary was made for.
@@ -260,17 +263,23 @@ void Program::check(const std::string& code, Scalar scalar, Direction direction,
   const std::string differences = self_check(*open_cpu_kernel(code), scalar, direction, sizes, entry("check/blocks"),
                                              entry(checksums_name(direction)));
   if (differences.empty()) return;
-  throw CompileError(std::string("the ") + name(scalar) + " " + name(direction) + " kernel for the CPU computes wrong "
-                     "results " + made + ", so it is not used. Point EQACCEL_CXX to another compiler (clang++, or "
-                     "another version of g++)" + (log.empty() ? " and export the model again" : "") + ", and please "
-                     "report this with what EQACCEL_DUMP writes.", log + "self-check:\n" + differences);
+  throw CompileError(std::string("the ") + name(scalar) + " " + name(direction) +
+                         " kernel for the CPU computes wrong "
+                         "results " +
+                         made +
+                         ", so it is not used. Point EQACCEL_CXX to another compiler (clang++, or "
+                         "another version of g++)" +
+                         (log.empty() ? " and export the model again" : "") +
+                         ", and please "
+                         "report this with what EQACCEL_DUMP writes.",
+                     log + "self-check:\n" + differences);
 }
 
-void Program::check_once(const std::string& code, const std::string& target, Scalar scalar,
-                         Direction direction) const {
+void Program::check_once(const std::string& code, const std::string& target, Scalar scalar, Direction direction) const {
   if (!has_checksums(direction)) return;
   const std::string mark = cache::key({"checked", sha256(code), entry("check/blocks"), entry(checksums_name(direction)),
-                                       name(scalar), name(direction), instruction_sets()}) + ".ok";
+                                       name(scalar), name(direction), instruction_sets()}) +
+                           ".ok";
   static auto* const mutex = new std::mutex;
   static auto* const passed = new std::set<std::string>;
   const std::lock_guard<std::mutex> lock(*mutex);
@@ -288,7 +297,8 @@ void Program::load(Backend backend, Scalar scalar, Direction direction, int devi
 
 const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction direction, int device) const {
   if (!family_->load_gpu_kernel)
-    throw std::invalid_argument(std::string("payload: expected a family whose kernels take eq_operands, got ") + family_->name);
+    throw std::invalid_argument(std::string("payload: expected a family whose kernels take eq_operands, got ") +
+                                family_->name);
   if (backend == Backend::cpu) device = 0;
   const uint64_t index = uint64_t(device) << 8 | uint64_t(backend) << 4 | uint64_t(scalar) << 2 | uint64_t(direction);
   std::shared_ptr<Slot> slot;

@@ -30,7 +30,7 @@ std::shared_ptr<Program> register_program(int64_t key, const uint8_t* payload, s
   if (auto known = find_program(key)) return known;
   if (payload_key(std::string(reinterpret_cast<const char*>(payload), size)) != key) {
     throw bad_payload("the bytes that key " + std::to_string(key) + " was made of", "others: they were damaged, or "
-                      "changed without a new key");
+                                                                                    "changed without a new key");
   }
   auto program = std::make_shared<Program>(payload, size);  // outside the lock; if two threads do this, one is dropped
   std::lock_guard<std::mutex> lock(registry().mutex);

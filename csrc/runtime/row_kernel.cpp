@@ -8,7 +8,8 @@ namespace {
 class RowKernel : public Kernel {
  public:
   RowKernel(const Program& program, Backend backend, Scalar scalar, Direction direction, int device)
-      : driver_(GpuDriver::get(backend)), device_(device), threads_(static_cast<unsigned>(program.number("row_threads"))) {
+      : driver_(GpuDriver::get(backend)), device_(device),
+        threads_(static_cast<unsigned>(program.number("row_threads"))) {
     const Compiled compiled = program.compile(backend, scalar, direction, driver_.arch(device));
     kernel_ = driver_.get_function(driver_.load_module(compiled.code, device), "eq_rows");
   }

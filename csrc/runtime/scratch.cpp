@@ -55,8 +55,10 @@ std::string make_folder_with_room(const std::string& parent) {
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
   const std::string reason = std::strerror(errno);
-  throw CompileError("can not " + what + " '" + path + "' (" + reason + ") while compiling a kernel: make room there, "
-                     "or set EQACCEL_CACHE_DIR or TMPDIR to another folder", "");
+  throw CompileError("can not " + what + " '" + path + "' (" + reason +
+                         ") while compiling a kernel: make room there, "
+                         "or set EQACCEL_CACHE_DIR or TMPDIR to another folder",
+                     "");
 }
 
 }  // namespace
@@ -75,8 +77,10 @@ Scratch::Scratch() {
     if (!path_.empty()) return;
     tried += (tried.empty() ? "'" : ", '") + parent + "' (" + std::strerror(errno) + ")";
   }
-  throw CompileError("there is no room to compile a kernel: tried " + tried + ". Set TMPDIR to a folder with some "
-                     "megabytes of room", "");
+  throw CompileError("there is no room to compile a kernel: tried " + tried +
+                         ". Set TMPDIR to a folder with some "
+                         "megabytes of room",
+                     "");
 }
 
 Scratch::~Scratch() {

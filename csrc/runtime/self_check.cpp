@@ -27,21 +27,19 @@ using namespace check_problem;
 
 struct Input {
   char kind;  // of its rows
-  const void* eq_operands::*field;
+  const void* eq_operands::* field;
   Direction first;  // that reads it
 };
 // The position is the number of a sequence of random numbers.
-constexpr Input inputs[] = {{'x', &eq_operands::x, Direction::forward},
-                            {'y', &eq_operands::y, Direction::forward},
-                            {'w', &eq_operands::w, Direction::forward},
-                            {'z', &eq_operands::gz, Direction::backward},
-                            {'x', &eq_operands::a, Direction::double_backward},
-                            {'y', &eq_operands::b, Direction::double_backward},
-                            {'w', &eq_operands::c, Direction::double_backward}};
+constexpr Input inputs[] = {
+    {'x', &eq_operands::x, Direction::forward},         {'y', &eq_operands::y, Direction::forward},
+    {'w', &eq_operands::w, Direction::forward},         {'z', &eq_operands::gz, Direction::backward},
+    {'x', &eq_operands::a, Direction::double_backward}, {'y', &eq_operands::b, Direction::double_backward},
+    {'w', &eq_operands::c, Direction::double_backward}};
 struct Output {
   const char* name;
   char kind;
-  void* eq_operands::*field;
+  void* eq_operands::* field;
 };
 constexpr Output outputs[] = {{"z", 'z', &eq_operands::z},
                               {"gx", 'x', &eq_operands::gx},

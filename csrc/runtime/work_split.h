@@ -14,18 +14,18 @@ struct SlotsOfRows {
   int64_t mean() const { return ceil_div(slots, std::max<int64_t>(rows, 1)); }
 };
 struct Blocks {
-  int64_t count;       // that the device holds at a time
+  int64_t count;  // that the device holds at a time
   int64_t edges_held;  // in the stages of one
 };
 
 // From PERFORMANCE.md, where 4 to 300 slots a block were tried on three graphs.
-constexpr int64_t least_slots = 16;           // of a block
-constexpr int64_t stages_of_short_rows = 4;   // rows taken together have so many times the slots of a block's stages
+constexpr int64_t least_slots = 16;  // of a block
+constexpr int64_t stages_of_short_rows = 4;  // rows taken together have so many times the slots of a block's stages
 constexpr int64_t stages_of_equal_parts = 3;  // and parts of the backward so many times
 // In quarters. They go with those and were not varied one by one: measure before relying on them.
-constexpr int64_t least_busy = 3;         // of the blocks of a device: with fewer rows, equal parts
-constexpr int64_t longest_row = 6;        // of the mean row: what is longer is cut
-constexpr int64_t short_row = 5;          // of the slots of a block's stages: mean rows up to that are taken together
+constexpr int64_t least_busy = 3;  // of the blocks of a device: with fewer rows, equal parts
+constexpr int64_t longest_row = 6;  // of the mean row: what is longer is cut
+constexpr int64_t short_row = 5;  // of the slots of a block's stages: mean rows up to that are taken together
 constexpr int64_t short_row_double = 10;  // the same in double backward
 
 inline eq_work_split equal_split(int64_t size) {

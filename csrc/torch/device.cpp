@@ -23,8 +23,8 @@ GpuLibrary find_gpu_library() {
     void* handle = dlopen(file, RTLD_LAZY | RTLD_NOLOAD);
     if (handle == nullptr) continue;
     library.backend = backend;
-    library.current_stream = reinterpret_cast<decltype(library.current_stream)>(
-        dlsym(handle, "aoti_torch_get_current_cuda_stream"));
+    library.current_stream =
+        reinterpret_cast<decltype(library.current_stream)>(dlsym(handle, "aoti_torch_get_current_cuda_stream"));
     break;
   }
   return library;
@@ -37,9 +37,7 @@ const GpuLibrary& gpu_library() {
 
 }  // namespace
 
-Backend backend_of(c10::Device device) {
-  return device.is_cpu() ? Backend::cpu : gpu_library().backend;
-}
+Backend backend_of(c10::Device device) { return device.is_cpu() ? Backend::cpu : gpu_library().backend; }
 
 void* current_stream(c10::Device device) {
   if (device.is_cpu()) return nullptr;

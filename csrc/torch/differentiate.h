@@ -33,10 +33,8 @@ bool has_tangent(const Tensors&... operands) {
 // One tensor, or several.
 template <class Results>
 variable_list listed(const Results& results) {
-  if constexpr (std::is_same_v<Results, at::Tensor>)
-    return {results};
-  else
-    return std::apply([](const auto&... tensors) { return variable_list{tensors...}; }, results);
+  if constexpr (std::is_same_v<Results, at::Tensor>) return {results};
+  else return std::apply([](const auto&... tensors) { return variable_list{tensors...}; }, results);
 }
 
 inline at::Tensor primal(const at::Tensor& t) { return has_tangent(t) ? t._fw_primal(tangent_level) : t; }
@@ -63,8 +61,7 @@ auto new_node() {
   using torch::autograd::CppNode;
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>)
     return c10::make_intrusive<CppNode<Operator>>();
-  else
-    return std::shared_ptr<CppNode<Operator>>(new CppNode<Operator>, [](auto* node) { deleteNode(node); });
+  else return std::shared_ptr<CppNode<Operator>>(new CppNode<Operator>, [](auto* node) { deleteNode(node); });
 }
 
 template <class Operator, class Problem, class... Tensors>

@@ -67,7 +67,7 @@ Tensor forward_meta(const Tensor& x, int64_t, c10::SymInt num_nodes) {
 struct ExchangeProblem {
   int64_t handle;
   c10::SymInt rows;  // of the result
-  bool transposed;   // eqaccel::exchange_backward instead of eqaccel::exchange
+  bool transposed;  // eqaccel::exchange_backward instead of eqaccel::exchange
 };
 
 Tensor call(const ExchangeProblem& p, const Tensor& x) {

@@ -25,13 +25,17 @@ void check_edges(const Tensor& receiver, const Tensor& sender, int64_t num_recei
     TORCH_CHECK(index->dim() == 1, "eqaccel::graph: argument '", name, "' must have shape (num_edges,), got ",
                 index->sizes(), ". Pass one row of the edge index.");
   }
-  TORCH_CHECK(receiver.numel() == sender.numel(), "eqaccel::graph: 'receiver' and 'sender' must have one entry for "
-              "each edge, got ", receiver.numel(), " and ", sender.numel(), ".");
-  TORCH_CHECK(receiver.device() == sender.device(), "eqaccel::graph: 'receiver' and 'sender' must be on one device, "
-              "got ", receiver.device(), " and ", sender.device(), ". Move one with .to(device).");
+  TORCH_CHECK(receiver.numel() == sender.numel(),
+              "eqaccel::graph: 'receiver' and 'sender' must have one entry for "
+              "each edge, got ",
+              receiver.numel(), " and ", sender.numel(), ".");
+  TORCH_CHECK(receiver.device() == sender.device(),
+              "eqaccel::graph: 'receiver' and 'sender' must be on one device, "
+              "got ",
+              receiver.device(), " and ", sender.device(), ". Move one with .to(device).");
   constexpr int64_t limit = std::numeric_limits<int32_t>::max();
-  for (const auto& [name, count] : {std::pair("edges", receiver.numel()), std::pair("receivers", num_receivers),
-                                    std::pair("senders", num_senders)})
+  for (const auto& [name, count] :
+       {std::pair("edges", receiver.numel()), std::pair("receivers", num_receivers), std::pair("senders", num_senders)})
     TORCH_CHECK(count >= 0 && count < limit, "eqaccel::graph: the number of ", name, " must be at least 0 and below ",
                 limit, ", got ", count, ". Split a larger system.");
 }
@@ -76,8 +80,9 @@ void sort_edges(const Tensor& receiver, const Tensor& sender, int64_t num_receiv
 
   std::vector<int32_t> by_sender(num_edges);
   counting_sort(num_edges, num_senders, same, [&](int32_t e) { return s[e]; }, t_row_ptr, by_sender.data());
-  counting_sort(num_edges, num_receivers, [&](int64_t i) { return by_sender[i]; }, [&](int32_t e) { return r[e]; },
-                row_ptr, edge);
+  counting_sort(
+      num_edges, num_receivers, [&](int64_t i) { return by_sender[i]; }, [&](int32_t e) { return r[e]; }, row_ptr,
+      edge);
   for (int64_t slot = 0; slot < num_edges; ++slot) slot_sender[slot] = static_cast<int32_t>(s[edge[slot]]);
   counting_sort(num_edges, num_senders, same, [&](int32_t slot) { return slot_sender[slot]; }, t_row_ptr, t_slot);
 }
@@ -146,8 +151,7 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
                  row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
 }
 
-Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers,
-                  c10::SymInt num_senders) {
+Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers, c10::SymInt num_senders) {
   return at::empty_symint({packed_length(num_receivers, num_senders, receiver.sym_numel())},
                           receiver.options().dtype(at::kInt));
 }

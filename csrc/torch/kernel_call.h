@@ -18,8 +18,10 @@ class KernelCall {
  public:
   KernelCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x)
       : op_(op), like_(x), guard_(x.device()), program_(program_of(op, payload, key)) {
-    TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, op, ": argument 'x' must be float32 "
-                "or float64, got ", x.scalar_type(), ". Convert all operands with .float() or .double().");
+    TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, op,
+                ": argument 'x' must be float32 "
+                "or float64, got ",
+                x.scalar_type(), ". Convert all operands with .float() or .double().");
     ops_.threads = at::get_num_threads();
   }
 

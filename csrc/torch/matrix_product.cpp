@@ -48,13 +48,20 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   if (!has_kernel(a)) return at::mm(a, b);
   const c10::DeviceGuard guard(a.device());
   const Tensor rows = a.contiguous(), c = at::empty({a.size(0), b.size(1)}, a.options());
-  const Matrices matrices{rows.const_data_ptr<float>(), b.const_data_ptr<float>(), c.mutable_data_ptr<float>(),
-                          a.size(0), b.size(1), a.size(1), b.stride(0), b.stride(1)};
+  const Matrices matrices{rows.const_data_ptr<float>(),
+                          b.const_data_ptr<float>(),
+                          c.mutable_data_ptr<float>(),
+                          a.size(0),
+                          b.size(1),
+                          a.size(1),
+                          b.stride(0),
+                          b.stride(1)};
   if (!MatrixProduct::takes(matrices)) return at::mm(a, b);
   try {
     const auto program = program_of("eqaccel::matrix_product", payload, key);
     const MatrixProduct& kernel = MatrixProduct::get(*program, a.device().index());
-    const Tensor workspace = at::empty({static_cast<int64_t>(kernel.workspace_bytes(matrices))}, a.options().dtype(at::kByte));
+    const Tensor workspace =
+        at::empty({static_cast<int64_t>(kernel.workspace_bytes(matrices))}, a.options().dtype(at::kByte));
     kernel.launch(matrices, workspace.mutable_data_ptr(), current_stream(a.device()));
   } catch (const CompileError& error) {
     rethrow(error);

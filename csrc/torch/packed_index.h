@@ -27,11 +27,8 @@ Int packed_length(const Int& receivers, const Int& senders, const Int& edges) {
 template <class Pointer>
 struct PackedParts {
   PackedParts(Pointer packed, const GraphSize& size)
-      : row_ptr(packed + 2),
-        edge(row_ptr + size.receivers + 1),
-        sender(edge + size.edges),
-        t_row_ptr(sender + size.edges),
-        t_slot(t_row_ptr + size.senders + 1) {}
+      : row_ptr(packed + 2), edge(row_ptr + size.receivers + 1), sender(edge + size.edges),
+        t_row_ptr(sender + size.edges), t_slot(t_row_ptr + size.senders + 1) {}
 
   Pointer row_ptr, edge, sender, t_row_ptr, t_slot;
 };

@@ -83,9 +83,7 @@ struct Backward : Kept {
 template <class Needed>
 variable_list along_both(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w,
                          const Tensor& a, const Tensor& c, const Tensor& q, const Tensor& r, const Needed& needed) {
-  const auto padded = [](const Tensor& t, int last) {
-    return t.defined() ? at::constant_pad_nd(t, {0, 1}, last) : t;
-  };
+  const auto padded = [](const Tensor& t, int last) { return t.defined() ? at::constant_pad_nd(t, {0, 1}, last) : t; };
   const Tensor X = padded(x, 1), A = padded(a, 0), Q = padded(q, 0);
   Tensor of_gz, of_x, of_w;
   const auto add_form = [&](Tensor& sum, double factor, const std::array<Tensor, 4>& factors, int missing,

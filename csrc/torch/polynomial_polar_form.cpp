@@ -15,8 +15,8 @@ constexpr int slots = 5, first_feature = 2;  // gz, w and three features
 
 Tensor polynomial_polar_form(const PolynomialProblem& p, const std::array<Tensor, 4>& factors, int64_t missing,
                              c10::SymInt columns) {
-  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t,
-                           c10::SymInt);
+  using Signature =
+      Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, c10::SymInt);
   static const auto op = find_operator<Signature>(name);
   const auto& [f, g, h, i] = factors;
   return op.call(p.payload, p.key, f, g, h, i, missing, std::move(columns));
@@ -27,7 +27,7 @@ namespace {
 // The terms as lists: the column of each operand that a term reads, and the coefficient.
 struct Terms {
   std::array<Tensor, slots> column;  // (terms,) int64
-  Tensor coefficient;                // (terms,)
+  Tensor coefficient;  // (terms,)
 };
 
 Terms read_terms(const Program& program, const at::TensorOptions& options) {
@@ -58,8 +58,10 @@ void check(const Program& program, const std::array<Tensor, slots>& factors, int
     const Tensor& t = factors[slot];
     TORCH_CHECK(t.dim() == 2 && like.dim() == 2 && t.size(0) == like.size(0) && t.size(1) == wanted[slot] &&
                     t.options().type_equal(like.options()),
-                name, ": operand ", slot, " must have ", wanted[slot], " columns, and all the same rows, dtype and "
-                "device, got ", t.sizes(), ". Pass gz, w and features with a column more than x, in this order.");
+                name, ": operand ", slot, " must have ", wanted[slot],
+                " columns, and all the same rows, dtype and "
+                "device, got ",
+                t.sizes(), ". Pass gz, w and features with a column more than x, in this order.");
   }
 }
 
@@ -93,8 +95,8 @@ Tensor contract(const Tensor& payload, int64_t key, const Tensor& f, const Tenso
   for (int slot = 0; slot < first_feature; ++slot)
     if (slot != missing) scale = scale * pick(slot, slot);
   if (missing < first_feature) {
-    const Tensor orders = pick(2, 2) * pairs(3, 4, 3, 4) + pick(3, 2) * pairs(2, 4, 3, 4) +
-                          pick(4, 2) * pairs(2, 3, 3, 4);
+    const Tensor orders =
+        pick(2, 2) * pairs(3, 4, 3, 4) + pick(3, 2) * pairs(2, 4, 3, 4) + pick(4, 2) * pairs(2, 3, 3, 4);
     return spread(scale * orders, static_cast<int>(missing));
   }
   const int one = missing == 2 ? 3 : 2, other = missing == 4 ? 3 : 4;

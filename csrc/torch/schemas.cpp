@@ -11,23 +11,30 @@ TORCH_LIBRARY(eqaccel, library) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   library.def("graph(Tensor receiver, Tensor sender, SymInt num_receivers, SymInt num_senders) -> Tensor", tags);
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
-              ") -> Tensor", tags);
-  library.def("tensor_product_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
-              EQ_PROBLEM_ARGUMENTS ") -> (Tensor gx, Tensor gy, Tensor gw)", tags);
+              ") -> Tensor",
+              tags);
+  library.def(
+      "tensor_product_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
+      ") -> (Tensor gx, Tensor gy, Tensor gw)",
+      tags);
   library.def("tensor_product_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
               "Tensor a, Tensor b, Tensor c, " EQ_PROBLEM_ARGUMENTS
-              ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)", tags);
+              ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)",
+              tags);
   // a: (rows, terms); b: (terms, columns); payload and key: of the kernel, see matrix_product.cpp.
   library.def("matrix_product(Tensor payload, int key, Tensor a, Tensor b) -> Tensor", tags);
   // x: (rows, num_features); w: (rows, num_weights); z: (rows, num_outputs), see polynomial.cpp.
   library.def("polynomial(Tensor payload, int key, Tensor x, Tensor w, int num_outputs) -> Tensor", tags);
   library.def("polynomial_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, int num_outputs) -> "
-              "(Tensor gx, Tensor gw)", tags);
+              "(Tensor gx, Tensor gw)",
+              tags);
   library.def("polynomial_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, Tensor a, Tensor c, "
-              "int num_outputs) -> (Tensor ggz, Tensor gx, Tensor gw)", tags);
+              "int num_outputs) -> (Tensor ggz, Tensor gx, Tensor gw)",
+              tags);
   // polynomial.h; four of gz, w and three features, without the one that is missing.
   library.def("polynomial_polar_form(Tensor payload, int key, Tensor f, Tensor g, Tensor h, Tensor i, int missing, "
-              "SymInt columns) -> Tensor", tags);
+              "SymInt columns) -> Tensor",
+              tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -37,7 +37,8 @@ void each_sample(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   TORCH_INTERNAL_ASSERT(!samples.empty());
   const int64_t count = samples.front().second.size(0);
-  TORCH_CHECK(count > 0, op.schema().name(), ": expected a dimension of torch.vmap with one sample or more, got none. "
+  TORCH_CHECK(count > 0, op.schema().name(),
+              ": expected a dimension of torch.vmap with one sample or more, got none. "
               "Leave out the call.");
 
   std::vector<std::vector<Tensor>> results(op.schema().returns().size());

@@ -39,7 +39,8 @@ void print(const char* name, const torch::Tensor& tensor) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 4) return std::fprintf(stderr, "usage: %s <libeqaccel_ops.so> <potential.pt> <operands.pt>\n", argv[0]), 2;
+  if (argc != 4)
+    return std::fprintf(stderr, "usage: %s <libeqaccel_ops.so> <potential.pt> <operands.pt>\n", argv[0]), 2;
   if (dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 2;
   torch::jit::ExtraFilesMap extra{{"eqaccel.json", ""}};
   torch::jit::Module potential = torch::jit::load(argv[2], torch::kCPU, extra);

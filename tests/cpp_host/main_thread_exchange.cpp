@@ -40,7 +40,8 @@ int main() {
       });
       std::printf("row %g\n", row);
     }
-    exchange.run(nullptr, [&] { std::printf("alone %s\n", std::this_thread::get_id() == main_thread ? "main" : "other"); });
+    exchange.run(nullptr,
+                 [&] { std::printf("alone %s\n", std::this_thread::get_id() == main_thread ? "main" : "other"); });
     try {
       exchange.run(&engine, [&] { exchange.forward(&row, 3, 13, true); });
     } catch (const std::runtime_error& error) {

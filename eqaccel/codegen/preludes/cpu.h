@@ -161,9 +161,7 @@ struct XBlock {
   T* gx_row;
   EQ_FN Lane x(int i, int c) const { return load<mul>(x_row + i * mul, c); }
   EQ_FN Lane a(int i, int c) const { return load<mul>(a_row + i * mul, c); }
-  EQ_FN void add(int i, int c, Lane value) {
-    store<mul>(gx_row + i * mul, c, load<mul>(gx_row + i * mul, c) + value);
-  }
+  EQ_FN void add(int i, int c, Lane value) { store<mul>(gx_row + i * mul, c, load<mul>(gx_row + i * mul, c) + value); }
   EQ_FN void flush() {}
 };
 template <int mul>
@@ -433,9 +431,9 @@ void launch(const eq_operands& o) {
 
 }  // namespace
 
-#define EQ_EXPORT(P)                                                                                        \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch<P>(*o); } \
-                                                                                                            \
-  extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {      \
-    return Workspace<P>(*o, nullptr).elements * int64_t(sizeof(T));                                         \
+#define EQ_EXPORT(P)                                                                                                   \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch<P>(*o); }            \
+                                                                                                                       \
+  extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
+    return Workspace<P>(*o, nullptr).elements * int64_t(sizeof(T));                                                    \
   }

@@ -59,8 +59,8 @@ void launch_rows(const eq_operands& o, const Run& run) {
 
 }  // namespace
 
-#define EQ_EXPORT_ROWS(P)                                                                                      \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) {                     \
-    launch_rows<P>(*o, [](const Row<P>& in, Row<P>& out) { run_row(in, out); });                               \
-  }                                                                                                            \
+#define EQ_EXPORT_ROWS(P)                                                                                              \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) {                             \
+    launch_rows<P>(*o, [](const Row<P>& in, Row<P>& out) { run_row(in, out); });                                       \
+  }                                                                                                                    \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands*) { return 0; }

@@ -31,7 +31,8 @@ EQ_FN unsigned shared_address(const void* p) { return static_cast<unsigned>(__cv
 #if EQ_ASYNC_COPY
 // One element from device to shared memory without passing a register; finished by wait_copies.
 EQ_FN void copy_element(T* to, const T* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(sizeof(T)) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(sizeof(T))
+               : "memory");
 }
 EQ_FN void copy_16_bytes(T* to, const T* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
@@ -60,17 +61,20 @@ EQ_FN void expect_bytes(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 EQ_FN void wait_barrier(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra READY;\nbra WAIT;\nREADY:\n}" ::"r"(barrier), "r"(parity) : "memory");
+  asm volatile("{\n.reg .pred done;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@done bra READY;\nbra WAIT;\nREADY:\n}" ::"r"(barrier),
+               "r"(parity)
+               : "memory");
 }
 // Weights are read once: they should leave the L2 cache first. Node rows are read by many edges: last. These are what
 // createpolicy gives for evict_first and evict_last; as constants they take no registers.
 constexpr unsigned long long read_once = 0x12F0000000000000, read_often = 0x14F0000000000000;
 EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          shared_address(to)), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
 }
 #endif
 
@@ -111,7 +115,8 @@ EQ_FN void atomic_add(double* p, const double (&v)[n]) {
 template <int n>
 EQ_FN void atomic_add(float* p, const float (&v)[n]) {
   if constexpr (EQ_BULK_COPY && n == 4) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+                 : "memory");
   } else if constexpr (EQ_BULK_COPY && n == 2) {
     asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(v[0]), "f"(v[1]) : "memory");
   } else {

@@ -71,7 +71,7 @@ template <class S>
 struct EdgeRows {
   static constexpr int n = S::lane_channels;
   const T *x_row, *w_row, *a_row, *c_row;  // shared memory, at this lane's first channel
-  T *gx_row, *gw_row;                      // device memory, likewise
+  T *gx_row, *gw_row;  // device memory, likewise
   bool active, atomic;
   LaneOf<n>*gz, *ggz;  // registers
   template <int d1, int mul, bool adds>
@@ -220,7 +220,8 @@ struct Worker {
                            z};
       S::edge(operands, entries, entries + P::entries, gy);
       add_over_lanes<components, 16>(gy, pipe.lane);
-      constexpr int shift = 5 - log2_of(components < 32 ? components : 32), each = components < 32 ? 1 : components / 32;
+      constexpr int shift = 5 - log2_of(components < 32 ? components : 32),
+                    each = components < 32 ? 1 : components / 32;
       T* to = pipe.shared + L::gy + (step & 1) * L::gy_stage + (e * P::warp_groups + group) * P::y_dim;
       if ((pipe.lane & ((1 << shift) - 1)) == 0) {
 #pragma unroll
@@ -299,21 +300,21 @@ EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared
 // The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them.
 #define EQ_EXPORT_MAIN(name, P)                                                                                        \
   EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                  \
-      name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                                    \
+      name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                                 \
     static_assert(Layout<P>::bytes == P::shared_bytes, "the plan and the layout count shared memory alike");           \
     extern __shared__ __align__(128) unsigned char shared[];                                                           \
-    run_block<P>(o, split, reinterpret_cast<T*>(shared));                                                             \
+    run_block<P>(o, split, reinterpret_cast<T*>(shared));                                                              \
   }
 #define EQ_EXPORT(P)                                                                                                   \
-  EQ_KERNEL void eq_add_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                      \
-    add_receiver_partials<P>(o, split);                                                                                      \
+  EQ_KERNEL void eq_add_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {           \
+    add_receiver_partials<P>(o, split);                                                                                \
   }                                                                                                                    \
-  EQ_KERNEL void __launch_bounds__(128, 8) eq_gather_gx(const EQ_PARAMETER eq_operands o,                                \
-                                                      const EQ_PARAMETER eq_work_split split) {                           \
-    gather_gx<P>(o, split);                                                                                             \
+  EQ_KERNEL void __launch_bounds__(128, 8)                                                                             \
+      eq_gather_gx(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                         \
+    gather_gx<P>(o, split);                                                                                            \
   }                                                                                                                    \
-  EQ_KERNEL void eq_add_gx_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {            \
-    add_sender_partials<P>(o, split);                                                                                        \
+  EQ_KERNEL void eq_add_gx_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {        \
+    add_sender_partials<P>(o, split);                                                                                  \
   }                                                                                                                    \
   EQ_KERNEL void eq_relayout(const T* from, T* to, int64_t rows, int is_x, int to_mul_ir) {                            \
     if (is_x) relayout<P, true>(from, to, rows, to_mul_ir);                                                            \

@@ -147,7 +147,9 @@ struct Pipeline {
     }
   }
   EQ_FN static const T* x_row(const void* x, int2 id) { return static_cast<const T*>(x) + int64_t(id.y) * P::x_dim; }
-  EQ_FN static const T* w_row(const void* w, int64_t stride, int2 id) { return static_cast<const T*>(w) + id.x * stride; }
+  EQ_FN static const T* w_row(const void* w, int64_t stride, int2 id) {
+    return static_cast<const T*>(w) + id.x * stride;
+  }
 
   EQ_FN T* attributes(int step, int e) const {
     return shared + L::attributes + ((step % (L::stages + 1)) * L::edges + e) * P::y_dim * tangents;

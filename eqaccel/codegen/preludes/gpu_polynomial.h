@@ -42,18 +42,18 @@ EQ_FN void write_row(void* rows, int64_t row, const V (&values)[dim]) {
 }  // namespace
 
 // csrc/runtime/row_kernel.cpp launches it.
-#define EQ_EXPORT_ROWS(P)                                               \
-  EQ_KERNEL void eq_rows(const EQ_PARAMETER eq_operands o) {            \
-    const int64_t row = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; \
-    if (row >= o.num_edges) return;                                     \
-    Row<P> in, out;                                                     \
-    read_row(o.x, row, in.x);                                           \
-    read_row(o.w, row, in.w);                                           \
-    if (has_gradient) read_row(o.gz, row, in.z);                        \
-    if (has_tangents) read_row(o.a, row, in.dx);                        \
-    if (has_tangents) read_row(o.c, row, in.dw);                        \
-    run_row(in, out);                                                   \
-    if (writes_z) write_row(o.z, row, out.z);                           \
-    if (has_gradient) write_row(o.gx, row, out.x);                      \
-    if (has_gradient) write_row(o.gw, row, out.w);                      \
+#define EQ_EXPORT_ROWS(P)                                                                                              \
+  EQ_KERNEL void eq_rows(const EQ_PARAMETER eq_operands o) {                                                           \
+    const int64_t row = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;                                                \
+    if (row >= o.num_edges) return;                                                                                    \
+    Row<P> in, out;                                                                                                    \
+    read_row(o.x, row, in.x);                                                                                          \
+    read_row(o.w, row, in.w);                                                                                          \
+    if (has_gradient) read_row(o.gz, row, in.z);                                                                       \
+    if (has_tangents) read_row(o.a, row, in.dx);                                                                       \
+    if (has_tangents) read_row(o.c, row, in.dw);                                                                       \
+    run_row(in, out);                                                                                                  \
+    if (writes_z) write_row(o.z, row, out.z);                                                                          \
+    if (has_gradient) write_row(o.gx, row, out.x);                                                                     \
+    if (has_gradient) write_row(o.gw, row, out.w);                                                                     \
   }

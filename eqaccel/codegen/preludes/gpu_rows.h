@@ -83,7 +83,7 @@ EQ_FN void add_receiver_partials(const eq_operands& o, const eq_work_split& spli
 template <class P>
 EQ_FN void add_sender_partials(const eq_operands& o, const eq_work_split& split) {
   add_partials(senders_of(o), split, static_cast<T*>(o.gx), P::x_dim,
-       [&](int n) { return o.mul_ir ? other_position<P>(n, true, false) : n; });
+               [&](int n) { return o.mul_ir ? other_position<P>(n, true, false) : n; });
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ EQ_FN unsigned tail_of(float x, unsigned head) { return head_of(x - __uint_as_fl
 
 // Sixteen bytes, or zeros where there is nothing to copy.
 EQ_FN void copy_or_clear(float* to, const float* from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(inside ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(inside ? 16 : 0)
                : "memory");
 }
 
@@ -59,7 +60,8 @@ template <class P, int width>
 struct Product {
   static constexpr int height = P::height, depth = P::depth, stages = P::stages, block_threads = P::block_threads;
   static constexpr int a_stride = P::a_stride, a_size = height * a_stride;  // floats of a stage of A
-  static constexpr int in_flight = stages - 3;  // a stage is used, one is free to be overwritten, the next must have come
+  static constexpr int in_flight =
+      stages - 3;  // a stage is used, one is free to be overwritten, the next must have come
   static constexpr int b_size = depth * width, stage_size = a_size + 2 * b_size, sums = width / 2;
 
   const float *a, *packed;
@@ -82,11 +84,12 @@ struct Product {
       float* to = shared + load_stage * stage_size;
 #pragma unroll
       for (int i = 0; i < height; i += rows_at_once)
-        copy_or_clear(to + (row + i) * a_stride + column, term < terms ? from + (long long)min(row + i, last) * terms : a,
-                      term < terms);
+        copy_or_clear(to + (row + i) * a_stride + column,
+                      term < terms ? from + (long long)min(row + i, last) * terms : a, term < terms);
       from = packed + (long long)(load_tile % tiles_across * steps + load_step) * 2 * b_size;
 #pragma unroll
-      for (int i = 4 * threadIdx.x; i < 2 * b_size; i += 4 * block_threads) copy_or_clear(to + a_size + i, from + i, true);
+      for (int i = 4 * threadIdx.x; i < 2 * b_size; i += 4 * block_threads)
+        copy_or_clear(to + a_size + i, from + i, true);
       ++loaded;
       if (++load_step == steps) load_step = 0, load_tile += gridDim.x;
       if (++load_stage == stages) load_stage = 0;
@@ -175,14 +178,15 @@ EQ_FN void product(const float* a, const float* packed, float* c, long long rows
   const int across = (columns + width - 1) / width, steps = (terms + P::depth - 1) / P::depth;
   const int tiles = (int)((rows + P::height - 1) / P::height) * across, first = blockIdx.x;
   const int total = (tiles - first + (int)gridDim.x - 1) / (int)gridDim.x * steps;
-  Product<P, width>{a, packed, c, rows, columns, terms, across, steps, total, shared_memory, first, 0, 0, 0, first}.run();
+  Product<P, width>{a, packed, c, rows, columns, terms, across, steps, total, shared_memory, first, 0, 0, 0, first}
+      .run();
 }
 
 // B, element (k, n) at k row_stride + n column_stride, as stages of depth x width: heads, then tails, each as
 // (depth / 4, width, 4). Zeros beyond its edges.
 template <int depth>
-EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride,
-                long long column_stride, int width) {
+EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride, long long column_stride,
+                int width) {
   const int across = (columns + width - 1) / width, steps = (terms + depth - 1) / depth, size = depth * width;
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, stage = i / size;
   if (stage >= (long long)across * steps) return;
@@ -199,13 +203,13 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
 }  // namespace
 
 // csrc/runtime/matrix_product.cpp launches these.
-#define EQ_EXPORT_PACK(P)                                                                             \
-  EQ_KERNEL void eq_pack(const float* b, float* packed, int columns, int terms, long long row_stride, \
-                         long long column_stride, int width) {                                        \
-    pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width);                      \
+#define EQ_EXPORT_PACK(P)                                                                                              \
+  EQ_KERNEL void eq_pack(const float* b, float* packed, int columns, int terms, long long row_stride,                  \
+                         long long column_stride, int width) {                                                         \
+    pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width);                                       \
   }
-#define EQ_EXPORT_PRODUCT(name, P, width)                                                           \
-  EQ_KERNEL void __launch_bounds__(P::block_threads, 1)                                             \
-      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms) { \
-    product<P, width>(a, packed, c, rows, columns, terms);                                          \
+#define EQ_EXPORT_PRODUCT(name, P, width)                                                                              \
+  EQ_KERNEL void __launch_bounds__(P::block_threads, 1)                                                                \
+      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {                    \
+    product<P, width>(a, packed, c, rows, columns, terms);                                                             \
   }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// The neighbours that LAMMPS leaves out of a list because of bonds (`special_bonds` 0), which a model needs all the same:
-// its energy depends on where they are, and knows no bonds.
+// The neighbours that LAMMPS leaves out of a list because of bonds (`special_bonds` 0), which a model needs all the
+// same: its energy depends on where they are, and knows no bonds.
 #ifndef EQACCEL_MISSING_NEIGHBORS_H
 #define EQACCEL_MISSING_NEIGHBORS_H
 
 #include <utility>
 #include <vector>
 
-namespace LAMMPS_NS {
+namespace LAMMPS_NS
+{
 class LAMMPS;
 class NeighList;
 
-class MissingNeighbors {
+class MissingNeighbors
+{
  public:
   explicit MissingNeighbors(LAMMPS *lmp) : lmp(lmp) {}
 

@@ -428,7 +428,7 @@ std::string PairEqaccel::name(int i) const
 double PairEqaccel::memory_usage()
 {
   return Pair::memory_usage() + sizeof(double) * static_cast<double>(vectors.capacity() + gradients.capacity()) +
-      sizeof(int64_t) * static_cast<double>(senders.capacity() + receivers.capacity());
+         sizeof(int64_t) * static_cast<double>(senders.capacity() + receivers.capacity());
 }
 
 int PairEqaccel::pack_forward_comm(int n, int *atoms, double *buffer, int, int *)

@@ -14,9 +14,11 @@
 #include <string>
 #include <vector>
 
-namespace LAMMPS_NS {
+namespace LAMMPS_NS
+{
 
-class PairEqaccel : public Pair {
+class PairEqaccel : public Pair
+{
  public:
   PairEqaccel(class LAMMPS *);
   ~PairEqaccel() override;
@@ -34,7 +36,7 @@ class PairEqaccel : public Pair {
   void unpack_reverse_comm(int, int *, double *) override;
 
  private:
-  using Loader = eqaccel::Model *(*) (const eqaccel::ModelOptions *);
+  using Loader = eqaccel::Model *(*)(const eqaccel::ModelOptions *);
 
   void open_library();
   int local_rank() const;

@@ -8,7 +8,8 @@
 
 using namespace LAMMPS_NS;
 
-namespace {
+namespace
+{
 
 // LAMMPS does not install lammpsplugin.h, so its documented struct is written out here.
 struct LammpsPlugin {
@@ -26,9 +27,8 @@ Pair *create(LAMMPS *lmp)
 {
   const int version = lammps_version(lmp);
   if (version != EQACCEL_LAMMPS_VERSION)
-    lmp->error->all(FLERR,
-                    "pair_style eqaccel was built for LAMMPS " + std::to_string(EQACCEL_LAMMPS_VERSION) +
-                        ", and this is " + std::to_string(version) + ": build the plugin again for this one");
+    lmp->error->all(FLERR, "pair_style eqaccel was built for LAMMPS " + std::to_string(EQACCEL_LAMMPS_VERSION) +
+                               ", and this is " + std::to_string(version) + ": build the plugin again for this one");
   if (lammps_extract_setting(lmp, "tagint") != static_cast<int>(sizeof(tagint)) ||
       lammps_extract_setting(lmp, "imageint") != static_cast<int>(sizeof(imageint)))
     lmp->error->all(FLERR, "pair_style eqaccel was built for a LAMMPS with other integer sizes: build the plugin "

@@ -15,7 +15,8 @@
 
 using namespace LAMMPS_NS;
 
-namespace {
+namespace
+{
 
 // Rank and local number of an atom, in the bits of the double that travels.
 struct Owner {

@@ -12,11 +12,13 @@
 #include <cstddef>
 #include <vector>
 
-namespace LAMMPS_NS {
+namespace LAMMPS_NS
+{
 class LAMMPS;
 class Pair;
 
-class RankNodes final : public eqaccel::GhostExchange {
+class RankNodes final : public eqaccel::GhostExchange
+{
  public:
   RankNodes(LAMMPS *lmp, Pair *pair) : lmp(lmp), pair(pair) {}
 
@@ -57,15 +59,15 @@ class RankNodes final : public eqaccel::GhostExchange {
   bool is_double = true;
   size_t done = 0;    // exchanges of this step that went forward and have not yet come back
 
-  std::vector<int> original;         // of every atom: the local atom it is an image of, or its rank's first such ghost
+  std::vector<int> original; // of every atom: the local atom it is an image of, or its rank's first such ghost
   std::vector<int64_t> node_of_atom; // -1: none yet
   std::vector<int> atom_of_node;
   int64_t local = 0;
 
-  std::vector<double> rows_of_atoms;    // floats travel two to a double
-  int doubles = 1;                      // of a row, in the exchange under way
+  std::vector<double> rows_of_atoms; // floats travel two to a double
+  int doubles = 1; // of a row, in the exchange under way
 };
 
-}    // namespace LAMMPS_NS
+} // namespace LAMMPS_NS
 
 #endif
