@@ -25,7 +25,7 @@ def _devices() -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew, where text has changed")
+    parser.addoption("--update-golden", action="store_true", help="write golden kernels anew, where text has changed")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

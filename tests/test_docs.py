@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from folders import ROOT
 
 from eqaccel import settings
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("", "docs", "examples", "integrations", "tests")
 TEXTS = sorted(
     file

@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from folders import ROOT
 
 import eqaccel
 from eqaccel import _runtime, runtime
 
-ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = Path(eqaccel.__file__).resolve().parent
 
 

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import pytest
+from folders import ROOT
 
-ROOT = Path(__file__).parents[1]
 ROOMS = [
     "errors",
     "settings",

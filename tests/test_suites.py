@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from folders import SUPPORT
 
 FOLDER = Path(__file__).resolve().parent / "suites"
 REPORT = """<testsuites><testsuite>
@@ -78,7 +79,7 @@ torch.load("plain.model", weights_only=False)
 """
     plain = "import torch, mace_models; torch.save(mace_models.energy_model(), 'plain.model')"
     log = tmp_path / "models.log"
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     for text, extra in ((plain, {}), (code, {"EQACCEL_SUITES_LOG": str(log)})):
         path = os.pathsep.join([str(FOLDER / "startup"), *paths])
         environment = os.environ | {"PYTHONPATH": path} | extra

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from folders import EXAMPLES
 
 import eqaccel
 
@@ -18,7 +17,7 @@ from ase.md.velocitydistribution import thermalize_momenta  # noqa: E402
 from ase.md.verlet import VelocityVerlet  # noqa: E402
 from mace.calculators import MACECalculator  # noqa: E402
 
-MODEL = Path(__file__).resolve().parents[1] / "examples" / "models" / "cuau_emt.model"
+MODEL = EXAMPLES / "models/cuau_emt.model"
 
 
 def start_frame() -> Atoms:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import EXAMPLES
 
 pytest.importorskip("mace")
 pytest.importorskip("matplotlib")
 ase_io = pytest.importorskip("ase.io")
-
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def run_example(name: str, *arguments: object) -> str:

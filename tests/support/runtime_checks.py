@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from eqaccel import codegen
+from eqaccel import codegen, runtime
 
 ABI = (Path(codegen.__file__).parent / "preludes/abi.h").read_text()
 
@@ -78,3 +78,19 @@ COMPILE = """
 r = runtime.Program(common.make_payload()).compile("cpu", "float32", "forward")
 print(r["cached"], r["seconds"])
 """
+
+
+def read(content: bytes) -> dict[str, str]:
+    """The entries of a payload."""
+    entries, position = {}, content.index(b"\n") + 1
+    while position < len(content):
+        end = content.index(b"\n", position)
+        name, size = content[position:end].decode().split()
+        entries[name] = content[end + 1 : end + 1 + int(size)].decode()
+        position = end + 2 + int(size)
+    return entries
+
+
+def program(entries: dict[str, str]) -> runtime.Program:
+    parts = [f"{name} {len(text.encode())}\n{text}\n" for name, text in entries.items()]
+    return runtime.Program(("EQACCEL-PAYLOAD 1\n" + "".join(parts)).encode())

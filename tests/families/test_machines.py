@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from eqaccel.benchmarks.problems import PROBLEMS
 from executor_checks import assert_computes_the_same
+from folders import TESTS
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel.__main__ import main
@@ -155,11 +155,10 @@ def test_copies_of_older_machines_run_here(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kib", [163, 99, 64])
 def test_kernels_of_smaller_machines_run_here(kib: int) -> None:
-    folder = Path(__file__).parent
-    tests = ["test_large_products.py", "test_derivatives.py", "test_ops.py"]
+    tests = ["families/test_large_products.py", "ops/test_derivatives.py", "ops/test_ops.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cuda"]
     done = subprocess.run(
-        [*command, *(str(folder / name) for name in tests)],
+        [*command, *(str(TESTS / name) for name in tests)],
         env=os.environ | {"EQACCEL_SHARED_KIB": str(kib)},
         capture_output=True,
         text=True,

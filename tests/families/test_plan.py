@@ -6,18 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from executor_checks import ROUNDING, sums_agree
+from executor_checks import ROUNDING, SPECS, sums_agree
 
 from eqaccel.codegen import Direction
 from eqaccel.families.tensor_product import TensorProductSpec, execute, make_plan
 from eqaccel.families.tensor_product.reference import to_ir_mul, to_mul_ir
 from eqaccel.targets import TARGETS
-
-SPECS = {
-    "mp0": TensorProductSpec.channelwise("8x0e+8x1o", "0e+1o+2e+3o", "8x0e+8x1o+8x2e+8x3o"),
-    "ragged": TensorProductSpec.channelwise("33x0e+5x1o+1x2e", "0e+1o+2e", "33x0e+5x1o+1x2e"),
-    "shared output": TensorProductSpec("4x0e+4x1o", "0e+1o", "4x1o", [(0, 1, 0, "uvu", True), (1, 0, 0, "uvu", False)]),
-}
 
 
 def _operands(spec: TensorProductSpec) -> dict[str, np.ndarray]:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from folders import EXAMPLES
 
 from eqaccel import PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
 from eqaccel.families.polynomial import Term
 from eqaccel.testing import reference
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
+BENCHMARKS = EXAMPLES / "benchmarks"
 TINY = ["--device", "cpu", "--threads", "1", "--repetitions", "3"]
 OUTPUTS = {"json": ".json", "markdown": ".md", "plot": ".png"}
 CASE = ["--problems", "tiny", "--graphs", "local-12x4"]
@@ -71,7 +72,7 @@ def test_kernels_write_their_results(tmp_path, capsys):
             assert row[direction]["median_ms"] >= row[direction]["min_ms"] > 0
 
 
-RESULTS = Path(__file__).parents[1] / "examples/benchmarks/results"
+RESULTS = BENCHMARKS / "results"
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
@@ -372,7 +373,7 @@ def test_the_limits_of_this_machine_can_be_measured():
 
 
 def test_summary_shows_where_eqaccel_stands(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(BENCHMARKS)
     import summary
 
     results, readme, docs = tmp_path / "results", tmp_path / "README.md", tmp_path / "docs" / "performance.md"
@@ -396,7 +397,7 @@ def test_summary_shows_where_eqaccel_stands(monkeypatch, tmp_path):
 
 
 def test_texts_show_the_results_that_are_kept(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.syspath_prepend(BENCHMARKS)
     import summary
 
     kept = {text: text.read_text() for text in (summary.README, summary.DOCS)}

@@ -1,6 +1,6 @@
 """Kernels, coefficients and forms that are wrong on purpose, and a table of what verification says of each.
 
-    python tests/sabotage.py
+    python tests/support/sabotage.py
 
 runs all that the installed libraries have models for, and prints the table of docs/verification.md. Results of
 operators are spoilt below autograd, so that a sabotage of one direction leaves the others right.

@@ -1,6 +1,6 @@
-"""Generated text, kernel by kernel, as it stands in tests/golden: a change of it shows in review.
+"""Generated text, kernel by kernel, as it stands in the folder golden: a change of it shows in review.
 
-After a change that is meant, `pytest tests/test_golden_kernels.py --update-golden` writes the files anew.
+After a change that is meant, `pytest tests/codegen/test_golden_kernels.py --update-golden` writes the files anew.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runtime_checks import kept
+from runtime_checks import kept, program, read
 
 from eqaccel import TensorProduct, runtime
 from eqaccel.codegen import Direction
@@ -40,22 +40,6 @@ FAULTS = {
     "outside": (r"run\((\d+), (\d+), (\d+)\)", r"run(\1 + \2, \2, \3)"),
 }
 """Changes to a body, made in the last place where they fit, lest a check of the first elements only should do."""
-
-
-def read(content: bytes) -> dict[str, str]:
-    """The entries of a payload."""
-    entries, position = {}, content.index(b"\n") + 1
-    while position < len(content):
-        end = content.index(b"\n", position)
-        name, size = content[position:end].decode().split()
-        entries[name] = content[end + 1 : end + 1 + int(size)].decode()
-        position = end + 2 + int(size)
-    return entries
-
-
-def program(entries: dict[str, str]) -> runtime.Program:
-    parts = [f"{name} {len(text.encode())}\n{text}\n" for name, text in entries.items()]
-    return runtime.Program(("EQACCEL-PAYLOAD 1\n" + "".join(parts)).encode())
 
 
 def checksums_of(spec: TensorProductSpec, direction: Direction) -> list[tuple[str, float, tuple[float, ...]]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from hosts import assemble_hip, needs_hipcc
-from test_self_check import program, read
+from runtime_checks import program, read
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 

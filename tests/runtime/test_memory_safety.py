@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hosts
 import pytest
+from folders import ROOT
 from runtime_checks import make_payload, run_python
 
 CHANGES = '''
@@ -88,7 +89,7 @@ print("done")
 def test_damaged_payloads_are_read_within_their_memory(tmp_path: Path) -> None:
     """The C++ readers by themselves, with checks of every access."""
     options = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    options += [f"-I{hosts.ROOT / 'csrc' / folder}" for folder in ("runtime", "model")]
+    options += [f"-I{ROOT / 'csrc' / folder}" for folder in ("runtime", "model")]
     program = hosts.build("payload.cpp", tmp_path, *options)
     for kernel in (b"", b"binary/cpu-avx2/forward/float32 4\ncode\n"):
         (tmp_path / "payload").write_bytes(make_payload() + kernel)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from folders import SUPPORT
 
 pytest.importorskip("nequip", reason="needs nequip")
 
@@ -30,7 +31,7 @@ from eqaccel.errors import AlreadyPatchedError
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 
 MODIFIERS = [{"modifier": "enable_eqaccel"}]
-TRAINING = Path(__file__).with_name("nequip_training.yaml")
+TRAINING = SUPPORT / "nequip_training.yaml"
 
 
 @pytest.mark.parametrize("is_packaged", [False, True], ids=["built", "packaged"])

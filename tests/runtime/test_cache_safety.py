@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import SUPPORT
 from runtime_checks import COMPILE, kept, make_payload, run_python, start_python
 
 import eqaccel
@@ -107,7 +108,7 @@ def test_a_folder_of_the_administrator_is_used(monkeypatch: pytest.MonkeyPatch) 
         cache.chmod(0o755)
         monkeypatch.setenv("EQACCEL_CACHE_DIR", shared)
         entry = entry_in(cache)
-        script = f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}; import runtime_checks as common\n"
+        script = f"import sys; sys.path[:0] = {[str(SUPPORT)]!r}; import runtime_checks as common\n"
         script += "from eqaccel import runtime\n" + RUN + "assert runtime.cache_content().problem == ''\n"
         command = [*OTHER_USER, sys.executable, "-c", script]
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)

@@ -20,8 +20,8 @@ pytest.importorskip("mace", reason="needs mace-torch")
 import hosts
 import mace_models as mm
 from export_checks import assert_close, assert_ghosts, assert_moves_to_a_gpu, forces, with_ghosts
+from ghosts import Images
 from mace.modules import MACE, NonLinearBiasReadoutBlock
-from test_exchange import Images
 
 import eqaccel
 from eqaccel.__main__ import main

@@ -9,13 +9,13 @@ from pathlib import Path
 import ase.io
 import numpy as np
 import pytest
+from folders import EXAMPLES
 
 pytest.importorskip("nequip", reason="needs nequip")
 pytest.importorskip("matplotlib")
 
 import nequip_models as nm
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = ("--preset", "S", "--device", "cpu", "--dtype", "float64", "--interval", "2")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]

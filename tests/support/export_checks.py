@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from eqaccel.integrations.export import interpreter
 from eqaccel.patches.rounding import FACTOR, ROUNDING
-from test_exchange import Images
+from ghosts import Images
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import eqaccel

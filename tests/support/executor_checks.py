@@ -7,8 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from eqaccel.families.tensor_product import Plan, execute
+from eqaccel.families.tensor_product import Plan, TensorProductSpec, execute
 from eqaccel.testing import ERROR_CONSTANT
+
+SPECS = {
+    "mp0": TensorProductSpec.channelwise("8x0e+8x1o", "0e+1o+2e+3o", "8x0e+8x1o+8x2e+8x3o"),
+    "ragged": TensorProductSpec.channelwise("33x0e+5x1o+1x2e", "0e+1o+2e", "33x0e+5x1o+1x2e"),
+    "shared output": TensorProductSpec("4x0e+4x1o", "0e+1o", "4x1o", [(0, 1, 0, "uvu", True), (1, 0, 0, "uvu", False)]),
+}
 
 ROUNDING = ERROR_CONSTANT * sys.float_info.epsilon
 """Error of a sum in float64, relative to the sum of the absolute values of its terms."""

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from eqaccel.integrations.export.precompiled import precompiled_entries
-from executor_checks import assert_computes_the_same
-from test_plan import SPECS
+from executor_checks import SPECS, assert_computes_the_same
 
 import eqaccel
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup

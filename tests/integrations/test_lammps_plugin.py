@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from eqaccel.integrations import lammps
 from eqaccel.integrations.lammps import SOURCES, build_plugin, find_lammps, plugin_folder
+from folders import ROOT, SUPPORT
 from lammps_runs import lmp
 from lammps_toy import save_toy
 
 from eqaccel.errors import CompileError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-ROOT = Path(__file__).parents[1]
 WITHOUT_ATOMS = "units metal\nregion b block 0 1 0 1 0 1\ncreate_box 1 b\nmass 1 1.0\n"
 
 
@@ -127,7 +127,7 @@ def test_recipe_for_a_lammps_of_ones_own(tmp_path):
 @pytest.mark.slow
 def test_exchanges_of_a_gpu_reach_mpi_on_the_main_thread(tmp_path):
     compiler = shutil.which("g++") or shutil.which("c++")
-    source = str(Path(__file__).parent / "cpp_host/main_thread_exchange.cpp")
+    source = str(SUPPORT / "cpp_host/main_thread_exchange.cpp")
     folders = [f"-I{ROOT / folder}" for folder in ("csrc/model", "csrc/include")]
     command = [compiler, "-std=c++17", "-pthread", *folders, source, "-o", "exchange"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -6,10 +6,10 @@ import copy
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import EXAMPLES
 
 pytest.importorskip("mace", reason="needs mace-torch")
 
@@ -24,7 +24,7 @@ from mace.calculators import MACECalculator
 import eqaccel
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
-SHIPPED = Path(__file__).parents[1] / "examples/models/cuau_emt.model"
+SHIPPED = EXAMPLES / "models/cuau_emt.model"
 KINDS = {
     "three layers": {"num_interactions": 3, "pair_repulsion": True, "distance_transform": "Agnesi"},
     "density residual": {"interaction": "RealAgnosticDensityResidualInteractionBlock"},
@@ -153,7 +153,7 @@ def test_atoms_without_neighbours(ranks, device, exported, tmp_path):
 
 def test_example_agrees_on_all_ranks_and_draws(tmp_path):
     pytest.importorskip("matplotlib")
-    script = Path(__file__).parents[1] / "examples/lammps/run_nve.py"
+    script = EXAMPLES / "lammps/run_nve.py"
     tiny = ["--cells", "2", "--steps", "12", "--ase-steps", "2", "--ranks", "1", "2", "--out", str(tmp_path / "out")]
     done = subprocess.run([sys.executable, str(script), *tiny], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
