@@ -27,7 +27,9 @@ exit $?
 """
 
 PROGRAM = """
+import signal
 import torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell in the background ignore it otherwise
 from eqaccel import TensorProduct, TensorProductSpec, runtime, warmup
 from eqaccel.families.tensor_product import payload
 spec = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")

@@ -55,7 +55,8 @@ def kept(folder: Path) -> list[Path]:
 
 def start_python(script: str, **env: str) -> subprocess.Popen:
     """Starts a fresh interpreter that sees this module as `common`."""
-    head = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import runtime_checks as common\n"
+    head = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in a shell's background
+    head += f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import runtime_checks as common\n"
     return subprocess.Popen(
         [sys.executable, "-c", head + "from eqaccel import runtime\n" + textwrap.dedent(script)],
         cwd="/",  # not the checkout: its eqaccel folder has no compiled part
