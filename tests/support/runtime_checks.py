@@ -55,7 +55,7 @@ def kept(folder: Path) -> list[Path]:
 
 def start_python(script: str, **env: str) -> subprocess.Popen:
     """Starts a fresh interpreter that sees this module as `common`."""
-    head = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in a shell's background
+    head = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # else background jobs ignore it
     head += f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import runtime_checks as common\n"
     return subprocess.Popen(
         [sys.executable, "-c", head + "from eqaccel import runtime\n" + textwrap.dedent(script)],
