@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(folder))
     monkeypatch.delenv("EQACCEL_DUMP", raising=False)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def e3nn_defaults() -> Iterator[None]:
+    """Leaves the options of e3nn as they were: NequIP's packaging changes how modules are built from then on."""
+    e3nn = sys.modules.get("e3nn")
+    options = e3nn.get_optimization_defaults() if e3nn else {}
+    yield
+    if e3nn:
+        e3nn.set_optimization_defaults(**options)
 
 
 @pytest.fixture
