@@ -85,11 +85,15 @@ def documentation(run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 RESULT = {
     "date": "2026-01-01",
+    "options": "-k 'a or b'",
     "plain": {"passed": 2, "failed": 1, "skipped": 1},
     "patched": {"passed": 1, "failed": 2},
+    "worse": {"tests.a::b": "wrong"},
+    "both fail": {"tests.a::c": "no network"},
+    "skipped": {"no GPU": 1},
+    "patched models": 3,
+    "left models": {"Odd: no convolution": 2},
 }
-RESULT |= {"worse": {"tests.a::b": "wrong"}, "both fail": {"tests.a::c": "no network"}, "skipped": {"no GPU": 1}}
-RESULT |= {"patched models": 3, "left models": {"Odd: no convolution": 2}}
 
 
 def test_tables_name_faults_and_what_was_not_run(run: ModuleType, documentation: Path) -> None:
@@ -100,6 +104,7 @@ def test_tables_name_faults_and_what_was_not_run(run: ModuleType, documentation:
     assert "Old." not in text
     assert "| `test_a.py` | 2 | 1 | 1 | 1 | 2 | 0 | 1 | 3 |" in text
     assert "Not run: `test_z.py`." in text
+    assert "- -k 'a or b': `test_a.py`" in text
     assert "- wrong: `tests.a::b`" in text
     assert "- no network: `tests.a::c`" in text
     assert "- 1 times no GPU" in text

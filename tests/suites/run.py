@@ -16,6 +16,7 @@ import datetime
 import importlib.metadata
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -42,21 +43,23 @@ class Suite:
     Attributes:
         title: What the documentation calls it.
         package: Name on PyPI; its version is the one that is installed.
-        tests: Where the tests are in its source distribution; None: `file` calls the tests that are installed with it.
-        file: A file of this folder that makes tests of what the package brings.
+        tests: Where the tests are in its source distribution; None: `files` call the tests that are installed with it.
+        files: Files of this folder that make tests of what the package brings.
         versions: Further packages that a reader wants to know the versions of.
     """
 
     title: str
     package: str
     tests: str | None = None
-    file: str | None = None
+    files: tuple[str, ...] = ()
     versions: tuple[str, ...] = ("torch", "e3nn", "torch-sim-atomistic")
 
 
 SUITES = {
     "mace": Suite("MACE, all of `tests/`", "mace-torch", tests="tests"),
-    "nequip": Suite("NequIP, its tests of energy models on four models", "nequip", file="nequip_suite.py"),
+    "nequip": Suite(
+        "NequIP, its tests of energy models on four models", "nequip", files=("nequip_models.py", "nequip_trained.py")
+    ),
 }
 
 
@@ -75,7 +78,7 @@ def source_of(package: str, folder: Path) -> Path:
 def files_of(suite: Suite, folder: Path) -> dict[str, Path]:
     """The files of a suite's tests by their names; downloads them where they have to be."""
     if suite.tests is None:
-        return {str(suite.file): HERE / str(suite.file)}
+        return {file: HERE / file for file in suite.files}
     return {file.name: file for file in sorted((source_of(suite.package, folder) / suite.tests).glob("test_*.py"))}
 
 
@@ -156,7 +159,7 @@ def models(log: Path) -> dict[str, Any]:
 def outcomes(suite: Suite, file: Path, folder: Path, options: list[str]) -> dict[str, Any]:
     """Runs one file of tests as it is and on patched models; returns what is kept of it."""
     plain, patched = (run(file, suite.tests is None, folder, patched, options) for patched in (False, True))
-    result = {"date": datetime.date.today().isoformat(), "options": " ".join(options)}
+    result = {"date": datetime.date.today().isoformat(), "options": shlex.join(options)}
     return result | compare(plain, patched) | models(folder / f"{file.stem}.log")
 
 
@@ -209,6 +212,7 @@ def table(suite: dict[str, Any]) -> str:
         lines += ["", "Not run: " + ", ".join(f"`{file}`" for file in left) + "."]
     worse = [(reason, test) for result in results.values() for test, reason in result["worse"].items()]
     both = [(reason, test) for result in results.values() for test, reason in result["both fail"].items()]
+    lines += reasons("Options of pytest", [(result["options"], file) for file, result in results.items()])
     lines += reasons("Fail only on patched models", worse) + reasons("Fail with and without eqaccel", both)
     for title, key in (
         ("Skip themselves", "skipped"),
@@ -226,12 +230,12 @@ def counts(result: dict[str, Any]) -> list[int]:
     return [*runs, len(result["worse"]), result["patched models"]]
 
 
-def reasons(title: str, failures: list[tuple[str, str]]) -> list[str]:
-    """Lines that name the tests of each reason."""
-    tests: dict[str, list[str]] = {}
-    for reason, test in sorted(failures):
-        tests.setdefault(reason, []).append(test)
-    lines = [f"- {reason}: " + ", ".join(f"`{test}`" for test in names) for reason, names in tests.items()]
+def reasons(title: str, tests: list[tuple[str, str]]) -> list[str]:
+    """Lines that name the tests, or files, of each reason."""
+    names: dict[str, list[str]] = {}
+    for reason, test in sorted(tests):
+        names.setdefault(reason, []).append(f"`{test}`")
+    lines = [f"- {reason}: {', '.join(tests)}" for reason, tests in names.items()]
     return ["", f"{title}:", "", *lines] if lines else []
 
 
