@@ -63,6 +63,7 @@ def test_plain(): assert "EQACCEL_SUITES_LOG" not in os.environ
 def test_place(): assert os.path.basename(os.getcwd()) == "source"
 """)
     found = run.outcomes(run.Suite("Their tests", "theirs", tests="tests"), file, tmp_path, [])
+    assert found["versions"]["theirs"] == "not installed"
     assert found["plain"] == {"passed": 2}
     assert found["patched"] == {"passed": 1, "failed": 1}
     assert list(found["worse"]) == ["tests.test_theirs::test_plain"]
@@ -79,12 +80,12 @@ def documentation(run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     page.write_text(f"Before.\n\n{run.BEGIN}\n\nOld.\n\n{run.END}\n")
     monkeypatch.setattr(run, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(run, "DOCS", page)
-    monkeypatch.setattr(run, "versions_of", lambda suite: {"torch": "2.13"})
     return page
 
 
 RESULT = {
     "date": "2026-01-01",
+    "versions": {"eqaccel": "1.0", "mace-torch": "0.3", "torch": "2.13"},
     "options": "-k 'a or b'",
     "plain": {"passed": 2, "failed": 1, "skipped": 1},
     "patched": {"passed": 1, "failed": 2},
@@ -104,23 +105,23 @@ def test_tables_name_faults_and_what_was_not_run(run: ModuleType, documentation:
     assert "Old." not in text
     assert "| `test_a.py` | 2 | 1 | 1 | 1 | 2 | 0 | 1 | 3 |" in text
     assert "Not run: `test_z.py`." in text
-    assert "- -k 'a or b': `test_a.py`" in text
+    assert "- 2026-01-01, eqaccel 1.0, mace-torch 0.3, torch 2.13, `pytest -k 'a or b'`: `test_a.py`" in text
     assert "- wrong: `tests.a::b`" in text
     assert "- no network: `tests.a::c`" in text
     assert "- 1 times no GPU" in text
     assert "- 2 times Odd: no convolution" in text
 
 
-def test_parts_of_the_same_versions_add_up(
-    run: ModuleType, documentation: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_the_same_versions_add_up(run: ModuleType, documentation: Path) -> None:
+    files = ["test_a.py", "test_z.py"]
     for file in ("test_z.py", "test_a.py", "test_a.py"):  # the later run of a file replaces the earlier one
-        run.keep("mace", file, RESULT, ["test_a.py", "test_z.py"])
+        run.keep("mace", file, RESULT, files)
     text = documentation.read_text()
     assert "Not run" not in text
     assert "| all | 4 | 2 | 2 | 2 | 4 | 0 | 2 | 6 |" in text
-    monkeypatch.setattr(run, "versions_of", lambda suite: {"torch": "2.14"})
-    run.keep("mace", "test_a.py", RESULT, ["test_a.py", "test_z.py"])
+    run.keep("mace", "test_a.py", RESULT | {"versions": RESULT["versions"] | {"torch": "2.14"}}, files)
+    assert "torch 2.13, `pytest -k 'a or b'`: `test_z.py`" in documentation.read_text()
+    run.keep("mace", "test_a.py", RESULT | {"versions": RESULT["versions"] | {"eqaccel": "1.1"}}, files)
     assert "Not run: `test_z.py`." in documentation.read_text()
 
 

@@ -4,7 +4,8 @@
 
 `./run suites` does so for every suite in its own environment. A test that passes as it is and not on patched models is
 a fault of eqaccel: the exit status is 1 then. The outcomes of each file of tests go to `results/` and into the tables
-of `docs/suites.md` as soon as it has run, so a suite can be run in parts. Outcomes of other versions are dropped.
+of `docs/suites.md` as soon as it has run, so a suite can be run in parts, and parts in environments of their own. What
+is kept of other versions of eqaccel or of the tested package is dropped.
 
 Tests come from the source distributions on PyPI, in the version that is installed; nothing of them is kept here.
 """
@@ -16,6 +17,7 @@ import datetime
 import importlib.metadata
 import json
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -159,31 +161,42 @@ def models(log: Path) -> dict[str, Any]:
 def outcomes(suite: Suite, file: Path, folder: Path, options: list[str]) -> dict[str, Any]:
     """Runs one file of tests as it is and on patched models; returns what is kept of it."""
     plain, patched = (run(file, suite.tests is None, folder, patched, options) for patched in (False, True))
-    result = {"date": datetime.date.today().isoformat(), "options": shlex.join(options)}
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "versions": versions_of(suite),
+        "options": shlex.join(options),
+    }
     return result | compare(plain, patched) | models(folder / f"{file.stem}.log")
 
 
 def versions_of(suite: Suite) -> dict[str, str]:
-    """Versions of eqaccel, of the package whose tests run, and of those that they use."""
+    """Versions of eqaccel, of the package whose tests run, of those that they use, and of Python."""
     versions = {}
     for package in ("eqaccel", suite.package, *suite.versions):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    return versions
+    return versions | {"Python": platform.python_version()}
 
 
 def keep(name: str, file: str, result: dict[str, Any], files: list[str]) -> None:
     """Adds the outcomes of one file to those that are kept of the same versions, and writes the documentation."""
-    store = RESULTS / f"{name}.json"
-    suite = {"title": SUITES[name].title, "versions": versions_of(SUITES[name]), "files": files, "results": {}}
-    if store.exists():
-        old = json.loads(store.read_text())
-        suite["results"] = old["results"] if old["versions"] == suite["versions"] else {}
-    suite["results"] = dict(sorted({**suite["results"], file: result}.items()))
+    store, suite = RESULTS / f"{name}.json", SUITES[name]
+    results = json.loads(store.read_text())["results"] if store.exists() else {}
+    tested = [result["versions"][package] for package in ("eqaccel", suite.package)]
+    for other, old in list(results.items()):
+        if [old["versions"][package] for package in ("eqaccel", suite.package)] != tested:
+            del results[other]
+    results[file] = result
     RESULTS.mkdir(exist_ok=True)
-    store.write_text(json.dumps(suite, indent=1) + "\n")
+    kept = {"title": suite.title, "files": files, "results": dict(sorted(results.items()))}
+    store.write_text(json.dumps(kept, indent=1) + "\n")
+    write_tables()
+
+
+def write_tables() -> None:
+    """Writes what is kept into the documentation."""
     text = DOCS.read_text()
     DOCS.write_text("\n\n".join([text.split(BEGIN)[0] + BEGIN, tables(), END + text.split(END)[1]]))
 
@@ -202,17 +215,14 @@ def table(suite: dict[str, Any]) -> str:
     numbers = [counts(result) for result in results.values()]
     rows = [[f"`{file}`", *row] for file, row in zip(results, numbers, strict=True)]
     rows.append(["all", *(sum(column) for column in zip(*numbers, strict=True))])
-    dates = sorted({result["date"] for result in results.values()})
-    versions = ", ".join(f"{name} {version}" for name, version in suite["versions"].items())
-    lines = [f"## {suite['title']}", "", f"{' and '.join(dates)}, {versions}.", ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines = [f"## {suite['title']}", "", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     left = [file for file in suite["files"] if file not in results]
     if left:
         lines += ["", "Not run: " + ", ".join(f"`{file}`" for file in left) + "."]
     worse = [(reason, test) for result in results.values() for test, reason in result["worse"].items()]
     both = [(reason, test) for result in results.values() for test, reason in result["both fail"].items()]
-    lines += reasons("Options of pytest", [(result["options"], file) for file, result in results.items()])
+    lines += reasons("Run", [(circumstances(result), file) for file, result in results.items()])
     lines += reasons("Fail only on patched models", worse) + reasons("Fail with and without eqaccel", both)
     for title, key in (
         ("Skip themselves", "skipped"),
@@ -222,6 +232,12 @@ def table(suite: dict[str, Any]) -> str:
         if times:
             lines += ["", f"{title}:", "", *(f"- {number} times {why}" for why, number in sorted(times.items()))]
     return "\n".join(lines)
+
+
+def circumstances(result: dict[str, Any]) -> str:
+    """When and with what a file was run."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return f"{result['date']}, {versions}, `pytest {result['options']}`"
 
 
 def counts(result: dict[str, Any]) -> list[int]:
