@@ -44,6 +44,14 @@ def test_outcomes_are_read(run: ModuleType, tmp_path: Path) -> None:
     }
 
 
+def test_messages_name_no_machine(run: ModuleType) -> None:
+    command = (
+        "CalledProcessError: Command '['/env/bin/python', '/home/mace/run_train.py', '--name=a']' returned status 1"
+    )
+    assert run.shorten(command) == "CalledProcessError: a program returned status 1"
+    assert run.shorten("no file\n '/home/me/a.model' at https://a.org/b/c") == "no file 'a.model' at https://a.org/b/c"
+
+
 def test_what_passed_has_to_pass_on_patched_models(run: ModuleType) -> None:
     plain = {"a": "passed", "b": "passed", "c": "failed", "d": "passed", "e": "passed", "f": "skipped"}
     patched = {"a": "passed", "b": "failed", "c": "failed", "d": "skipped", "f": "skipped"}

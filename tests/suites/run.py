@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -58,7 +59,7 @@ class Suite:
 
 
 SUITES = {
-    "mace": Suite("MACE, all of `tests/`", "mace-torch", tests="tests"),
+    "mace": Suite("MACE, its `tests/`", "mace-torch", tests="tests"),
     "nequip": Suite(
         "NequIP, its tests of energy models on four models", "nequip", files=("nequip_models.py", "nequip_trained.py")
     ),
@@ -123,11 +124,17 @@ def read(report: Path) -> dict[str, tuple[str, str]]:
         for child in case:
             if child.tag in ("failure", "error", "skipped"):
                 outcome = "skipped" if child.tag == "skipped" else "failed"
-                message = " ".join(child.get("message", "").split())[:300]
+                message = shorten(child.get("message", ""))
         name = f"{case.get('classname')}::{case.get('name')}"
         if found.get(name, ("",))[0] != "failed":  # a test that passes may fail in its teardown
             found[name] = (outcome, message)
     return found
+
+
+def shorten(message: str) -> str:
+    """A message on one line, without what differs between machines: commands with their options, and folders."""
+    message = re.sub(r"Command '\[.*?\]'", "a program", " ".join(message.split()))
+    return re.sub(r"(?<![\w:/.])/[^\s'\"]*/", "", message)[:300]
 
 
 def compare(plain: dict[str, tuple[str, str]], patched: dict[str, tuple[str, str]]) -> dict[str, Any]:
