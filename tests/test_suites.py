@@ -48,6 +48,9 @@ def test_messages_name_no_machine(run: ModuleType) -> None:
     command = (
         "CalledProcessError: Command '['/env/bin/python', '/home/mace/run_train.py', '--name=a']' returned status 1"
     )
+    assert (
+        run.shorten("Error: Command '['/env/python', '--x=... [truncated; full report in text]") == "Error: a program"
+    )
     assert run.shorten(command) == "CalledProcessError: a program returned status 1"
     assert run.shorten("no file\n '/home/me/a.model' at https://a.org/b/c") == "no file 'a.model' at https://a.org/b/c"
 

@@ -133,7 +133,7 @@ def read(report: Path) -> dict[str, tuple[str, str]]:
 
 def shorten(message: str) -> str:
     """A message on one line, without what differs between machines: commands with their options, and folders."""
-    message = re.sub(r"Command '\[.*?\]'", "a program", " ".join(message.split()))
+    message = re.sub(r"Command '\[.*?(\]'|\[truncated.*)", "a program", " ".join(message.split()))
     return re.sub(r"(?<![\w:/.])/[^\s'\"]*/", "", message)[:300]
 
 
