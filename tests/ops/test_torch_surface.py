@@ -9,6 +9,7 @@ from pathlib import Path
 import hosts
 import pytest
 import torch
+from folders import SUPPORT
 from patch_checks import RELATIVE, assert_close
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -204,7 +205,7 @@ torch.compile(exported.module(), backend="aot_eager", fullgraph=True)
 print(repr(float(exported.run_decompositions().module()(*operands))))
 import sys; assert not any(name.startswith("eqaccel") for name in sys.modules)
 sys.path.insert(0, {str(Path(eqaccel.__file__).parents[1])!r})
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(SUPPORT)!r}]
 print(repr(float(torch.load("pickled.pt", weights_only=False)(*operands))))
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)

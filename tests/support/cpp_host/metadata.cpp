@@ -1,6 +1,6 @@
 // Reads descriptions of models, and prints for each what it says, or why it is refused.
 // Usage: metadata <folder> <count>; the files are 0.bin, 1.bin, ...
-#include "../../csrc/model/metadata.h"
+#include "../../../csrc/model/metadata.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -8,8 +8,8 @@
 #include <iterator>
 #include <stdexcept>
 
-#include "../../csrc/model/json.cpp"
-#include "../../csrc/model/metadata.cpp"
+#include "../../../csrc/model/json.cpp"
+#include "../../../csrc/model/metadata.cpp"
 
 int main(int argc, char** argv) {
   if (argc != 3) return std::fprintf(stderr, "usage: %s <folder> <count>\n", argv[0]), 2;

@@ -1,6 +1,6 @@
 // Reads payloads whose bytes were changed, and says how many are refused; built with sanitizers, which end it.
 // Usage: payload <file> <seed> <count>
-#include "../../csrc/runtime/payload.h"
+#include "../../../csrc/runtime/payload.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,9 +10,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "../../csrc/model/file.cpp"
-#include "../../csrc/runtime/digest.cpp"
-#include "../../csrc/runtime/payload.cpp"
+#include "../../../csrc/model/file.cpp"
+#include "../../../csrc/runtime/digest.cpp"
+#include "../../../csrc/runtime/payload.cpp"
 
 namespace {
 
