@@ -116,7 +116,8 @@ def _export(options: argparse.Namespace) -> str:
 
 
 def _libs(options: argparse.Namespace) -> str:
-    from eqaccel.ops import include_path, library_path
+    from eqaccel.ops import library_path
+    from eqaccel.runtime import include_path
 
     if options.ld_preload:
         return f"LD_PRELOAD={library_path()}"

@@ -18,10 +18,10 @@ from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.structures import Structure
-from eqaccel.patches.torch_state import model_dtype
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
+from eqaccel.prepare import model_dtype
 
 Outputs = dict[str, Tensor]
 """What a model predicts, by names that all kinds share: energy, node_energy, forces, stress, ..."""

@@ -13,10 +13,11 @@ import torch
 from eqaccel.patches.kind import class_names
 from eqaccel.patches.replacement import Replacement, Swap, plain_class
 from eqaccel.patches.report import ReportRow
-from eqaccel.patches.torch_state import model_device, model_dtype
+from eqaccel.patches.torch_state import model_device
 from torch import Tensor
 
 from eqaccel.ops import MatrixProduct, has_matrix_kernel
+from eqaccel.prepare import model_dtype
 
 _NETWORKS = {"FullyConnectedNet", "RadialMLP", "ScalarMLPFunction"}
 """Classes of the networks: e3nn's, MACE's and NequIP's."""

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 
-
-def model_dtype(model: torch.nn.Module) -> torch.dtype:
-    """The floating-point type a model computes in, read from its parameters."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+from eqaccel.prepare import model_dtype
 
 
 def model_device(model: torch.nn.Module) -> torch.device:

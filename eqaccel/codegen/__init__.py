@@ -5,11 +5,12 @@ own. Knows no family, and must not know torch, compilers or devices.
 """
 
 from eqaccel.codegen.direction import OUTPUTS, Direction, Result
-from eqaccel.codegen.payload import SCALAR_BYTES, pack, payload_key, translation_unit
+from eqaccel.codegen.payload import SCALAR_BYTES, SCALARS, pack, payload_key, translation_unit
 from eqaccel.codegen.preludes import flatten_prelude
 
 __all__ = [
     "OUTPUTS",
+    "SCALARS",
     "SCALAR_BYTES",
     "Direction",
     "Result",

@@ -13,7 +13,8 @@ from eqaccel.codegen.preludes import read_prelude
 SCALAR_BYTES = {"float32": 4, "float64": 8}
 """Bytes of a number, by what programs call its type."""
 
-_SCALARS = {number: name for name, number in SCALAR_BYTES.items()}
+SCALARS = {number: name for name, number in SCALAR_BYTES.items()}
+"""The same the other way round."""
 
 
 def pack(family: str, numbers: Mapping[str, int], entries: Mapping[str, str]) -> tuple[bytes, int]:
@@ -48,4 +49,4 @@ def abi_number() -> int:
 
 def translation_unit(direction: Direction, scalar_bytes: int, prelude: str, body: str) -> str:
     """The whole source of a kernel, as the runtime puts it together."""
-    return _runtime.translation_unit(_SCALARS[scalar_bytes], direction.value, prelude, body)
+    return _runtime.translation_unit(SCALARS[scalar_bytes], direction.value, prelude, body)

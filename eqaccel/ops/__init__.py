@@ -12,7 +12,6 @@ from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
-from eqaccel.runtime import include_path
 
 __all__ = [
     "Graph",
@@ -22,7 +21,6 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "has_matrix_kernel",
-    "include_path",
     "library_path",
     "load_library",
     "morton_order",

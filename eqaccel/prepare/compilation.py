@@ -21,8 +21,8 @@ from eqaccel.codegen import Direction
 from eqaccel.errors import WarmupError
 from eqaccel.families import FAMILIES
 from eqaccel.ops import KernelModule
-from eqaccel.prepare.held import held_modules
-from eqaccel.prepare.task import Device, Task
+from eqaccel.prepare.held import held_modules, model_dtype
+from eqaccel.prepare.task import Device, Task, scalar_name
 from eqaccel.prepare.tuning import TASKS, Choice, choose_plans, tuned_kernel
 from eqaccel.targets import gpu_backend
 
@@ -70,7 +70,7 @@ class Warmup:
     def __str__(self) -> str:
         table = [("kernel", "direction", "dtype", "device", "seconds", "", "plan")]
         for k in self.kernels:
-            dtype, plan = str(k.dtype).removeprefix("torch."), "" if k.choice is None else str(k.choice)
+            dtype, plan = scalar_name(k.dtype), "" if k.choice is None else str(k.choice)
             compiled = "cached" if k.cached else "compiled"
             table.append((k.name, k.direction, dtype, k.device, f"{k.seconds:.2f}", compiled, plan))
         if not any(k.choice for k in self.kernels):
@@ -94,7 +94,7 @@ class _Wanted:
 
     @property
     def scalar(self) -> str:
-        return _scalar(self.dtype)
+        return scalar_name(self.dtype)
 
 
 def warmup(
@@ -146,7 +146,7 @@ def warmup(
     wanted = []
     for held, root in held_modules(model, WarmupError):
         prefix = f"{held}." if held else ""
-        own = [_dtype(_own_dtype(root))] if wanted_dtypes is None else wanted_dtypes
+        own = [_dtype(model_dtype(root))] if wanted_dtypes is None else wanted_dtypes
         for path, module in _kernel_modules(root):
             name = prefix + path or type(module).__name__
             places = [_device(module.payload.device)] if wanted_devices is None else wanted_devices
@@ -174,7 +174,7 @@ def _kernels_of(
     serving = FAMILIES[program.family].serving(directions)
     kernels = []
     for device, dtype, direction in itertools.product(devices, dtypes, serving):
-        arch = program.compile_arch(device.backend, _scalar(dtype), direction.value, device.arch)
+        arch = program.compile_arch(device.backend, scalar_name(dtype), direction.value, device.arch)
         if arch is not None:
             kernels.append(_Wanted(name, module, program, device, arch, dtype, direction))
     return kernels
@@ -251,14 +251,6 @@ def _kernel_modules(root: nn.Module) -> Iterator[tuple[str, Any]]:
 def _program(module: Any) -> runtime.Program:
     known = runtime.find_program(module.key)
     return runtime.register_program(module.key, module.payload.cpu().numpy().tobytes()) if known is None else known
-
-
-def _own_dtype(root: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in root.parameters() if p.is_floating_point()), torch.get_default_dtype())
-
-
-def _scalar(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _direction(value: Any) -> Direction:

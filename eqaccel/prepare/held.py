@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from eqaccel.errors import EqaccelError
+
+
+def model_dtype(model: nn.Module) -> torch.dtype:
+    """The floating-point type a model computes in, read from its parameters."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
 
 def held_modules(target: Any, error: type[EqaccelError]) -> list[tuple[str, nn.Module]]:

@@ -14,6 +14,11 @@ from eqaccel.families import KernelFamily
 from eqaccel.ops import KernelModule
 
 
+def scalar_name(dtype: torch.dtype) -> str:
+    """A dtype as programs call it."""
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Device:
     """Where kernels are to run.
@@ -62,7 +67,7 @@ class Task(ABC):
     @property
     def scalar(self) -> str:
         """The dtype as programs call it."""
-        return str(self.dtype).removeprefix("torch.")
+        return scalar_name(self.dtype)
 
     @property
     @abstractmethod

@@ -14,10 +14,10 @@ import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, Potential
-from eqaccel.patches.torch_state import model_dtype
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
+from eqaccel.prepare import model_dtype
 
 _SYMBOLS = (
     "X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb "

@@ -26,7 +26,8 @@ from mace.modules import MACE, NonLinearBiasReadoutBlock
 import eqaccel
 from eqaccel.__main__ import main
 from eqaccel.errors import ExportError, OperandError
-from eqaccel.ops import include_path, library_path
+from eqaccel.ops import library_path
+from eqaccel.runtime import include_path
 from eqaccel.targets import host_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")

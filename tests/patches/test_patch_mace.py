@@ -29,6 +29,7 @@ from patch_checks import (
     assert_same_gradients,
     duplicated,
     patched,
+    take_other_mode,
 )
 
 from eqaccel import patch, report, unpatch
@@ -346,8 +347,7 @@ def _config(**fields: object) -> types.SimpleNamespace:
 
 
 def _wrong_mode(model: Model) -> None:
-    product = model.interactions[1].conv_tp
-    product.instructions = [item._replace(connection_mode="uvw") for item in product.instructions]
+    take_other_mode(model.interactions[1].conv_tp)
 
 
 def _narrow_radial(model: Model) -> None:

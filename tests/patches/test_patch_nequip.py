@@ -35,6 +35,7 @@ from patch_checks import (
     assert_same_gradients,
     duplicated,
     patched,
+    take_other_mode,
 )
 
 from eqaccel import patch, report, unpatch
@@ -336,8 +337,7 @@ def _shared_weights(model: Model) -> None:
 
 
 def _wrong_mode(model: Model) -> None:
-    product = layers(model)[-1].tp_scatter.tp
-    product.instructions = [item._replace(connection_mode="uvw") for item in product.instructions]
+    take_other_mode(layers(model)[-1].tp_scatter.tp)
 
 
 @pytest.mark.parametrize(

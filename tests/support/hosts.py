@@ -11,7 +11,7 @@ import pytest
 import torch
 from folders import SUPPORT
 
-from eqaccel.ops import include_path
+from eqaccel.runtime import include_path
 
 
 def build(source: str, folder: Path, *options: str) -> Path:

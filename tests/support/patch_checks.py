@@ -93,3 +93,8 @@ def assert_refused(model: torch.nn.Module, path: str, error: type[Exception], me
     assert caught.value.args[0].startswith(path)
     assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
     assert f"left: {path}" in str(report(model)) or isinstance(caught.value.__cause__, UnsupportedError)
+
+
+def take_other_mode(product: torch.nn.Module) -> None:
+    """Gives all instructions of a product a connection mode that no kernel has."""
+    product.instructions = [item._replace(connection_mode="uvw") for item in product.instructions]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 
-from eqaccel.codegen import SCALAR_BYTES, Direction, flatten_prelude, pack, translation_unit
+from eqaccel.codegen import SCALAR_BYTES, SCALARS, Direction, flatten_prelude, pack, translation_unit
 from eqaccel.errors import UnsupportedError
 from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
@@ -17,8 +17,6 @@ from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target, host_target
 
 NAME = "tensor_product"
 """Of the family."""
-
-_SCALARS = {number: name for name, number in SCALAR_BYTES.items()}
 
 
 @functools.lru_cache(maxsize=256)
@@ -57,7 +55,7 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     entries |= {f"code/{number}": text for text, number in codes.items()}
     for kernel in tuned:
         plan = make_plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
-        name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{_SCALARS[kernel.scalar_bytes]}"
+        name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{SCALARS[kernel.scalar_bytes]}"
         _add_body(entries, name, plan, print_body(plan))
         meta |= spelling(plan).launch_numbers(name, plan)
     return pack(NAME, meta, entries)
