@@ -175,6 +175,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
             attribute(cuda_multiprocessors),
             attribute(cuda_warp_size),
             int(std::min<int64_t>(attribute(cuda_shared_bytes_per_block), settings::shared_bytes())),
+            attribute(cuda_shared_bytes_per_block),
             attribute(cuda_shared_bytes_per_multiprocessor),
             attribute(cuda_registers_per_multiprocessor),
             attribute(cuda_major) >= 9 && table_->launch_with != nullptr};
@@ -191,6 +192,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
             properties->multiprocessors,
             properties->warp_size,
             int(std::min<int64_t>(shared, settings::shared_bytes())),
+            shared,
             shared,
             properties->registers_per_block,
             false};

@@ -23,8 +23,8 @@ struct DeviceInfo {
   std::string arch;  // "sm_90", "gfx90a:sramecc+:xnack-"
   int multiprocessors;
   int warp_size;
-  int shared_bytes_per_block;  // the most a kernel may ask for, opt-in included
-  int shared_bytes_per_multiprocessor;
+  int shared_bytes_per_block;  // the most a kernel may ask for, opt-in included, or less if a setting says so
+  int device_shared_bytes_per_block, shared_bytes_per_multiprocessor;  // whatever settings say
   int registers_per_multiprocessor;
   bool launches_early;  // whether a kernel may begin before the one before it has ended
 };

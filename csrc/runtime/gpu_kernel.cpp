@@ -18,6 +18,17 @@ constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_ga
 // Gradients of x are gathered from so many bytes at a time, or from a part of the edges where these are very many.
 constexpr int64_t gathered_bytes = int64_t(1) << 30, most_gathers = 8;
 
+// Shared memory to launch a block with. Where a setting makes a device count as a smaller one, each block reserves so much
+// that no more of them are at work on a multiprocessor than there, which has 1 KiB more than a block may take.
+unsigned reserved_bytes(const DeviceInfo& info, unsigned bytes) {
+  constexpr int of_each_block = 1024, granule = 128;
+  if (info.shared_bytes_per_block >= info.device_shared_bytes_per_block) return bytes;
+  const int resident = (info.shared_bytes_per_block + of_each_block) / (int(bytes) + of_each_block);
+  const int share = info.shared_bytes_per_multiprocessor / std::max(resident, 1) - of_each_block;
+  const int reserved = std::min(share, info.device_shared_bytes_per_block) / granule * granule;
+  return std::max(bytes, static_cast<unsigned>(std::max(reserved, 0)));
+}
+
 // The scratch of a launch: offsets in bytes, each aligned for the widest access. What is absent has size zero.
 struct Scratch {
   int64_t gx_edge, partials, gx_partials, x, gz, a, z, gx, bytes;
@@ -38,10 +49,12 @@ class GpuKernel : public Kernel {
       main.shared_bytes = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/shared_bytes"));
       main.edges_held = program.number(body + "/" + std::to_string(n) + "/edges_held");
       if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
-        throw std::runtime_error(
+        throw SharedMemoryError(
             std::string("the ") + name(scalar) + " " + name(direction) + " kernel takes at least " +
-            std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " + info.name + " may take " +
-            std::to_string(info.shared_bytes_per_block) + ": divide the channels of the tensor product among several");
+                std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " + info.name +
+                " may take " + std::to_string(info.shared_bytes_per_block) +
+                ": divide the channels of the tensor product among several",
+            "");
       }
     }
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
@@ -54,6 +67,7 @@ class GpuKernel : public Kernel {
     for (std::size_t n = 0; n < mains_.size(); ++n) {
       Main& main = mains_[n];
       main.function = driver_.get_function(module, ("eq_main_" + std::to_string(n)).c_str());
+      main.shared_bytes = reserved_bytes(info, main.shared_bytes);
       driver_.set_shared_bytes(main.function, static_cast<int>(main.shared_bytes));
       const int resident = driver_.resident_blocks(main.function, static_cast<int>(main.threads), main.shared_bytes);
       main.blocks = std::max<int64_t>(int64_t(info.multiprocessors) * resident, 1);

@@ -38,6 +38,10 @@ struct CompileError : std::runtime_error {
 struct MissingCompilerError : CompileError {
   using CompileError::CompileError;
 };
+// A kernel takes more shared memory than a block of its GPU may take.
+struct SharedMemoryError : CompileError {
+  using CompileError::CompileError;
+};
 
 // Somebody ended the compiler.
 struct InterruptedError : CompileError {

@@ -27,7 +27,7 @@ std::chrono::duration<double> compile_limit();  // EQACCEL_COMPILE_LIMIT
 std::string dump();                             // EQACCEL_DUMP, a folder, "" if unset
 std::string nvrtc();                            // EQACCEL_NVRTC, "" if unset
 // EQACCEL_SHARED_KIB in bytes: a GPU counts as one whose blocks may take no more, so that the kernels of smaller GPUs
-// run on larger ones.
+// run on larger ones, with as many blocks at a time as there.
 int64_t shared_bytes();
 bool tune();  // EQACCEL_TUNE
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eqaccel.benchmarks import matrices, model_tables, models, overhead, pictures, products, report
+from eqaccel.benchmarks import machines, matrices, model_tables, models, overhead, pictures, products, report
 
 EXTRAS = "ase matplotlib scipy tqdm"
 """What benchmarks need besides eqaccel: the extra `bench`."""
@@ -75,6 +75,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         report.product_table,
         products.graphs_compact,
         pictures.scaling,
+    ),
+    "machines": Benchmark(
+        "the fused graph convolution as planned for GPUs with less shared memory",
+        machines.add_arguments,
+        machines.run,
+        machines.format_table,
+        machines.format_table,
+        pictures.by_machine,
     ),
     "overhead": Benchmark(
         "what a call costs the host",

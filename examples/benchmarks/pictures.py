@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,24 @@ def by_graph(results: Results, path: Path) -> list[Path]:
     return [_save(figure, panels, path, _where(results))]
 
 
+def by_machine(results: Results, path: Path) -> list[Path]:
+    """Nanoseconds an edge as planned for machines of each class, with the floor; a panel for each direction."""
+    directions, problems = (_distinct(results, key) for key in (None, "problem"))
+    sizes = sorted({row["shared_kib"] for row in results["rows"]}, reverse=True)
+    figure, panels = _grid(1, len(directions), 1.5 + 0.45 * len(problems), 2.8)
+    rows = {(row["problem"], row["shared_kib"]): row for row in results["rows"]}
+    colours = {f"{kib} KiB": colour for kib, colour in zip(sizes, _COLOURS, strict=False)}
+    for axes, direction in zip(panels[0], directions, strict=True):
+        series = {
+            f"{kib} KiB": [_nanoseconds(rows.get((name, kib)), direction, _time) for name in problems] for kib in sizes
+        }
+        floors = [_nanoseconds(rows.get((name, sizes[0])), direction, _floor) for name in problems]
+        _bars(axes, problems, series, floors, colours)
+        axes.set_title(direction.replace("_", " "), fontsize=9)
+    panels[0][0].set_ylabel("ns an edge")
+    return [_save(figure, panels, path, f"Plans by shared memory of a block, {_where(results)}")]
+
+
 def grouped(
     results: Results, path: Path, groups: Sequence[str], series: Series, label: str, title: str, log: bool = True
 ) -> list[Path]:
@@ -259,6 +277,12 @@ def _timed(row: Row) -> bool:
 
 def _time(row: Row | None, direction: str) -> float | None:
     return None if row is None or direction not in row else row[direction]["median_ms"]
+
+
+def _nanoseconds(row: Row | None, direction: str, time: Callable[[Row, str], float | None]) -> float | None:
+    """An edge's part of a time."""
+    found = None if row is None or direction not in row else time(row, direction)
+    return None if found is None else 1e6 * found / row["edges"]
 
 
 def _rate(row: Row | None, direction: str) -> float | None:

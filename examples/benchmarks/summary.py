@@ -26,6 +26,7 @@ _TITLES = {
     "batch": "Tensor product without a graph",
     "graphs": "Convolutions on many graphs",
     "scaling": "More and more edges",
+    "machines": "Kernels of smaller GPUs",
     "overhead": "What a call costs the host",
     "matrices": "Layers of radial networks",
 }
