@@ -173,9 +173,22 @@ class TensorProductCall : public KernelCall {
   bool shared_weights_ = false;
 };
 
-void alert_if_atomic(const TensorProductProblem& problem, const char* op) {
-  if (problem.atomic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
-}
+// A call for derivatives, of which the gradients of x, y and w are always some.
+class GradientCall : public TensorProductCall {
+ public:
+  GradientCall(const char* op, const TensorProductProblem& problem, const Tensor& gz, const Tensor& x, const Tensor& y,
+               const Tensor& w)
+      : TensorProductCall(op, problem, x, y, w), gx(new_rows(ops_.num_senders, "x_dim")),
+        gy(new_rows(ops_.num_edges, "y_dim")), gw(new_edge_weights()) {
+    if (problem.atomic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
+    ops_.gz = receivers("gz", gz);
+    ops_.gx = gx.mutable_data_ptr();
+    ops_.gy = gy.mutable_data_ptr();
+    ops_.gw = gw.mutable_data_ptr();
+  }
+
+  const Tensor gx, gy, gw;
+};
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
@@ -191,45 +204,26 @@ Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor
 TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
                                 const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
                                 bool atomic) {
-  const char* op = "eqaccel::tensor_product_backward";
   const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
-  alert_if_atomic(problem, op);
-  TensorProductCall call(op, problem, x, y, w);
-  eq_operands& ops = call.operands();
-  ops.gz = call.receivers("gz", gz);
-  const Tensor gx = call.new_rows(ops.num_senders, "x_dim");
-  const Tensor gy = call.new_rows(ops.num_edges, "y_dim");
-  const Tensor gw = call.new_edge_weights();
-  ops.gx = gx.mutable_data_ptr();
-  ops.gy = gy.mutable_data_ptr();
-  ops.gw = gw.mutable_data_ptr();
-  call.launch(Direction::backward, {gx, gy, gw});
-  return {gx, gy, call.reduce_weights(gw, w)};
+  GradientCall call("eqaccel::tensor_product_backward", problem, gz, x, y, w);
+  call.launch(Direction::backward, {call.gx, call.gy, call.gw});
+  return {call.gx, call.gy, call.reduce_weights(call.gw, w)};
 }
 
 TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
                                              const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b,
                                              const Tensor& c, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
                                              bool mul_ir, bool atomic) {
-  const char* op = "eqaccel::tensor_product_double_backward";
   const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
-  alert_if_atomic(problem, op);
-  TensorProductCall call(op, problem, x, y, w);
+  GradientCall call("eqaccel::tensor_product_double_backward", problem, gz, x, y, w);
   eq_operands& ops = call.operands();
-  ops.gz = call.receivers("gz", gz);
   ops.a = call.senders("a", a);
   ops.b = call.edges("b", b);
   std::tie(ops.c, ops.c_stride) = call.weights("c", c);
   const Tensor ggz = call.new_rows(ops.num_receivers, "z_dim");
-  const Tensor gx = call.new_rows(ops.num_senders, "x_dim");
-  const Tensor gy = call.new_rows(ops.num_edges, "y_dim");
-  const Tensor gw = call.new_edge_weights();
   ops.z = ggz.mutable_data_ptr();
-  ops.gx = gx.mutable_data_ptr();
-  ops.gy = gy.mutable_data_ptr();
-  ops.gw = gw.mutable_data_ptr();
-  call.launch(Direction::double_backward, {ggz, gx, gy, gw});
-  return {ggz, gx, gy, call.reduce_weights(gw, w)};
+  call.launch(Direction::double_backward, {ggz, call.gx, call.gy, call.gw});
+  return {ggz, call.gx, call.gy, call.reduce_weights(call.gw, w)};
 }
 
 // Shapes without data, for fake tensors (compile, export, make_fx).
