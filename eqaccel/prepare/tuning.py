@@ -15,7 +15,7 @@ from torch import Tensor
 
 import eqaccel
 from eqaccel import runtime
-from eqaccel.errors import CacheWarning, TuningError, TuningWarning
+from eqaccel.errors import CacheWarning, MissingCompilerError, TuningError, TuningWarning
 from eqaccel.families import TunedKernel
 from eqaccel.families.tensor_product import TENSOR_PRODUCT
 from eqaccel.prepare.task import Device, Task
@@ -60,11 +60,12 @@ def choose_plans(tasks: Iterable[Task], pool: Executor) -> dict[Task, Choice]:
         pool: Compiles.
 
     Returns:
-        The choices. They are in the disk cache too, for the same eqaccel, compiler and kind of device.
+        The choices. They are in the disk cache too, for the same eqaccel, compiler and kind of device; where there is
+        no compiler, those found with another one count.
 
     Raises:
         CompileError: If a default kernel does not compile.
-        MissingCompilerError: If there is no compiler for a device.
+        MissingCompilerError: If there is no compiler for a device, and the cache has not all that one would make.
     """
     races = {task: _PlanRace(task) for task in dict.fromkeys(tasks)}
     found = {task: race.stored() for task, race in races.items()}
@@ -105,8 +106,15 @@ class _PlanRace:
                 sources[tuning] = text
         self.contenders = list(sources)
         # All that the outcome hangs on is in the name, so that what a change makes stale is not found any more.
-        parts = (eqaccel.__version__, _compiler(task.device.backend), self.kind, task.usage, *sources.values())
-        self.name = f"tuned-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:40]}"
+        of_kernel = f"tuned-{_digest(eqaccel.__version__, self.kind, task.usage, *sources.values())}-"
+        try:
+            self.name = of_kernel + _digest(_compiler(task.device.backend))
+        except MissingCompilerError:
+            # A compute node without a compiler takes what was found with any, as it takes the kernels.
+            found = runtime.newest_record(of_kernel)
+            if found is None:
+                raise
+            self.name = found
 
     def stored(self) -> Choice | None:
         record = runtime.read_record(self.name)
@@ -178,6 +186,10 @@ class _PlanRace:
             # Written so that NaN fails.
             if not all(bool((error <= most).all()) for error, most in zip(errors, bounds, strict=True)):
                 self.drop(tuning, "its results differ from those of the default kernel; please report this")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:40]
 
 
 def _choices(tuning: Any) -> dict[str, int] | None:

@@ -36,7 +36,7 @@ from eqaccel.errors import CacheWarning
 from eqaccel.runtime.folder import PLUGINS, CacheContent, cache_content, clear_cache
 from eqaccel.runtime.libraries import include_path, torch_libraries
 from eqaccel.runtime.nvrtc import locate_nvrtc, use_packages
-from eqaccel.runtime.records import read_record, record_names, write_record
+from eqaccel.runtime.records import newest_record, read_record, record_names, write_record
 
 __all__ = [
     "PLUGINS",
@@ -61,6 +61,7 @@ __all__ = [
     "instruction_sets",
     "launch_cpu",
     "locate_nvrtc",
+    "newest_record",
     "nvrtc_version",
     "read_record",
     "record_names",

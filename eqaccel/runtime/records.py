@@ -54,5 +54,11 @@ def record_names(prefix: str) -> list[str]:
     return sorted(n.removesuffix(_SUFFIX) for n in names if n.startswith(prefix) and n.endswith(_SUFFIX))
 
 
+def newest_record(prefix: str) -> str | None:
+    """The name of the record that was written last among those that start with `prefix`, or None."""
+    files = [f for f in cache_files() if f["name"].startswith(prefix) and f["name"].endswith(_SUFFIX)]
+    return max(files, key=lambda file: file["written"])["name"].removesuffix(_SUFFIX) if files else None
+
+
 def _digest(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

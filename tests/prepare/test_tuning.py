@@ -18,7 +18,14 @@ import eqaccel
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
 from eqaccel.__main__ import main
 from eqaccel.codegen import Direction
-from eqaccel.errors import CacheWarning, SettingsError, TuningError, TuningWarning, WarmupError
+from eqaccel.errors import (
+    CacheWarning,
+    MissingCompilerError,
+    SettingsError,
+    TuningError,
+    TuningWarning,
+    WarmupError,
+)
 from eqaccel.families.tensor_product import (
     UNTUNED,
     KernelPlan,
@@ -213,6 +220,16 @@ def test_the_winner_is_stored_and_used_again(
 
     assert all(kernel.choice is None for kernel in warmup(plain, dtypes=dtype).kernels)
     assert plain.key == TensorProductConv(SPEC).key != first.key, "a stored choice is used by those who tune"
+
+
+def test_a_warm_cache_needs_no_compiler(races: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = TensorProductConv(SPEC), TensorProductConv(SPEC)
+    warmup(first, tune=True, directions="forward")
+    monkeypatch.setenv("EQACCEL_CXX", "/nonexistent/c++")
+    (kernel,) = warmup(second, tune=True, directions="forward").kernels
+    assert (kernel.cached, kernel.choice.stored, second.key) == (True, True, first.key)
+    with pytest.raises(MissingCompilerError, match="EQACCEL_CXX names"):
+        warmup(second, tune=True, directions="backward")
 
 
 def test_another_version_searches_again(races: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
