@@ -76,6 +76,10 @@ class MissingCompilerError(CompileError):
     """Raised when no compiler for the target is found (NVRTC, hipRTC or a host C++ compiler)."""
 
 
+class SharedMemoryError(CompileError):
+    """Raised when a kernel takes more shared memory than a block of the GPU may take."""
+
+
 class CacheError(EqaccelError, RuntimeError):
     """Raised when the cache on disk cannot be emptied, because it is not the user's own or not to be written."""
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eqaccel.ops import KernelModule, TensorProductConv
+from eqaccel.prepare import scalar_name
 
 
 class EnableGradients:
@@ -63,7 +64,7 @@ class Potential(nn.Module):
         self.needs_operators = NeedsOperators()
         self.register_buffer("constants", constants)
         self.dtype = dtype
-        self.dtype_name = str(dtype).removeprefix("torch.")
+        self.dtype_name = scalar_name(dtype)
         self.exchange_widths = torch.jit.Attribute(exchange_widths, list[int])
 
     def node_energies(

@@ -38,8 +38,8 @@ from eqaccel.patches.torch_state import (
 )
 from eqaccel.patches.work import mismatch, paths
 
-from eqaccel.errors import MissingCompilerError, VerificationError
-from eqaccel.prepare import warmup
+from eqaccel.errors import SharedMemoryError, VerificationError
+from eqaccel.prepare import scalar_name, warmup
 
 _DERIVATIVE = "derivative of a loss in "
 _MANY_WEIGHTS = 4096  # of an edge in all layers: twice those of the largest MACE models with 128 channels
@@ -136,10 +136,8 @@ class Verification:
             warmup(self._model, directions=directions, dtypes=dtype, tune=False)
         try:
             warmup(self._model, directions=directions, dtypes=torch.float64, tune=False)
-        except MissingCompilerError:
-            raise
-        except RuntimeError as error:
-            if device.type == "cpu" or dtype == torch.float64 or "bytes of shared memory" not in str(error):
+        except SharedMemoryError:
+            if device.type == "cpu" or dtype == torch.float64:
                 raise
             return torch.device("cpu")
         return device
@@ -167,7 +165,7 @@ class Verification:
         """Compares each kernel of the model in its own dtype with the one in float64."""
         with untouched_state(self._model):
             for excess in operators.excesses(self._model, patched, dtype):
-                what = f"{excess.what} changed in {str(dtype).removeprefix('torch.')}"
+                what = f"{excess.what} changed in {scalar_name(dtype)}"
                 raise self._failure(what, excess.error, excess.bound, excess.scale)
 
     def _check_own(self, patched: torch.nn.Module, truth: list[_Truth]) -> None:
@@ -202,7 +200,7 @@ class Verification:
         excesses = list(_excesses(value, truth, bounds))
         if excesses:
             name, error, bound = max(excesses, key=lambda excess: excess[1] / max(excess[2], _TINY))
-            what = f"{name} of the {structure.name} changed in {str(dtype).removeprefix('torch.')}"
+            what = f"{name} of the {structure.name} changed in {scalar_name(dtype)}"
             raise self._failure(what, error, bound, truth.scales[name])
 
     def _check_turning(self, patched: torch.nn.Module, value: _Results, unit: float) -> None:

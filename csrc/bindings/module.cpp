@@ -289,6 +289,8 @@ PYBIND11_MODULE(_runtime, m) {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const MissingCompilerError& error) {
       raise("MissingCompilerError", error.what(), error.log);
+    } catch (const SharedMemoryError& error) {
+      raise("SharedMemoryError", error.what(), error.log);
     } catch (const InterruptedError& error) {
       if (PyErr_CheckSignals() == 0) raise("CompileError", error.what(), error.log);
     } catch (const CompileError& error) {

@@ -152,11 +152,11 @@ std::string Program::target_body(Backend backend, Scalar scalar, Direction direc
   }
   if (!fitting.empty()) return fitting;
   if (!smallest.empty() && available == 0) return smallest;
-  throw CompileError(std::string("no plan of the ") + name(scalar) + " " + name(direction) + " kernel fits the " +
-                         std::to_string(available) + " bytes of shared memory of a block of " + target +
-                         ": divide the channels of the tensor product among several" +
-                         (scalar == Scalar::float64 ? ", or run it in float32" : ""),
-                     "");
+  throw SharedMemoryError(std::string("no plan of the ") + name(scalar) + " " + name(direction) + " kernel fits the " +
+                              std::to_string(available) + " bytes of shared memory of a block of " + target +
+                              ": divide the channels of the tensor product among several" +
+                              (scalar == Scalar::float64 ? ", or run it in float32" : ""),
+                          "");
 }
 
 std::string Program::body(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {

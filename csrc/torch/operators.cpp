@@ -20,7 +20,9 @@ std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64
 }
 
 void rethrow(const CompileError& error) {
-  const char* kind = dynamic_cast<const MissingCompilerError*>(&error) ? "MissingCompilerError" : "CompileError";
+  const char* kind = dynamic_cast<const MissingCompilerError*>(&error) ? "MissingCompilerError"
+                     : dynamic_cast<const SharedMemoryError*>(&error)  ? "SharedMemoryError"
+                                                                       : "CompileError";
   C10_THROW_ERROR(Error, c10::str("eqaccel::", kind, ": ", error.what(), "\nCompiler output:\n", error.log));
 }
 

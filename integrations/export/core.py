@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import eqaccel
 from eqaccel.errors import ExportError
 from eqaccel.ops import KernelModule
+from eqaccel.prepare import scalar_name
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -102,7 +103,7 @@ def export(
         # Of the model, not of its copy, which may be in a smaller dtype.
         constants = exporting.constants(model, index).to(place, torch.float64, copy=True)
         potential = exporting.potential(duplicate, index, constants)
-        scalar = str(scalar_type).removeprefix("torch.")
+        scalar = scalar_name(scalar_type)
         for module in potential.modules():
             if precompile and isinstance(module, KernelModule):
                 what = (module.family, module.spec, scalar, tuple(precompile), module.tuned)
@@ -224,7 +225,7 @@ def _metadata(
         "format": FORMAT,
         "kind": "torchscript",
         **description,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": scalar_name(dtype),
         "device": device.type,
         "units": {"energy": "eV", "length": "angstrom"},
         "exchange_widths": potential.exchange_widths.value,

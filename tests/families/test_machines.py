@@ -16,7 +16,7 @@ from folders import TESTS
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel.__main__ import main
 from eqaccel.codegen import Direction, payload_key
-from eqaccel.errors import CompileError, SettingsError, UnsupportedError
+from eqaccel.errors import CompileError, SettingsError, SharedMemoryError, UnsupportedError
 from eqaccel.families.tensor_product import check, gpu_plans, make_plan, payload, travelling_plan
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target
 from eqaccel.testing import assert_product, random_operands
@@ -71,7 +71,7 @@ def test_a_path_that_fits_no_machine_is_refused() -> None:
         make_plan(spec, Direction.FORWARD, MACHINE_CLASSES[0], 4)
     program = runtime.Program(payload(spec)[0])
     assert "namespace" in program.source("cpu", "float32", "forward")
-    with pytest.raises(CompileError, match=r"no plan of the float32 forward kernel fits .* sm_90"):
+    with pytest.raises(SharedMemoryError, match=r"no plan of the float32 forward kernel fits .* sm_90"):
         program.source("cuda", "float32", "forward", "sm_90")
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import sabotage as sb
 import torch
-from eqaccel.patches import coefficients, nodes, structures
+from eqaccel.patches import coefficients, nodes, structures, verify
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.mace import swapping as mace_swapping
@@ -17,7 +17,7 @@ from eqaccel.patches.nequip import swapping as nequip_swapping
 from eqaccel.patches.torch_state import default_dtype
 
 from eqaccel import patch, report
-from eqaccel.errors import CompileError, MissingCompilerError, PatchError, VerificationError
+from eqaccel.errors import CompileError, MissingCompilerError, PatchError, SharedMemoryError, VerificationError
 from eqaccel.wigner import wigner_3j
 
 FAMILY = "mace" if find_spec("mace") else "nequip" if find_spec("nequip") else ""
@@ -45,12 +45,30 @@ def assert_restored(model: Model, modules: list[Model], state: dict[str, torch.T
 
 
 @pytest.mark.parametrize("sabotage", [s for s in sb.SABOTAGES if s.family == FAMILY], ids=str)
-def test_sabotage_is_caught(model: Model, sabotage: sb.Sabotage) -> None:
+def test_sabotage_is_caught(model: Model, sabotage: sb.Sabotage, device: torch.device) -> None:
+    model.to(device)
     modules, state = list(model.modules()), copy.deepcopy(model.state_dict())
     catch = sb.caught(sabotage, model)
     assert catch is not None
     assert not catch.error <= catch.bound
     assert_restored(model, modules, state)
+
+
+def test_float64_kernels_that_do_not_fit_a_gpu_leave_the_check_to_the_cpu(model, monkeypatch) -> None:
+    def warmup(*_: object, dtypes: torch.dtype, **__: object) -> None:
+        if dtypes == torch.float64:
+            raise SharedMemoryError("too small")
+
+    monkeypatch.setattr(verify, "warmup", warmup)
+    check = object.__new__(verify.Verification)
+    check._model, check._dtype = model, torch.float32
+    with pytest.raises(SharedMemoryError):
+        check._compile()
+    monkeypatch.setattr(verify, "model_device", lambda _: torch.device("cuda"))
+    assert check._compile() == torch.device("cpu")
+    check._dtype = torch.float64
+    with pytest.raises(SharedMemoryError):
+        check._compile()
 
 
 FORMS = [s for s in sb.SABOTAGES if s.family == FAMILY and s.where.startswith("form ")]
@@ -62,8 +80,8 @@ def test_wrong_forms_are_refused_without_verification(model: Model, sabotage: sb
     assert report(model).accelerated == 0
 
 
-def test_right_models_pass(model: Model) -> None:
-    patch(model)
+def test_right_models_pass(model: Model, device: torch.device) -> None:
+    patch(model.to(device))
     assert report(model).accelerated > 0
 
 
