@@ -25,6 +25,7 @@ from torch.nn.utils import parametrize
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
+from eqaccel.prepare import scalar_name
 
 ADDED = "eqaccel"
 """Name of the child that a replacement adds to a module."""
@@ -102,7 +103,7 @@ class Replacement(Changed):
         Raises:
             PatchError: If it can neither be made anew nor taken back.
         """
-        if self._made_from.holds() or torch._C._len_torch_dispatch_stack() > 0:
+        if torch._C._len_torch_dispatch_stack() > 0 or self._made_from.holds():
             return
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
             now = Snapshot(self)
@@ -176,18 +177,49 @@ class Replacement(Changed):
         return self
 
 
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer as it was: where it stands, the tensor, its version and address, and on a CPU a copy of its values.
+
+    Versions count what torch writes, but not what is written through `.data`, NumPy or shared memory; comparing values
+    finds that too. On a GPU it would wait for the device.
+    """
+
+    holder: Mapping[str, Any]
+    name: str
+    tensor: Tensor
+    version: int
+    address: int
+    values: Tensor | None
+
+    @classmethod
+    def of(cls, holder: Mapping[str, Any], name: str, tensor: Tensor) -> _Buffer:
+        version = 0 if tensor.is_inference() else tensor._version
+        values = tensor.detach().clone() if tensor.is_cpu else None
+        return cls(holder, name, tensor, version, tensor.data_ptr(), values)
+
+    def holds(self) -> bool:
+        return (
+            self.holder.get(self.name) is self.tensor
+            and self.tensor._version == self.version
+            and self.tensor.data_ptr() == self.address
+            and (self.values is None or torch.jit.is_tracing() or torch.equal(self.tensor, self.values))
+        )
+
+
 class Snapshot:
     """What a replacement was made from: all buffers of the module, in its children too, and these children.
 
-    To see that nothing has changed takes a look at identities and at the versions of tensors. Where these differ, the
-    digest of all values tells whether that matters. Copies and pickles of a snapshot keep the digest alone.
+    To see that nothing has changed takes a look at identities, and at the versions, addresses and, on a CPU, values of
+    tensors. Where these differ, the digest of all values tells whether that matters. Copies and pickles of a snapshot
+    keep the digest alone.
 
     Args:
         module: The replacement.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._tensors: list[tuple[Mapping[str, Any], str, Tensor, int]] = []
+        self._buffers: list[_Buffer] = []
         self._children: dict[str, tuple[Mapping[str, Any], str, nn.Module]] = {}
         self._known = True
         digest = hashlib.sha256()
@@ -196,19 +228,18 @@ class Snapshot:
                 self._children[path + name] = (holder, name, value)
                 continue
             self._known = self._known and not value.is_inference()  # those do not count their versions
-            self._tensors.append((holder, name, value, 0 if value.is_inference() else value._version))
             digest.update(f"{path}{name} {value.dtype} {tuple(value.shape)}\n".encode())
             if not value.is_meta:
                 digest.update(_bytes(path + name, value))
+            self._buffers.append(_Buffer.of(holder, name, value))
         self._digest = digest.digest()
 
     def holds(self) -> bool:
         """Whether nothing can have changed; False says that it is not known."""
-        return (
-            self._known
-            and all(holder.get(name) is tensor and tensor._version == n for holder, name, tensor, n in self._tensors)
-            and all(holder.get(name) is child for holder, name, child in self._children.values())
-        )
+        if not self._known or any(holder.get(name) is not child for holder, name, child in self._children.values()):
+            return False
+        with torch._C._DisableFuncTorch():
+            return all(buffer.holds() for buffer in self._buffers)
 
     def equals(self, earlier: Snapshot) -> bool:
         """Whether all values are those of an earlier snapshot, and all children the same objects.
@@ -230,7 +261,7 @@ class Snapshot:
 
 def _remembered(digest: bytes) -> Snapshot:
     snapshot = Snapshot.__new__(Snapshot)
-    snapshot._tensors, snapshot._children, snapshot._known, snapshot._digest = [], {}, False, digest
+    snapshot._buffers, snapshot._children, snapshot._known, snapshot._digest = [], {}, False, digest
     return snapshot
 
 
@@ -395,7 +426,7 @@ def _refuse_autocast(module: nn.Module, operand: Any) -> None:
     """Raises where autocast would compute parts of a model in another type."""
     device = operand.device.type if isinstance(operand, Tensor) else ""
     if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
-        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        dtype = scalar_name(torch.get_autocast_dtype(device))
         raise PatchError(
             f"{type(module).__name__}: expected no autocast around a patched model, got {dtype} on {device!r}, which "
             f"loses the digits that forces need; call the model inside of "

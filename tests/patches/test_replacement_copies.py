@@ -34,10 +34,10 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("den
 
 @pytest.mark.parametrize("how", ["deepcopy", "save"])
 @pytest.mark.parametrize("make", ALL)
-def test_copies(make: Callable[[], Case], how: str) -> None:
+def test_copies(make: Callable[[], Case], how: str, device: torch.device) -> None:
     if make in (typed, radial_linear, radial_scaled) and how == "save":
         how = "deepcopy"  # these tests make classes that no pickle can name
-    pair = Pair(make)
+    pair = Pair(make, device=device)
     for _ in range(2):
         pair.fast = duplicated(pair.fast, how)
         assert isinstance(pair.part(pair.fast), Replacement)

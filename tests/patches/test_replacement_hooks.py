@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("den
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("make", ALL)
-def test_hooks(make: Callable[[], Case], when: str) -> None:
+def test_hooks(make: Callable[[], Case], when: str, device: torch.device) -> None:
     calls: list[str] = []
 
     def hook(module: nn.Module) -> None:
@@ -32,7 +32,7 @@ def test_hooks(make: Callable[[], Case], when: str) -> None:
         module.register_forward_hook(lambda module, args, output: calls.append("forward") or 3 * output)
         module.register_full_backward_hook(lambda *_: calls.append("backward"))
 
-    pair = Pair(make, hook) if when == "before" else Pair(make)
+    pair = Pair(make, hook, device) if when == "before" else Pair(make, device=device)
     if when == "after":
         pair.do(hook)
     if make not in (mace_convolution,):  # whose output the parent sums after the hooks

@@ -78,8 +78,10 @@ CHANGES = (
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("make", WITH_WEIGHTS)
-def test_weights_are_those_of_the_module(make: Callable[[], Case], change: Callable[[nn.Module, str], None]) -> None:
-    pair = Pair(make)
+def test_weights_are_those_of_the_module(
+    make: Callable[[], Case], change: Callable[[nn.Module, str], None], device: torch.device
+) -> None:
+    pair = Pair(make, device=device)
     name = pair.case.parameter
     pair.check()
     before = pair.case.call(pair.fast, *pair.case.operands)

@@ -115,14 +115,14 @@ def product() -> o3.TensorProduct:
 def call_mace(parent: nn.Module, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """As an interaction block does."""
     if hasattr(parent, "conv_fusion"):
-        return parent.part(x, y, w, torch.stack([SENDERS, RECEIVERS]))
+        return parent.part(x, y, w, torch.stack([SENDERS, RECEIVERS]).to(x.device))
     messages = parent.part(x[SENDERS], y, w)
-    return messages.new_zeros(len(x), messages.shape[1]).index_add(0, RECEIVERS, messages)
+    return messages.new_zeros(len(x), messages.shape[1]).index_add(0, RECEIVERS.to(x.device), messages)
 
 
 def mace_convolution() -> Case:
     def swap(parent: nn.Module) -> Swap:
-        added = build_convolution("part", parent.part, True, torch.device("cpu"))
+        added = build_convolution("part", parent.part, True, parent.part.output_mask.device)
         return Swap(parent, "part", MaceConvolution, added)
 
     operands = (random(5, 16), random(7, 4), random(7, 12))
@@ -143,7 +143,7 @@ class TensorProductScatter(nn.Module):
 
 def nequip_convolution() -> Case:
     def swap(parent: nn.Module) -> Swap:
-        added = build_convolution("part.tp", parent.part.tp, True, torch.device("cpu"))
+        added = build_convolution("part.tp", parent.part.tp, True, parent.part.tp.output_mask.device)
         return Swap(parent, "part", NequipConvolution, added)
 
     operands = (random(5, 16), random(7, 4), random(7, 12), RECEIVERS, SENDERS)
@@ -157,8 +157,15 @@ ALL = (*WITH_WEIGHTS, gate, harmonics, mace_convolution, nequip_convolution)
 class Pair:
     """A plain parent and a patched one with equal contents."""
 
-    def __init__(self, make: Callable[[], Case], before: Callable[[nn.Module], object] = lambda module: None) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Case],
+        before: Callable[[nn.Module], object] = lambda module: None,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.case = make()
+        self.case.parent.to(device)
+        self.case.operands = tuple(operand.to(device) for operand in self.case.operands)
         self.plain, self.fast = self.case.parent.eval(), copy.deepcopy(self.case.parent).eval()
         for parent in (self.plain, self.fast):
             before(self.part(parent))
