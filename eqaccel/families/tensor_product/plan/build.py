@@ -38,6 +38,7 @@ _WORK = {Direction.FORWARD: 900, Direction.BACKWARD: 700, Direction.DOUBLE_BACKW
 _ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBLE_BACKWARD: 80}
 _OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
+_FEWEST_WARPS = _WARPS_OF_REGISTERS[-1][1]
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
 # At most so many in a forward kernel of several multiplicities: each segment brings a copy of the pipeline's code.
 _SEGMENTS, _WARPS = 3, 4
@@ -296,7 +297,9 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
         + (0 if plan.direction is Direction.FORWARD else words * spec.y_dim)
         for s in plan.segments
     )
-    resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), 8)
+    resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), _FEWEST_WARPS)
+    if plan.direction is Direction.BACKWARD and resident_warps == _FEWEST_WARPS:
+        plan = replace(plan, segments=tuple(map(_longest_first, plan.segments)))
     row_bytes = (staged(plan.x_spans) + staged(plan.w_spans)) * scalar_bytes * twice
     smallest = min(segment.mul for segment in plan.segments)
     wanted = 4 if row_bytes <= 3 * 1024 else 2 if row_bytes <= 14 * 1024 * twice or smallest <= 64 else 1
@@ -314,6 +317,11 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
                 if (chosen.shared_bytes() + 1024) * resident <= plan.target.shared_bytes:
                     return chosen
     return replace(plan, edges_per_stage=1, stages=2, blocks_per_sm=1)
+
+
+def _longest_first(segment: Segment) -> Segment:
+    """The blocks with most rows first: they need most registers beside the sums for y, few of which are begun then."""
+    return replace(segment, blocks=tuple(sorted(segment.blocks, key=lambda block: -block.d1)))
 
 
 def _group_sizes(plan: KernelPlan, most_warps: int) -> list[list[int]]:
