@@ -49,12 +49,11 @@ class GpuKernel : public Kernel {
       main.shared_bytes = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/shared_bytes"));
       main.edges_held = program.number(body + "/" + std::to_string(n) + "/edges_held");
       if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
-        throw SharedMemoryError(
-            std::string("the ") + name(scalar) + " " + name(direction) + " kernel takes at least " +
-                std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " + info.name +
-                " may take " + std::to_string(info.shared_bytes_per_block) +
-                ": divide the channels of the tensor product among several",
-            "");
+        throw SharedMemoryError(std::string("the ") + name(scalar) + " " + name(direction) + " kernel takes at least " +
+                                    std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " +
+                                    info.name + " may take " + std::to_string(info.shared_bytes_per_block) +
+                                    ": divide the channels of the tensor product among several",
+                                "");
       }
     }
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
