@@ -10,6 +10,7 @@ from lammps_runs import (
     ELEMENTS,
     KCAL,
     RTOL,
+    RTOL_SINGLE,
     assert_frame,
     frame_of,
     lmp,
@@ -64,9 +65,9 @@ def test_float32(folder):
     write_data(folder / "start.data", atoms, ELEMENTS)
     frames = [simulate(folder, "run 0", n, coeff="* * toy32.pt H O Si")[0] for n in (1, 2)]
     for frame in frames:
-        assert_frame(frame, atoms, rtol=1e-5)
+        assert_frame(frame, atoms, rtol=RTOL_SINGLE)
     scale = np.abs(frames[0].forces).max()
-    np.testing.assert_allclose(frames[1].forces, frames[0].forces, rtol=0, atol=1e-5 * scale)
+    np.testing.assert_allclose(frames[1].forces, frames[0].forces, rtol=0, atol=RTOL_SINGLE * scale)
 
 
 def test_threads(folder):

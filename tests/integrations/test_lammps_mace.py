@@ -18,7 +18,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.md.velocitydistribution import thermalize_momenta
-from lammps_runs import BAR, BOXES, frame_of, simulate, write_data
+from lammps_runs import BAR, BOXES, RTOL_SINGLE, frame_of, simulate, write_data
 from mace.calculators import MACECalculator
 
 import eqaccel
@@ -100,7 +100,7 @@ def test_shipped_model_in_float32(device, exported, tmp_path):
         coeff = f"* * {exported}/float32.pt Au Cu"
         (frame,) = simulate(tmp_path, "run 0", ranks, coeff=coeff, style=style_on(device))
         calculator = MACECalculator(str(SHIPPED), device=device.type, default_dtype="float32")
-        assert_equals_ase(frame, atoms, calculator, eps=1e-5)
+        assert_equals_ase(frame, atoms, calculator, eps=RTOL_SINGLE)
 
 
 @pytest.mark.parametrize(("kind", "grids"), [("sheared", ["2 1 1", "3 1 1", "1 2 2"]), ("slab", ["1 1 3", "1 1 4"])])

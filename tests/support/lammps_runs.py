@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eqaccel.patches.rounding import ROUNDING
+from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES
 from lammps_toy import DESCRIPTION, Toy
 
 # Not pytest.importorskip: importing lammps loads plugins into this process.
@@ -32,6 +32,8 @@ ELEMENTS = DESCRIPTION["type_names"]
 RTOL = 20 * ROUNDING * np.finfo(np.float64).eps
 """Bound of comparisons of one frame, relative to the largest force: that of a network, of vectors that are differences
 of positions twenty times as long (boxes of 24 angstrom, atoms 1.3 apart)."""
+RTOL_SINGLE = FACTOR * STAGES * float(np.finfo(np.float32).eps)
+"""Of float32 models: each stage rounds what it hands on, and two evaluations are both random sums of roundings."""
 BOXES = {
     "periodic": ("p p p", [[9.0, 0, 0], [0, 8.0, 0], [0, 0, 10.0]], 40),
     "triclinic": ("p p p", [[9.0, 0, 0], [2.0, 8.5, 0], [-1.5, 1.0, 9.5]], 40),
