@@ -1,4 +1,4 @@
-"""What every exported file holds: a potential as a TorchScript module, and the modules that it shares.
+"""What every exported file and every simulation step holds: a potential, which TorchScript can read.
 
 A potential takes edge vectors and gives node energies and their gradient. A node is local if this rank owns it, and a
 ghost otherwise; local nodes come first, and only they receive edges. Features of ghosts come from their owners through
@@ -65,6 +65,10 @@ class Potential(nn.Module):
         self.dtype = dtype
         self.dtype_name = str(dtype).removeprefix("torch.")
         self.exchange_widths = torch.jit.Attribute(exchange_widths, list[int])
+
+    def make_scriptable(self) -> None:
+        """Puts modules in place of those that TorchScript cannot read, with the same numbers; before it is scripted."""
+        raise NotImplementedError
 
     def node_energies(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int

@@ -35,6 +35,12 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("polynomial_polar_form(Tensor payload, int key, Tensor f, Tensor g, Tensor h, Tensor i, int missing, "
               "SymInt columns) -> Tensor",
               tags);
+  // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them.
+  library.def("neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
+              "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int capacity, ScalarType dtype) "
+              "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
+  library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_atoms) -> "
+              "(Tensor forces, Tensor virials)");
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -148,8 +148,11 @@ def packed_rows(receiver: Tensor, sender: Tensor, num_receivers: int, num_sender
     """
     if torch.compiler.is_compiling():
         return torch.ops.eqaccel.graph(receiver, sender, num_receivers, num_senders)
-    known = _scope.known
+    given = _scope.given
     rows = (receiver, sender)
+    if given is not None and given.is_for(rows, num_receivers, num_senders):
+        return given.index
+    known = _scope.known
     if known is None or not all(map(_may_share, rows)):
         return _sort(receiver, sender, num_receivers, num_senders)
     key = (*map(_identity, rows), num_receivers, num_senders)
@@ -184,6 +187,7 @@ class _Scope(threading.local):
     """The sorts of the innermost open scope of a thread; None outside of every scope."""
 
     known: dict[Hashable, _SortedRows] | None = None
+    given: _GivenEdges | None = None
 
 
 _scope = _Scope()
@@ -197,6 +201,40 @@ def _open_scope() -> Iterator[None]:
         yield
     finally:
         _scope.known = outer
+
+
+@contextmanager
+def given_edges(edge_index: Tensor, index: Tensor, num_nodes: int, check: bool) -> Iterator[None]:
+    """Inside of it, layers over the edges of a graph that is sorted already take its packed index.
+
+    That holds while a CUDA graph is captured too. Layers over other edges are told by their numbers of edges and nodes.
+
+    Args:
+        edge_index: (2, num_edges) int64, senders and receivers.
+        index: Packed index of these edges.
+        num_nodes: Number of nodes; all of them send and receive.
+        check: Whether to compare the edges of every layer with these, which waits for a GPU. What is captured cannot be
+            compared, so run it once with the check before.
+    """
+    outer = _scope.given
+    _scope.given = _GivenEdges((edge_index[1], edge_index[0]), index, num_nodes, check)
+    try:
+        yield
+    finally:
+        _scope.given = outer
+
+
+@dataclass(frozen=True)
+class _GivenEdges:
+    rows: tuple[Tensor, Tensor]
+    index: Tensor
+    num_nodes: int
+    check: bool
+
+    def is_for(self, rows: tuple[Tensor, Tensor], num_receivers: int, num_senders: int) -> bool:
+        if (num_receivers, num_senders, rows[0].numel()) != (self.num_nodes, self.num_nodes, self.rows[0].numel()):
+            return False
+        return not self.check or all(map(torch.equal, self.rows, rows))
 
 
 @dataclass(frozen=True)

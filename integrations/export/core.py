@@ -102,6 +102,7 @@ def export(
         # Of the model, not of its copy, which may be in a smaller dtype.
         constants = exporting.constants(model, index).to(place, torch.float64, copy=True)
         potential = exporting.potential(duplicate, index, constants)
+        potential.make_scriptable()
         scalar = str(scalar_type).removeprefix("torch.")
         for module in potential.modules():
             if precompile and isinstance(module, KernelModule):

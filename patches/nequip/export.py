@@ -48,10 +48,13 @@ class NequipPotential(Potential):
     def __init__(self, model: Any, constants: Tensor) -> None:
         blocks = [block for _, block in _blocks(model)]
         super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]], constants)
-        for block in blocks:
+        self.network = getattr(model.model, "func", model.model)
+
+    def make_scriptable(self) -> None:
+        """See `Potential.make_scriptable`."""
+        for _, block in _blocks(self.network):
             block.tp_scatter = ExportedConvolution(block.tp_scatter.eqaccel)
             block.ghost_exchange = GhostExchange()
-        self.network = getattr(model.model, "func", model.model)
 
     def node_energies(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
