@@ -8,16 +8,19 @@ between two calls is noticed, whatever it is: parameters, buffers, modules, devi
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from eqaccel.patches.kind import ModelKind, Stepping
+from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Entrance
 from eqaccel.patches.torch_state import default_dtype, model_device
+from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import ExportError
@@ -45,7 +48,8 @@ class StepState:
     calls: int = 0
     renewals: int = 0
     _watch: _Watch | None = None
-    _settings: tuple[Any, ...] = field(default=())
+    _settings: tuple[Any, ...] = ()
+    _constants: NDArray[np.float64] | None = None
 
     @property
     def stepping(self) -> Stepping:
@@ -67,7 +71,7 @@ class StepState:
             types=self.stepping.types(calculator, atoms.numbers),
             sizes=(len(atoms),),
         )
-        results = self.stepping.results(calculator, atoms, system, self.step(system))
+        results = self.stepping.results(calculator, system, self.step(system), self._constants)
         self.calls += 1
         return results
 
@@ -93,6 +97,7 @@ class StepState:
         except ExportError as error:
             return str(error)
         self.step = Step(potentials, stepping.cutoff(calculator), device, dtype)
+        self._constants = potentials[0].constants.cpu().numpy()
         self._watch, self._settings = watch, settings
         return ""
 
@@ -116,6 +121,10 @@ class StepState:
         return StepState, (self.kind,)
 
 
+_COMPARED = ("positions", "numbers", "initial_charges", "initial_magmoms")
+"""Arrays of a structure that results may depend on, to ASE."""
+
+
 def _calculate(self: Any, atoms: Any = None, properties: Any = None, system_changes: Any = None) -> None:
     """Computes all that the step gives, or whatever the calculator itself does."""
     from ase.calculators.calculator import Calculator, all_changes
@@ -128,16 +137,31 @@ def _calculate(self: Any, atoms: Any = None, properties: Any = None, system_chan
     self.results = found
 
 
+def _check_state(self: Any, atoms: Any, tol: float = 1e-15) -> list[str]:
+    """What has changed since the last calculation: ASE's answer, which takes it longer than a step of a few atoms."""
+    last = self.atoms
+    if last is None or last.info or atoms.info or last.arrays.keys() != atoms.arrays.keys() or not self.use_cache:
+        changes: list[str] = self._came_as.check_state(self, atoms, tol)
+        return changes
+    pairs = {"cell": (last.cell.array, atoms.cell.array), "pbc": (last.pbc, atoms.pbc)}
+    pairs |= {name: (last.arrays[name], atoms.arrays[name]) for name in _COMPARED if name in atoms.arrays}
+    return [name for name, (a, b) in pairs.items() if a.shape != b.shape or not _close(a, b, tol)]
+
+
+def _close(a: NDArray[Any], b: NDArray[Any], tol: float) -> bool:
+    return np.array_equal(a, b) or (a.dtype == np.float64 and bool((np.abs(a - b) <= tol).all()))
+
+
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
     _, _, *state = self._came_as.__reduce_ex__(self, protocol)
-    return _blank, (self._came_as,), *state
+    return _blank, (self._came_as, vars(self)[_STATE].stepping.class_name), *state
 
 
 def make_stepped(calculator: Any, kind: ModelKind) -> None:
     """Has a calculator compute by a step, unless it does so already."""
-    if step_state(calculator) is None:
+    if step_state(calculator) is None and kind.stepping is not None:
         vars(calculator)[_STATE] = StepState(kind)
-        calculator.__class__ = _stepped_class(type(calculator))
+        calculator.__class__ = _stepped_class(type(calculator), kind.stepping.class_name)
 
 
 def restore_calculator(calculator: Any) -> None:
@@ -152,7 +176,7 @@ def step_state(calculator: Any) -> StepState | None:
     return vars(calculator).get(_STATE)
 
 
-def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> nn.Module:
+def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
     """A potential whose parameters and buffers are those of a model, which stays as it is.
 
     Raises:
@@ -169,19 +193,18 @@ def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> nn.Module:
         return exporting.potential(duplicate, head, constants).eval()
 
 
-def _stepped_class(came_as: type) -> type:
+def _stepped_class(came_as: type, class_name: str) -> type:
     contents = {name: getattr(came_as, name) for name in ("__module__", "__qualname__", "__doc__")}
+    contents |= {"_came_as": came_as, "calculate": _calculate, "__reduce_ex__": _reduce}
+    if came_as.__name__ == class_name:
+        contents["check_state"] = _check_state
     # A second base would be laid out otherwise, and objects could not change to the class.
-    return type(
-        came_as.__name__,
-        (came_as,),
-        contents | {"_came_as": came_as, "calculate": _calculate, "__reduce_ex__": _reduce},
-    )
+    return type(came_as.__name__, (came_as,), contents)
 
 
-def _blank(came_as: type) -> Any:
+def _blank(came_as: type, class_name: str) -> Any:
     """An object that a copy or an unpickled calculator is filled into."""
-    stepped = _stepped_class(came_as)
+    stepped = _stepped_class(came_as, class_name)
     return stepped.__new__(stepped)
 
 
@@ -200,35 +223,43 @@ class _Watch:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.obstacle = next(filter(None, map(_obstacle, models)), "")
-        self._modules: list[tuple[dict[str, Any], str, nn.Module, type]] = []
-        self._tensors: list[tuple[dict[str, Any], str, torch.Tensor, int, int]] = []
+        self._places: list[tuple[dict[str, Any], str]] = []  # where modules and tensors are, which come in this order
+        self._modules: list[nn.Module] = []
+        self._tensors: list[torch.Tensor] = []
         self._hooks: list[Any] = []
-        for model in models:
-            for module in model.modules():
-                if isinstance(module, torch.jit.ScriptModule):  # hands out its contents in new dictionaries
-                    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-                    self._tensors += [({"": t}, "", *_state_of(t)) for t in tensors]
-                    continue
+        everything = [module for model in models for module in model.modules()]
+        for module in everything:
+            if not isinstance(module, torch.jit.ScriptModule):  # those hand out what they hold in new dictionaries
                 own = vars(module)
                 self._hooks += [own[name] for name in _HOOKS if name in own]
-                self._modules += [(own["_modules"], n, m, type(m)) for n, m in own["_modules"].items() if m is not None]
-                for holder in (own["_parameters"], own["_buffers"]):
-                    self._tensors += [(holder, n, *_state_of(t)) for n, t in holder.items() if t is not None]
+                self._add(own["_modules"], self._modules)
+        for module in everything:
+            if isinstance(module, torch.jit.ScriptModule):
+                held = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                self._add(dict(enumerate(held)), self._tensors)
+            else:
+                self._add(vars(module)["_parameters"], self._tensors)
+                self._add(vars(module)["_buffers"], self._tensors)
+        self._state = self._now()
+
+    def _add(self, holder: dict[Any, Any], members: list[Any]) -> None:
+        found = {name: member for name, member in holder.items() if member is not None}
+        self._places += [(holder, name) for name in found]
+        members += found.values()
+
+    def _now(self) -> tuple[list[type], list[int], list[int]]:
+        tensors = self._tensors
+        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return list(map(type, self._modules)), [tensor.data_ptr() for tensor in tensors], versions
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
+        present = (holder.get(name) for holder, name in self._places)
         return (
             not any(self._hooks)
-            and all(holder.get(name) is m and type(m) is cls for holder, name, m, cls in self._modules)
-            and all(
-                holder.get(name) is tensor and tensor.data_ptr() == pointer and tensor._version == version
-                for holder, name, tensor, pointer, version in self._tensors
-            )
+            and all(map(operator.is_, present, chain(self._modules, self._tensors)))
+            and self._now() == self._state
         )
-
-
-def _state_of(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    return tensor, tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
 def _obstacle(model: nn.Module) -> str:
@@ -253,7 +284,7 @@ def _calculators_in(target: Any, path: str, kinds: Sequence[ModelKind]) -> Itera
     if isinstance(target, (list, tuple)):
         members = {str(number): member for number, member in enumerate(target)}
     else:
-        kind = next((k for k in kinds if k.stepping is not None and k.stepping.accepts(target)), None)
+        kind = next((k for k in kinds if k.stepping is not None and library_class(target, k.stepping.class_name)), None)
         if kind is not None:
             yield path, target, kind
         # ASE's combinations have a mixer of calculators, and had the calculators themselves before.

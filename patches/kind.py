@@ -160,11 +160,13 @@ class Exporting(ABC):
 
 
 class Stepping(ABC):
-    """How the ASE calculators of a kind's library compute, in words of `eqaccel.step`."""
+    """How the ASE calculators of a kind's library compute, in words of `eqaccel.step`.
 
-    @abstractmethod
-    def accepts(self, calculator: Any) -> bool:
-        """Whether the calculator is one of the library's; must not raise."""
+    Attributes:
+        class_name: Name of their class.
+    """
+
+    class_name: str
 
     @abstractmethod
     def obstacle(self, calculator: Any) -> str:
@@ -187,8 +189,18 @@ class Stepping(ABC):
         """What the models call the elements, (num_atoms,); raises `StructureError` for one that they do not know."""
 
     @abstractmethod
-    def results(self, calculator: Any, atoms: Any, system: System, outcome: Outcome) -> dict[str, Any]:
-        """What the calculator's own `calculate` would put into its `results`."""
+    def results(
+        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
+    ) -> dict[str, Any]:
+        """What the calculator's own `calculate` would put into its `results`.
+
+        Args:
+            calculator: The calculator.
+            system: The structure.
+            outcome: What its models give, in eV and angstrom.
+            constants: (num_types,), energies of isolated atoms that the first model adds; zeros if it is another part
+                of the model that adds them.
+        """
 
 
 class FileFormat(ABC):

@@ -27,6 +27,8 @@ SKIN = 0.5
 
 _SLACK = 1.04
 """Room for edges on a GPU, of those there are when memory is taken: in a fluid their number varies by a few percent."""
+_CANDIDATE_SLACK = 1.25
+"""The same for candidates, which take little memory."""
 _ROOMY = 1.25
 """Room above which memory is given back when candidates are found anew."""
 
@@ -103,7 +105,7 @@ class Step:
             self._follow(system)
             while True:
                 assert self._memory is not None
-                outcome = self._unpack(self._run().cpu().numpy(), system)
+                outcome = self._unpack(self._memory.fetch(self._run()), system)
                 if self.device.type == "cpu" or outcome.num_edges <= self._memory.capacity:
                     return outcome
                 self._renew("more edges", outcome.num_edges)
@@ -153,12 +155,13 @@ class Step:
                 self._capture = Capture(self._evaluate, self.device)
             except (RuntimeError, NotImplementedError) as error:
                 # The same work without a graph: where that fails too, its error is the one to see.
-                self.not_captured = f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"
+                reason = f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"
                 torch.cuda.synchronize(self.device)
                 torch.cuda.empty_cache()
                 outputs = self._evaluate(True)
+                self.not_captured = reason
                 warnings.warn(
-                    f"this step runs without a CUDA graph from now on, which costs time: {self.not_captured}",
+                    f"this step runs without a CUDA graph from now on, which costs time: {reason}",
                     StepWarning,
                     stacklevel=4,
                 )
@@ -221,7 +224,7 @@ class _Memory:
         self.positions, self.cells, self.types = (torch.empty_like(t, device=device) for t in self._staged)
         numbers = torch.arange(len(sizes), dtype=torch.int32)
         self.structure = numbers.repeat_interleave(torch.tensor(sizes)).to(device)
-        room = int(len(candidates.sender) * (_SLACK if device.type == "cuda" else 1))
+        room = int(len(candidates.sender) * _CANDIDATE_SLACK)
         self.candidates = CandidateTensors(
             *(
                 t.new_zeros((len(t) if "ptr" in name else room, *t.shape[1:]))
@@ -229,12 +232,23 @@ class _Memory:
             )
         )
         self.capacity = 0
+        self._results: Tensor | None = None
         self.fill(candidates)
 
     def fill(self, candidates: CandidateTensors) -> None:
         """Puts other candidates in, of which there may be fewer."""
         for to, source in zip(self.candidates, candidates, strict=True):
             to[: len(source)].copy_(source)
+
+    def fetch(self, results: Tensor) -> NDArray[np.float64]:
+        """A copy of results on the host; waits for the device."""
+        if results.is_cpu:
+            return results.numpy()
+        if self._results is None or len(self._results) != len(results):
+            self._results = torch.empty(len(results), dtype=results.dtype, pin_memory=True)
+        self._results.copy_(results, non_blocking=True)
+        torch.cuda.current_stream(results.device).synchronize()
+        return self._results.numpy().copy()
 
     def move(self, system: System) -> None:
         """Puts a system in."""

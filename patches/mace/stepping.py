@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from eqaccel.patches.calculator import library_class, overridden, voigt
+from eqaccel.patches.calculator import overridden, voigt
 from eqaccel.patches.kind import Stepping
 from numpy.typing import NDArray
 from torch import nn
@@ -19,9 +19,7 @@ from eqaccel.step import Outcome, System
 class MaceStepping(Stepping):
     """`MACECalculator`, with one model or a committee."""
 
-    def accepts(self, calculator: Any) -> bool:
-        """See `Stepping.accepts`."""
-        return library_class(calculator, "MACECalculator") is not None
+    class_name = "MACECalculator"
 
     def obstacle(self, calculator: Any) -> str:
         """See `Stepping.obstacle`."""
@@ -31,7 +29,7 @@ class MaceStepping(Stepping):
             return "its models are compiled (compile_mode)"
         if calculator.compute_atomic_stresses:
             return "it computes the stress of each atom (compute_atomic_stresses)"
-        return overridden(calculator, "MACECalculator", ("calculate", "_atoms_to_batch", "_clone_batch"))
+        return overridden(calculator, self.class_name, ("calculate", "_atoms_to_batch", "_clone_batch"))
 
     def models(self, calculator: Any) -> list[nn.Module]:
         """See `Stepping.models`."""
@@ -58,7 +56,9 @@ class MaceStepping(Stepping):
             )
         return types
 
-    def results(self, calculator: Any, atoms: Any, system: System, outcome: Outcome) -> dict[str, Any]:
+    def results(
+        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
+    ) -> dict[str, Any]:
         """See `Stepping.results`; forces and stress are of the dtype of the model, as MACE's."""
         energy, length = calculator.energy_units_to_eV, calculator.length_units_to_A
         scalar = np.dtype(scalar_name(model_dtype(calculator.models[0])))
@@ -82,8 +82,7 @@ class MaceStepping(Stepping):
             results["energy_var"] = float(results["energy_var"])
         results["free_energy"] = results["energy"]
         results["energies"] = results["node_energy"].copy()
-        atomic = calculator.models[0].atomic_energies_fn.atomic_energies.detach().cpu().numpy()
-        results["node_energy"] -= np.atleast_2d(atomic)[self.head(calculator)][system.types]
+        results["node_energy"] -= constants[system.types]
         results["stress"] = voigt(results["stress"])
         return results
 

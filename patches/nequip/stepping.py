@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from eqaccel.patches.calculator import library_class, overridden, voigt
+from eqaccel.patches.calculator import overridden, voigt
 from eqaccel.patches.kind import Stepping, class_names
 from numpy.typing import NDArray
 from torch import nn
@@ -20,9 +20,7 @@ _TRANSFORMS = {"ChemicalSpeciesToAtomTypeMapper", "NeighborListTransform"}
 class NequipStepping(Stepping):
     """`NequIPCalculator` with a model that is not compiled."""
 
-    def accepts(self, calculator: Any) -> bool:
-        """See `Stepping.accepts`."""
-        return library_class(calculator, "NequIPCalculator") is not None
+    class_name = "NequIPCalculator"
 
     def obstacle(self, calculator: Any) -> str:
         """See `Stepping.obstacle`."""
@@ -33,7 +31,7 @@ class NequipStepping(Stepping):
             return "its model does not predict forces and stress alone"
         if _transform(calculator, "NeighborListTransform")._pruner is not None:
             return "pairs of types have cutoffs of their own (per_edge_type_cutoff)"
-        return overridden(calculator, "NequIPCalculator", _METHODS)
+        return overridden(calculator, self.class_name, _METHODS)
 
     def models(self, calculator: Any) -> list[nn.Module]:
         """See `Stepping.models`."""
@@ -54,7 +52,9 @@ class NequipStepping(Stepping):
             )
         return types.astype(np.int64)
 
-    def results(self, calculator: Any, atoms: Any, system: System, outcome: Outcome) -> dict[str, Any]:
+    def results(
+        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
+    ) -> dict[str, Any]:
         """See `Stepping.results`."""
         energy, length = calculator.energy_units_to_eV, calculator.length_units_to_A
         results: dict[str, Any] = {"energy": energy * np.asarray(outcome.energies[0].sum())}
