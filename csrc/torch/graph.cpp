@@ -151,13 +151,40 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
                  row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
 }
 
+// Neither waits for the device nor forbids graph capture.
+Tensor graph_range(const Tensor& graph, int64_t nodes, int64_t begin, int64_t size) {
+  const int64_t edges = (graph.numel() - packed_length(nodes, nodes, int64_t{0})) / 3;
+  check_packed("eqaccel::graph_range", graph, {nodes, nodes, edges});
+  TORCH_CHECK(begin >= 0 && begin <= edges && size >= 0, "eqaccel::graph_range: argument 'begin' must be from 0 to ",
+              edges, " and 'size' not negative, got ", begin, " and ", size, ".");
+  const int64_t end = std::min(begin + size, edges);
+  const auto parts = graph.split_with_sizes({2, nodes + 1, edges, edges, nodes + 1, edges});
+  const Tensor &row_ptr = parts[1], &sender = parts[3], &t_row_ptr = parts[4], &t_slot = parts[5];
+  const Tensor inside = t_slot.ge(begin).logical_and(t_slot.lt(end));
+  const Tensor before = at::constant_pad_nd(inside.cumsum(0, at::kInt), {1, 0});
+  // Entries of other slots are put behind the end, and cut off.
+  const Tensor place = at::where(inside, before.narrow(0, 0, edges), end - begin).to(at::kLong);
+  const Tensor within = at::empty({end - begin + 1}, t_slot.options()).scatter_(0, place, t_slot.sub(begin));
+  const Tensor range =
+      at::cat({parts[0], row_ptr.clamp(begin, end).sub(begin), at::arange(end - begin, t_slot.options()),
+               sender.slice(0, begin, end), before.index_select(0, t_row_ptr), within.narrow(0, 0, end - begin)});
+  note_nodes(range, nodes, nodes);
+  return range;
+}
+
 Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers, c10::SymInt num_senders) {
   return at::empty_symint({packed_length(num_receivers, num_senders, receiver.sym_numel())},
                           receiver.options().dtype(at::kInt));
 }
 
-TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("graph", graph_cpu); }
-TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("graph", graph_cuda); }
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
+  library.impl("graph", graph_cpu);
+  library.impl("graph_range", graph_range);
+}
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
+  library.impl("graph", graph_cuda);
+  library.impl("graph_range", graph_range);
+}
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("graph", graph_meta); }
 
 }  // namespace

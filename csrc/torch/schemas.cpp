@@ -10,6 +10,8 @@
 TORCH_LIBRARY(eqaccel, library) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   library.def("graph(Tensor receiver, Tensor sender, SymInt num_receivers, SymInt num_senders) -> Tensor", tags);
+  // The edges of a packed index in slots begin to begin + size, numbered from there; all nodes send and receive.
+  library.def("graph_range(Tensor graph, int num_nodes, int begin, int size) -> Tensor");
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
               ") -> Tensor",
               tags);
@@ -36,9 +38,10 @@ TORCH_LIBRARY(eqaccel, library) {
               "SymInt columns) -> Tensor",
               tags);
   // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them.
-  library.def("neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
-              "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int capacity, ScalarType dtype) "
-              "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
+  library.def(
+      "neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
+      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int capacity, ScalarType dtype) "
+      "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
   library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_atoms) -> "
               "(Tensor forces, Tensor virials)");
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.

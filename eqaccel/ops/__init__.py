@@ -11,12 +11,14 @@ from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, Neighbors
+from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
 __all__ = [
     "CandidateTensors",
     "EdgeTensors",
+    "EdgeWeights",
     "Graph",
     "KernelModule",
     "MatrixProduct",
@@ -24,6 +26,7 @@ __all__ = [
     "Polynomial",
     "TensorProduct",
     "TensorProductConv",
+    "convolve_in_pieces",
     "given_edges",
     "has_matrix_kernel",
     "library_path",

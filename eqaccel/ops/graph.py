@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -204,24 +205,46 @@ def _open_scope() -> Iterator[None]:
 
 
 @contextmanager
-def given_edges(edge_index: Tensor, index: Tensor, num_nodes: int, check: bool) -> Iterator[None]:
+def given_edges(
+    edge_index: Tensor, index: Tensor, num_nodes: int, check: bool, weight_bytes: float = math.inf
+) -> Iterator[None]:
     """Inside of it, layers over the edges of a graph that is sorted already take its packed index.
 
     That holds while a CUDA graph is captured too. Layers over other edges are told by their numbers of edges and nodes.
 
     Args:
-        edge_index: (2, num_edges) int64, senders and receivers.
+        edge_index: (2, num_edges) int64, senders and receivers, in the order of slots.
         index: Packed index of these edges.
         num_nodes: Number of nodes; all of them send and receive.
         check: Whether to compare the edges of every layer with these, which waits for a GPU. What is captured cannot be
             compared, so run it once with the check before.
+        weight_bytes: Memory that the weights of edges of a layer may take, where they are made in pieces.
     """
     outer = _scope.given
-    _scope.given = _GivenEdges((edge_index[1], edge_index[0]), index, num_nodes, check)
+    _scope.given = _GivenEdges((edge_index[1], edge_index[0]), index, num_nodes, check, weight_bytes)
     try:
         yield
     finally:
         _scope.given = outer
+
+
+Range = tuple[int, int, Tensor]
+"""First slot, slot after the last, and the packed index of the edges in between."""
+
+
+def given_ranges(receiver: Tensor, sender: Tensor, num_nodes: int, weight_bytes: int) -> list[Range]:
+    """The edges in ranges of slots, whose weights take the memory that `given_edges` allows; outside of it in one.
+
+    Args:
+        receiver: (num_edges,).
+        sender: (num_edges,).
+        num_nodes: Number of nodes; all of them send and receive.
+        weight_bytes: What the weights of all edges take.
+    """
+    given, num_edges = _scope.given, receiver.numel()
+    if given is None or not given.is_for((receiver, sender), num_nodes, num_nodes):
+        return [(0, num_edges, packed_rows(receiver, sender, num_nodes, num_nodes))]
+    return given.ranges(max(1, math.ceil(weight_bytes / given.weight_bytes)))
 
 
 @dataclass(frozen=True)
@@ -230,11 +253,34 @@ class _GivenEdges:
     index: Tensor
     num_nodes: int
     check: bool
+    weight_bytes: float
+    _ranges: dict[int, list[Range]] = field(default_factory=dict)
 
     def is_for(self, rows: tuple[Tensor, Tensor], num_receivers: int, num_senders: int) -> bool:
         if (num_receivers, num_senders, rows[0].numel()) != (self.num_nodes, self.num_nodes, self.rows[0].numel()):
             return False
         return not self.check or all(map(torch.equal, self.rows, rows))
+
+    def ranges(self, count: int) -> list[Range]:
+        num_edges = self.rows[0].numel()
+        size = -(-num_edges // count)
+        size = max(-(-size // _RANGE) * _RANGE, 1)
+        if size not in self._ranges:
+            starts = range(0, num_edges, size)
+            self._ranges[size] = (
+                [(0, num_edges, self.index)]
+                if len(starts) <= 1
+                else [(begin, min(begin + size, num_edges), self._part(begin, size)) for begin in starts]
+            )
+        return self._ranges[size]
+
+    def _part(self, begin: int, size: int) -> Tensor:
+        part: Tensor = torch.ops.eqaccel.graph_range(self.index, self.num_nodes, begin, size)
+        return part
+
+
+_RANGE = 512
+"""Slots that ranges are multiples of."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections import Counter
@@ -24,6 +25,9 @@ PotentialFunction = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, T
 
 SKIN = 0.5
 """Angstrom by which candidates go beyond the cutoff."""
+
+WEIGHT_BYTES = {"cpu": math.inf, "cuda": 2**29}
+"""Memory that weights of edges of a layer take at a time."""
 
 _SLACK = 1.04
 """Room for edges on a GPU, of those there are when memory is taken: in a fluid their number varies by a few percent."""
@@ -66,6 +70,8 @@ class Step:
         dtype: float32 or float64, of the vectors that the potentials take.
         skin: Angstrom by which candidates go beyond the cutoff.
         capture: Whether to record CUDA graphs, on a GPU that can.
+        weight_bytes: Memory that the weights of edges of a layer may take; where they would take more they are made in
+            pieces, and once more for the gradient. None for what is fastest as a rule.
     """
 
     def __init__(
@@ -77,9 +83,11 @@ class Step:
         *,
         skin: float = SKIN,
         capture: bool = True,
+        weight_bytes: float | None = None,
     ) -> None:
         self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
         self.device, self.dtype = device, dtype
+        self.weight_bytes = WEIGHT_BYTES[device.type] if weight_bytes is None else weight_bytes
         self.captures: Counter[str] = Counter()
         """How often a graph was recorded, by the reason."""
         self.rebuilds = 0
@@ -181,7 +189,7 @@ class Step:
         assert memory is not None
         edges, num_atoms = self._search_edges(memory.capacity), len(memory.types)
         results = [edges.num_edges.double()]
-        with given_edges(edges.edge_index, edges.graph, num_atoms, check):
+        with given_edges(edges.edge_index, edges.graph, num_atoms, check, self.weight_bytes):
             for potential in self.potentials:
                 energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_atoms, 0)
                 forces, virials = self._search.forces(edges, gradient.contiguous(), num_atoms)
