@@ -140,7 +140,7 @@ def _calculate(self: Any, atoms: Any = None, properties: Any = None, system_chan
 def _check_state(self: Any, atoms: Any, tol: float = 1e-15) -> list[str]:
     """What has changed since the last calculation: ASE's answer, which takes it longer than a step of a few atoms."""
     last = self.atoms
-    if last is None or last.info or atoms.info or last.arrays.keys() != atoms.arrays.keys() or not self.use_cache:
+    if last is None or last.info or atoms.info or last.arrays.keys() != atoms.arrays.keys() or self.ignored_changes:
         changes: list[str] = self._came_as.check_state(self, atoms, tol)
         return changes
     pairs = {"cell": (last.cell.array, atoms.cell.array), "pbc": (last.pbc, atoms.pbc)}

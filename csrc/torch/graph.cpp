@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "operators.h"
@@ -152,24 +153,31 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
 }
 
 // Neither waits for the device nor forbids graph capture.
-Tensor graph_range(const Tensor& graph, int64_t nodes, int64_t begin, int64_t size) {
-  const int64_t edges = (graph.numel() - packed_length(nodes, nodes, int64_t{0})) / 3;
-  check_packed("eqaccel::graph_range", graph, {nodes, nodes, edges});
-  TORCH_CHECK(begin >= 0 && begin <= edges && size >= 0, "eqaccel::graph_range: argument 'begin' must be from 0 to ",
-              edges, " and 'size' not negative, got ", begin, " and ", size, ".");
-  const int64_t end = std::min(begin + size, edges);
+std::tuple<Tensor, Tensor, Tensor> graph_rows(const Tensor& graph, int64_t nodes, int64_t row_begin, int64_t row_end,
+                                              int64_t capacity) {
+  constexpr const char* op = "eqaccel::graph_rows";
+  const int64_t edges = (graph.numel() - packed_length(nodes, nodes, int64_t{0})) / 3, rows = row_end - row_begin;
+  check_packed(op, graph, {nodes, nodes, edges});
+  TORCH_CHECK(row_begin >= 0 && rows > 0 && row_end <= nodes, op, ": rows must be a range of the ", nodes,
+              " nodes, got ", row_begin, " to ", row_end, ".");
+  TORCH_CHECK(capacity > 0, op, ": argument 'capacity' must be positive, got ", capacity, ".");
   const auto parts = graph.split_with_sizes({2, nodes + 1, edges, edges, nodes + 1, edges});
-  const Tensor &row_ptr = parts[1], &sender = parts[3], &t_row_ptr = parts[4], &t_slot = parts[5];
-  const Tensor inside = t_slot.ge(begin).logical_and(t_slot.lt(end));
+  const Tensor row_ptr = parts[1].slice(0, row_begin, row_end + 1), &t_row_ptr = parts[4], &t_slot = parts[5];
+  const Tensor begin = row_ptr.narrow(0, 0, 1), count = row_ptr.narrow(0, rows, 1).sub(begin);
+  const auto options = graph.options();
+  const Tensor number = at::arange(capacity, options), slots = number.add(begin).to(at::kLong);
+  const Tensor sender = parts[3].index_select(0, slots.clamp_max(edges - 1));
+  const Tensor local = t_slot.sub(begin);
+  const Tensor inside = local.ge(0).logical_and(local.lt(count.clamp_max(capacity)));
   const Tensor before = at::constant_pad_nd(inside.cumsum(0, at::kInt), {1, 0});
-  // Entries of other slots are put behind the end, and cut off.
-  const Tensor place = at::where(inside, before.narrow(0, 0, edges), end - begin).to(at::kLong);
-  const Tensor within = at::empty({end - begin + 1}, t_slot.options()).scatter_(0, place, t_slot.sub(begin));
-  const Tensor range =
-      at::cat({parts[0], row_ptr.clamp(begin, end).sub(begin), at::arange(end - begin, t_slot.options()),
-               sender.slice(0, begin, end), before.index_select(0, t_row_ptr), within.narrow(0, 0, end - begin)});
-  note_nodes(range, nodes, nodes);
-  return range;
+  // Entries of other rows are put behind the end, and cut off.
+  const Tensor place = at::where(inside, before.narrow(0, 0, edges), capacity).to(at::kLong);
+  const Tensor within = at::zeros({capacity + 1}, options).scatter_(0, place, local);
+  const Tensor index =
+      at::cat({at::full({1}, rows, options), at::full({1}, nodes, options), row_ptr.sub(begin).clamp_max(capacity),
+               number, sender, before.index_select(0, t_row_ptr), within.narrow(0, 0, capacity)});
+  note_nodes(index, rows, nodes);
+  return {index, slots, count};
 }
 
 Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers, c10::SymInt num_senders) {
@@ -179,11 +187,11 @@ Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_
 
 TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
   library.impl("graph", graph_cpu);
-  library.impl("graph_range", graph_range);
+  library.impl("graph_rows", graph_rows);
 }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
   library.impl("graph", graph_cuda);
-  library.impl("graph_range", graph_range);
+  library.impl("graph_rows", graph_rows);
 }
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("graph", graph_meta); }
 

@@ -10,8 +10,10 @@
 TORCH_LIBRARY(eqaccel, library) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   library.def("graph(Tensor receiver, Tensor sender, SymInt num_receivers, SymInt num_senders) -> Tensor", tags);
-  // The edges of a packed index in slots begin to begin + size, numbered from there; all nodes send and receive.
-  library.def("graph_range(Tensor graph, int num_nodes, int begin, int size) -> Tensor");
+  // The edges that some nodes of a packed index receive, of whose nodes all send and receive: an index in which edges
+  // are numbered from the first, with room for `capacity` of them; their slots; and how many they are.
+  library.def("graph_rows(Tensor graph, int num_nodes, int row_begin, int row_end, int capacity) -> "
+              "(Tensor index, Tensor slots, Tensor num_edges)");
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
               ") -> Tensor",
               tags);

@@ -4,7 +4,7 @@ Takes tensors and the spec of a kernel family; gives differentiable results. Imp
 the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
-from eqaccel.ops.graph import Graph, given_edges
+from eqaccel.ops.graph import GivenEdges, Graph, given_edges
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
@@ -19,6 +19,7 @@ __all__ = [
     "CandidateTensors",
     "EdgeTensors",
     "EdgeWeights",
+    "GivenEdges",
     "Graph",
     "KernelModule",
     "MatrixProduct",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqaccel.ops.graph import given_ranges
+from eqaccel.ops.graph import EdgeRange, given_ranges, packed_rows
 from eqaccel.ops.library import call_operator
 from eqaccel.ops.modules import TensorProductConv
 
@@ -56,60 +56,66 @@ def convolve_in_pieces(
         receiver: (num_edges,).
         sender: (num_edges,).
     """
-    num_nodes, num_edges = x.size(0), y.size(0)
-    ranges = given_ranges(receiver, sender, num_nodes, num_edges * conv.spec.weight_numel * x.element_size())
-    if len(ranges) == 1:
-        return conv(x, y, weights.compute(), ranges[0][2], num_nodes)
-    factor = x.new_ones(()) if weights.factor is None else weights.factor
-    result: Tensor = _Pieces.apply(conv, weights.network, ranges, x, y, weights.inputs, factor)
+    num_nodes = x.size(0)
+    ranges = given_ranges(receiver, sender, num_nodes, y.size(0) * conv.spec.weight_numel * x.element_size())
+    if not ranges:
+        return conv(x, y, weights.compute(), packed_rows(receiver, sender, num_nodes, num_nodes), num_nodes)
+    inputs, factor = weights.inputs, weights.factor
+    result: Tensor = _Pieces.apply(conv, weights.network, ranges, x, y, inputs, factor)
     return result
 
 
 class _Pieces(torch.autograd.Function):
+    """Each range has rows of the output of its own, and adds to the gradient of x.
+
+    Gradients of edges are written with room behind the last edge of a range, where those of the next range come later.
+    """
+
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
         conv: TensorProductConv,
-        network: Any,
-        ranges: Any,
+        network: Callable[[Tensor], Tensor],
+        ranges: list[EdgeRange],
         x: Tensor,
         y: Tensor,
         inputs: Tensor,
-        factor: Tensor,
+        factor: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, y, inputs, factor)
         ctx.parts = conv, network, ranges
-        total: Tensor | None = None
-        for begin, end, index in ranges:
-            weights = network(inputs[begin:end]) * _rows(factor, begin, end)
-            part = call_operator(
-                torch.ops.eqaccel.tensor_product, *conv._arguments(x, y[begin:end], weights, index, x.size(0))
-            )
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        return total
+        outputs = []
+        for part in ranges:
+            y_part, inputs_part, factor_part = _rows(part, y, inputs, factor)
+            weights = EdgeWeights(network, inputs_part, factor_part).compute()
+            arguments = conv._arguments(x, y_part, weights, part.index, part.num_rows)
+            outputs.append(call_operator(torch.ops.eqaccel.tensor_product, *arguments))
+        return torch.cat(outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gz: Tensor) -> Any:
         (x, y, inputs, factor), (conv, network, ranges) = ctx.saved_tensors, ctx.parts
-        gx, gy, g_inputs = torch.zeros_like(x), torch.zeros_like(y), torch.zeros_like(inputs)
-        g_factor = torch.zeros_like(factor) if ctx.needs_input_grad[6] else None
-        for begin, end, index in ranges:
-            leaves = [inputs[begin:end].detach().requires_grad_(True), _rows(factor, begin, end).detach()]
-            leaves[1].requires_grad_(g_factor is not None)
+        room = max(len(part.slots) for part in ranges)
+        gradients = [None if t is None else t.new_empty((len(t) + room, t.size(1))) for t in (y, inputs, factor)]
+        gx: Tensor | None = None
+        for part, gz_part in zip(ranges, gz.split([part.num_rows for part in ranges]), strict=True):
+            y_part, *leaves = _rows(part, y, inputs, factor)
+            leaves = [None if leaf is None else leaf.detach().requires_grad_(True) for leaf in leaves]
             with torch.enable_grad():
-                weights = network(leaves[0]) * leaves[1]
-            arguments = conv._arguments(x, y[begin:end], weights.detach(), index, x.size(0))
-            part_x, part_y, part_w = torch.ops.eqaccel.tensor_product_backward(*arguments[:2], gz, *arguments[2:])
-            gx.add_(part_x)
-            gy[begin:end] = part_y
-            found = torch.autograd.grad(weights, [leaf for leaf in leaves if leaf.requires_grad], part_w)
-            g_inputs[begin:end] = found[0]
-            if g_factor is not None:
-                g_factor[begin:end] = found[1]
-        return None, None, None, gx, gy, g_inputs, g_factor
+                weights = EdgeWeights(network, *leaves).compute()
+            payload, key, *operands = conv._arguments(x, y_part, weights.detach(), part.index, part.num_rows)
+            add_x, gy, gw = torch.ops.eqaccel.tensor_product_backward(payload, key, gz_part.contiguous(), *operands)
+            found = iter(torch.autograd.grad(weights, [leaf for leaf in leaves if leaf is not None], gw))
+            for whole, own in zip(
+                gradients, (gy, *(None if leaf is None else next(found) for leaf in leaves)), strict=True
+            ):
+                if whole is not None:
+                    whole.index_copy_(0, part.slots, own)
+            gx = add_x if gx is None else gx.add_(add_x)
+        return None, None, None, gx, *(None if g is None else g[: len(y)] for g in gradients)
 
 
-def _rows(factor: Tensor, begin: int, end: int) -> Tensor:
-    return factor[begin:end] if factor.dim() else factor
+def _rows(part: EdgeRange, *arrays: Tensor | None) -> list[Any]:
+    """The rows of a range; behind the last edge, any rows that there are."""
+    return [None if a is None else a.index_select(0, part.slots.clamp(max=len(a) - 1)) for a in arrays]
