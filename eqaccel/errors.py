@@ -59,6 +59,10 @@ class ExportError(EqaccelError, ValueError):
     """Raised when a model cannot be exported, or an exported file cannot be opened."""
 
 
+class StructureError(EqaccelError, ValueError):
+    """Raised when a structure cannot be computed: positions or cell that are not finite, a cell without a volume."""
+
+
 class CompileError(EqaccelError, RuntimeError):
     """Raised when a generated kernel does not compile, or when a compiled one fails the check against its reference.
 
@@ -90,3 +94,7 @@ class CacheWarning(UserWarning):
 
 class TuningWarning(UserWarning):
     """Issued when a plan that was to be timed fails, so that it is left out."""
+
+
+class StepWarning(UserWarning):
+    """Issued when a simulation step takes a slower way than it could, with the reason."""

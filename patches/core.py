@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from eqaccel.patches.calculator import find_calculators, make_stepped, restore_calculator, step_state
 from eqaccel.patches.finder import KINDS, FoundModel, find_models
 from eqaccel.patches.kind import ModelKind, class_names
 from eqaccel.patches.replacement import Entrance, become, restore_all
-from eqaccel.patches.report import Report
+from eqaccel.patches.report import Report, ReportRow
 from eqaccel.patches.verify import Verification
 
 from eqaccel import settings
@@ -53,6 +54,8 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     tune = settings.current().tune
     with torch.inference_mode(False):  # tensors made inside of it could never take part in gradients
         _patch(_models(model), verify, deterministic, tune)
+    for _, calculator, kind in find_calculators(model, KINDS):
+        make_stepped(calculator, kind)
     return model
 
 
@@ -93,6 +96,8 @@ def unpatch(model: T) -> T:
     """
     for found in _models(model):
         restore_all(found.model)
+    for _, calculator, _ in find_calculators(model, KINDS):
+        restore_calculator(calculator)
     return model
 
 
@@ -105,12 +110,17 @@ def report(model: Any) -> Report:
     Raises:
         PatchError: If eqaccel does not know this kind of model.
     """
+    steps = [
+        ReportRow(f"{path}.calculate".lstrip("."), type(calculator).__name__, not state.obstacle, state.note())
+        for path, calculator, _ in find_calculators(model, KINDS)
+        if (state := step_state(calculator)) is not None
+    ]
     rows = [
         replace(row, path=f"{found.path}.{row.path}".strip("."))
         for found in _models(model)
         for row in _known_kind(found).swapping.rows(found.model)
     ]
-    return Report(type(model).__name__, tuple(rows))
+    return Report(type(model).__name__, (*steps, *rows))
 
 
 def _models(target: Any) -> list[FoundModel]:

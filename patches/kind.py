@@ -1,8 +1,9 @@
 """What a kind of model is: one class that recognises its models and runs them, with what is made of them as abilities.
 
 A kind says everything that eqaccel has to know of a library of models. Its class, a `ModelKind`, recognises a model and
-runs it on a structure. `Swapping` says which modules of it are replaced, and `Exporting` turns it into a module for
-files. Each kind has a folder here, and a place in the table of `eqaccel.patches.finder`.
+runs it on a structure. `Swapping` says which modules of it are replaced, `Exporting` turns it into a module for files,
+and `Stepping` speaks for the ASE calculators of its library.
+Each kind has a folder here, and a place in the table of `eqaccel.patches.finder`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.structures import Structure
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
 from eqaccel.prepare import model_dtype
+from eqaccel.step import Outcome, System
 
 Outputs = dict[str, Tensor]
 """What a model predicts, by names that all kinds share: energy, node_energy, forces, stress, ..."""
@@ -40,6 +44,7 @@ class ModelKind(ABC):
         ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
         swapping: Which modules of a model are replaced.
         exporting: How a model becomes a file; None if that is not possible.
+        stepping: How the ASE calculators of the kind's library compute; None if it has none that eqaccel knows.
         file_format: The files of its own that the kind's library writes; None if it has none besides `torch.save`.
     """
 
@@ -47,6 +52,7 @@ class ModelKind(ABC):
     ranks: Mapping[str, int]
     swapping: Swapping
     exporting: Exporting | None = None
+    stepping: Stepping | None = None
     file_format: FileFormat | None = None
 
     @abstractmethod
@@ -151,6 +157,50 @@ class Exporting(ABC):
     def duplicate(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
         """Copies the model to a device and a floating-point type; raises `ExportError` if it has only its own."""
         return copy.deepcopy(model).to(device, dtype)
+
+
+class Stepping(ABC):
+    """How the ASE calculators of a kind's library compute, in words of `eqaccel.step`.
+
+    Attributes:
+        class_name: Name of their class.
+    """
+
+    class_name: str
+
+    @abstractmethod
+    def obstacle(self, calculator: Any) -> str:
+        """Why the calculator, as it is set up now, has to compute in its own way; empty if it need not."""
+
+    @abstractmethod
+    def models(self, calculator: Any) -> list[nn.Module]:
+        """Its models, all of the same cutoff, device and dtype."""
+
+    def head(self, calculator: Any) -> int:
+        """Number of the head of the models that computes."""
+        return 0
+
+    @abstractmethod
+    def cutoff(self, calculator: Any) -> float:
+        """Angstrom."""
+
+    @abstractmethod
+    def types(self, calculator: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What the models call the elements, (num_atoms,); raises `StructureError` for one that they do not know."""
+
+    @abstractmethod
+    def results(
+        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
+    ) -> dict[str, Any]:
+        """What the calculator's own `calculate` would put into its `results`.
+
+        Args:
+            calculator: The calculator.
+            system: The structure.
+            outcome: What its models give, in eV and angstrom.
+            constants: (num_types,), energies of isolated atoms that the first model adds; zeros if it is another part
+                of the model that adds them.
+        """
 
 
 class FileFormat(ABC):

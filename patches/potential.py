@@ -1,4 +1,4 @@
-"""What every exported file holds: a potential as a TorchScript module, and the modules that it shares.
+"""What every exported file and every simulation step holds: a potential, which TorchScript can read.
 
 A potential takes edge vectors and gives node energies and their gradient. A node is local if this rank owns it, and a
 ghost otherwise; local nodes come first, and only they receive edges. Features of ghosts come from their owners through
@@ -12,7 +12,7 @@ from typing import Any, Tuple  # noqa: UP035 (TorchScript)
 import torch
 from torch import Tensor, nn
 
-from eqaccel.ops import KernelModule, TensorProductConv
+from eqaccel.ops import EdgeWeights, KernelModule, TensorProductConv
 from eqaccel.prepare import scalar_name
 
 
@@ -66,6 +66,14 @@ class Potential(nn.Module):
         self.dtype = dtype
         self.dtype_name = scalar_name(dtype)
         self.exchange_widths = torch.jit.Attribute(exchange_widths, list[int])
+
+    def make_piecewise(self) -> None:
+        """Has convolutions make weights of edges in pieces, as `given_edges` says; such a potential stays in Python."""
+        raise NotImplementedError
+
+    def make_scriptable(self) -> None:
+        """Puts modules in place of those that TorchScript cannot read, with the same numbers; before it is scripted."""
+        raise NotImplementedError
 
     def node_energies(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
@@ -139,6 +147,22 @@ class Potential(nn.Module):
             torch.ops.eqaccel.exchange(vectors.new_zeros([0, width]), exchange, num_nodes)
         for width in self.exchange_widths[::-1]:
             torch.ops.eqaccel.exchange_backward(vectors.new_zeros([num_nodes, width]), exchange, 0)
+
+
+class DeferredNetwork(nn.Module):
+    """A network that makes weights of edges, as one that leaves them to the convolution to be made.
+
+    Args:
+        network: The network.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> EdgeWeights:
+        """Maps (num_edges, inputs) to the weights that are to come."""
+        return EdgeWeights(self.network, x)
 
 
 class Convolution(KernelModule):

@@ -20,6 +20,7 @@ ROOMS = [
     "runtime",
     "ops",
     "prepare",
+    "step",
     "patches",
     "integrations",
 ]
@@ -68,7 +69,9 @@ def test_families_do_not_know_each_other() -> None:
                 assert ".".join(name.split(".")[:3]) not in others, f"{file.relative_to(ROOT)} imports {name}"
 
 
-@pytest.mark.parametrize("room", ["codegen", "families", "runtime", "ops", "prepare", "patches", "integrations"])
+@pytest.mark.parametrize(
+    "room", ["codegen", "families", "runtime", "ops", "prepare", "step", "patches", "integrations"]
+)
 def test_every_room_says_what_it_is_for(room: str) -> None:
     folder = FOLDERS.get(room, ROOT / "eqaccel" / room)
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))

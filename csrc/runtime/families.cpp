@@ -1,6 +1,7 @@
 #include "families.h"
 
 #include "matrix_product.h"
+#include "neighbors.h"
 #include "payload.h"
 
 namespace eqaccel {
@@ -16,6 +17,15 @@ void keep_matrix_product(const Program& program, Backend, Scalar, Direction, int
   MatrixProduct::get(program, device);
 }
 
+void keep_neighbors(const Program& program, Backend backend, Scalar scalar, Direction, int device) {
+  NeighborKernels::get(program, backend, scalar, device);
+}
+
+std::optional<std::string> every_gpu(Backend backend, Scalar, Direction direction, const std::string& arch) {
+  if (backend == Backend::cpu || direction != Direction::forward) return std::nullopt;
+  return arch;
+}
+
 // The instructions are in one architecture alone, not in the later ones.
 std::optional<std::string> tensor_core_arch(Backend backend, Scalar scalar, Direction direction,
                                             const std::string& arch) {
@@ -29,6 +39,7 @@ constexpr Family families[] = {
     {"tensor_product", load_gpu_kernel, keep_kernel, every_arch},
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
     {"matrix_product", nullptr, keep_matrix_product, tensor_core_arch},
+    {"neighbors", nullptr, keep_neighbors, every_gpu},
 };
 
 }  // namespace

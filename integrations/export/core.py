@@ -103,6 +103,7 @@ def export(
         # Of the model, not of its copy, which may be in a smaller dtype.
         constants = exporting.constants(model, index).to(place, torch.float64, copy=True)
         potential = exporting.potential(duplicate, index, constants)
+        potential.make_scriptable()
         scalar = scalar_name(scalar_type)
         for module in potential.modules():
             if precompile and isinstance(module, KernelModule):

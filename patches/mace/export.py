@@ -13,10 +13,11 @@ from typing import Any, List  # noqa: UP035 (TorchScript)
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.mace.swapping import LONG_RANGE
-from eqaccel.patches.potential import Convolution, Potential
+from eqaccel.patches.potential import Convolution, DeferredNetwork, Potential
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
+from eqaccel.ops import EdgeWeights, TensorProductConv, convolve_in_pieces
 from eqaccel.prepare import model_dtype
 
 _SYMBOLS = (
@@ -34,6 +35,22 @@ class ExportedConvolution(Convolution):
     def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: Tensor, edge_index: Tensor) -> Tensor:
         """As a block calls it: `edge_index` (2, num_edges) holds senders and receivers."""
         return self.convolve(node_feats, edge_attrs, tp_weights, edge_index[1], edge_index[0])
+
+
+class PiecewiseConvolution(nn.Module):
+    """The convolution of an interaction block whose weights are to be made yet.
+
+    Args:
+        conv: The convolution.
+    """
+
+    def __init__(self, conv: TensorProductConv) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: EdgeWeights, edge_index: Tensor) -> Tensor:
+        """As a block calls it: `edge_index` (2, num_edges) holds senders and receivers."""
+        return convolve_in_pieces(self.conv, node_feats, edge_attrs, tp_weights, edge_index[1], edge_index[0])
 
 
 class Gate(nn.Module):
@@ -111,12 +128,6 @@ class MacePotential(Potential):
     def __init__(self, model: Any, head: int, constants: Tensor) -> None:
         widths = [block.node_feats_irreps.dim for block in list(model.interactions)[1:]]
         super().__init__(model_dtype(model), widths, constants)
-        for block in model.interactions:
-            block.conv_tp = ExportedConvolution(block.conv_tp.eqaccel)
-        for parent in list(model.modules()):
-            for name, child in parent.named_children():
-                if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):
-                    setattr(parent, name, Gate(child))
         self.head = head
         self.node_embedding = model.node_embedding
         self.spherical_harmonics = model.spherical_harmonics
@@ -128,7 +139,7 @@ class MacePotential(Potential):
         self.readouts = model.readouts
         # A single read-out reads the last layer.
         layers = range(len(model.readouts)) if len(model.readouts) > 1 else [len(model.products) - 1]
-        self.readout_layers = torch.jit.Attribute(list(layers), list[int])
+        self.readout_layers = list(layers)
         self.register_buffer("atomic_numbers", model.atomic_numbers)
         scale_shift = getattr(model, "scale_shift", None)
         one = model.r_max.new_ones(())
@@ -136,6 +147,21 @@ class MacePotential(Potential):
         self.register_buffer(
             "shift", 0 * one if scale_shift is None else torch.atleast_1d(scale_shift.shift)[head].clone()
         )
+
+    def make_piecewise(self) -> None:
+        """See `Potential.make_piecewise`."""
+        for block in self.interactions:
+            block.conv_tp_weights = DeferredNetwork(block.conv_tp_weights)
+            block.conv_tp = PiecewiseConvolution(block.conv_tp.eqaccel)
+
+    def make_scriptable(self) -> None:
+        """See `Potential.make_scriptable`."""
+        for block in self.interactions:
+            block.conv_tp = ExportedConvolution(block.conv_tp.eqaccel)
+        for parent in list(self.modules()):
+            for name, child in parent.named_children():
+                if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):
+                    setattr(parent, name, Gate(child))
 
     def node_energies(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
@@ -150,7 +176,7 @@ class MacePotential(Potential):
         x = self.node_embedding(node_attrs)
         layers: List[Tensor] = []  # noqa: UP006 (TorchScript)
         for i, (interaction, product) in enumerate(zip(self.interactions, self.products)):  # noqa: B905 (TorchScript)
-            if i > 0:
+            if i > 0 and exchange != 0:
                 x = torch.ops.eqaccel.exchange(x, exchange, num_nodes)
             messages, skip = interaction(
                 node_attrs,

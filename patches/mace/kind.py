@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.mace.export import MaceExporting
+from eqaccel.patches.mace.stepping import MaceStepping
 from eqaccel.patches.mace.swapping import MaceSwapping
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import model_device
@@ -42,6 +43,7 @@ class MaceKind(ModelKind):
     ranks = _RANKS
     swapping = MaceSwapping()
     exporting = MaceExporting()
+    stepping = MaceStepping()
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether the model is one of MACE's classes, or derives from one."""

@@ -11,6 +11,7 @@ import torch
 from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.nequip.export import NequipExporting
 from eqaccel.patches.nequip.files import NequipFiles
+from eqaccel.patches.nequip.stepping import NequipStepping
 from eqaccel.patches.nequip.swapping import NequipSwapping
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import model_device, training_mode
@@ -36,6 +37,7 @@ class NequipKind(ModelKind):
     ranks: Mapping[str, int] = MappingProxyType({"energy": 0, "node_energy": 0, "forces": 1, "virials": 2, "stress": 2})
     swapping = NequipSwapping()
     exporting = NequipExporting()
+    stepping = NequipStepping()
     file_format = NequipFiles()
 
     def recognises(self, model: torch.nn.Module) -> bool:

@@ -91,8 +91,11 @@ EQ_FN void wait_for_previous() {
 #endif
 }
 
-EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
-EQ_FN int count_lanes(bool condition) { return __popc(__ballot_sync(0xffffffffu, condition)); }
+template <class V>
+EQ_FN V shuffle_xor(V value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+EQ_FN unsigned ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
 
 // Waits for some warps of a block, which share one of the barriers 1 to 15, or for all of them at barrier 0. A block
 // takes as many barriers of its multiprocessor as its largest number says.

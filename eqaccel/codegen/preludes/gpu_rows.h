@@ -49,7 +49,8 @@ template <class P>
 EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
   constexpr int width = row_width(P::x_dim);
   let_next_begin();
-  const BlockRange range(senders_of(o), split, blockIdx.x, 0, int(o.num_edges));
+  const Rows senders = senders_of(o);
+  const BlockRange range(senders, split, blockIdx.x, 0, senders.slots);
   wait_for_previous();
   if (!range.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;

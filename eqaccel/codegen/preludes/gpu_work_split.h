@@ -10,7 +10,7 @@ namespace {
 EQ_FN int search(const int32_t* values, int low, int high, int limit) {
   while (low < high) {
     const int step = (high - low + 31) / 32, probe = low + (threadIdx.x % 32 + 1) * step - 1;
-    low += step * count_lanes(probe < high && values[probe] < limit);
+    low += step * __popc(ballot(probe < high && values[probe] < limit));
     high = min(high, low + step - 1);
   }
   return low;
@@ -34,8 +34,12 @@ struct Rows {
   }
 };
 
-EQ_FN Rows receivers_of(const eq_operands& o) { return {o.row_ptr, int(o.num_receivers), int(o.num_edges)}; }
-EQ_FN Rows senders_of(const eq_operands& o) { return {o.t_row_ptr, int(o.num_senders), int(o.num_edges)}; }
+// A graph may have room for more edges than it has: slots after those of the last row belong to nobody.
+EQ_FN Rows rows_of(const int32_t* first, int64_t count, int64_t slots) {
+  return {first, int(count), first ? first[count] : int(slots)};
+}
+EQ_FN Rows receivers_of(const eq_operands& o) { return rows_of(o.row_ptr, o.num_receivers, o.num_edges); }
+EQ_FN Rows senders_of(const eq_operands& o) { return rows_of(o.t_row_ptr, o.num_senders, o.num_edges); }
 
 // The slots of a block among those between two: first to last, and the row of the first one.
 struct BlockRange {
@@ -44,11 +48,13 @@ struct BlockRange {
   bool exists;
 
   EQ_FN BlockRange(const Rows& rows_, const eq_work_split& split, int block, int from, int to) : rows(rows_) {
-    if (split.size > 0) part(split, from + int64_t(block) * split.size, from, to);
+    if (split.size > 0) part(split, from + int64_t(block) * split.size, from, min(to, rows.slots));
     else part_of_row(split, block);
   }
 
   EQ_FN void part(const eq_work_split& split, int64_t begin, int from, int to) {
+    exists = begin < to;
+    if (!exists) return;
     first = int(begin);
     last = int(min(begin + split.size, int64_t(to)));
     row = rows.of(first);
@@ -70,6 +76,8 @@ struct BlockRange {
     const int cuts = (rows.slots - 1) / split.cut, begin_of_part = (block + 1) * split.cut;
     const bool has_begin = block >= cuts;
     row = has_begin ? block - cuts : rows.of(begin_of_part);
+    exists = row < rows.count;  // there are blocks for all cuts that a graph has room for
+    if (!exists) return;
     const int begin = rows.begin(row), end = rows.end(row);
     const bool is_cut = end - begin > split.longest;
     first = has_begin ? begin : begin_of_part;

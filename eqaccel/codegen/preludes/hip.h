@@ -30,10 +30,13 @@ EQ_FN void let_next_begin() {}
 EQ_FN void wait_for_previous() {}
 
 // A wavefront of 64 threads runs two groups of 32 lanes.
-EQ_FN T shuffle_xor(T value, int mask) { return __shfl_xor(value, mask, 32); }
-EQ_FN int count_lanes(bool condition) {
+template <class V>
+EQ_FN V shuffle_xor(V value, int mask) {
+  return __shfl_xor(value, mask, 32);
+}
+EQ_FN unsigned ballot(bool condition) {
   const unsigned long long lanes = __ballot(condition);
-  return __popc(static_cast<unsigned>(threadIdx.x % warpSize < 32 ? lanes : lanes >> 32));
+  return static_cast<unsigned>(threadIdx.x % warpSize < 32 ? lanes : lanes >> 32);
 }
 
 #define EQ_WARP_BARRIERS 0

@@ -1,0 +1,70 @@
+#include "neighbors.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+namespace eqaccel {
+namespace {
+
+constexpr int64_t lanes = 32;  // that look at one atom
+
+}  // namespace
+
+const NeighborKernels& NeighborKernels::get(const Program& program, Backend backend, Scalar scalar, int device) {
+  // Leaked on purpose, like the programs: torch may launch while static objects are taken down.
+  static auto* const mutex = new std::mutex;
+  static auto* const loaded = new std::map<std::tuple<const Program*, Scalar, int>, std::unique_ptr<NeighborKernels>>;
+  const std::lock_guard<std::mutex> lock(*mutex);
+  std::unique_ptr<NeighborKernels>& found = (*loaded)[{&program, scalar, device}];
+  if (!found) found.reset(new NeighborKernels(program, backend, scalar, device));
+  return *found;
+}
+
+NeighborKernels::NeighborKernels(const Program& program, Backend backend, Scalar scalar, int device)
+    : driver_(GpuDriver::get(backend)), device_(device), threads_(static_cast<unsigned>(program.number("threads"))) {
+  const Compiled compiled = program.compile(backend, scalar, Direction::forward, driver_.arch(device));
+  const GpuDriver::Module module = driver_.load_module(compiled.code, device);
+  const DeviceScope scope(driver_, device);
+  count_ = driver_.get_function(module, "eq_count_edges");
+  write_ = driver_.get_function(module, "eq_write_edges");
+  order_ = driver_.get_function(module, "eq_order_by_sender");
+  forces_ = driver_.get_function(module, "eq_add_forces");
+}
+
+void NeighborKernels::launch(GpuDriver::Function kernel, int64_t atoms, void* stream, void** parameters) const {
+  const DeviceScope scope(driver_, device_);
+  driver_.launch(kernel, {static_cast<unsigned>(ceil_div(atoms * lanes, threads_))}, {threads_}, 0, stream, parameters);
+}
+
+void NeighborKernels::count(const NeighborCandidates& from, int32_t* counts, void* stream) const {
+  NeighborCandidates c = from;
+  int atoms = static_cast<int>(c.atoms);
+  double square = c.cutoff * c.cutoff;
+  void* parameters[] = {&c.positions, &c.cells, &c.structure, &atoms, &square, &c.ptr, &c.sender, &c.shift, &counts};
+  launch(count_, atoms, stream, parameters);
+}
+
+void NeighborKernels::write(const NeighborCandidates& from, const int32_t* ends, const NeighborEdges& to,
+                            void* stream) const {
+  NeighborCandidates c = from;
+  NeighborEdges e = to;
+  int atoms = static_cast<int>(c.atoms), capacity = static_cast<int>(e.capacity);
+  double square = c.cutoff * c.cutoff;
+  void* parameters[] = {&c.positions, &c.cells, &c.structure, &atoms,     &square,       &c.ptr,    &c.sender,
+                        &c.shift,     &ends,    &capacity,    &e.vectors, &e.edge_index, &e.packed, &e.slot_of};
+  launch(write_, atoms, stream, parameters);
+  void* of_order[] = {&atoms, &c.t_ptr, &c.t_order, &e.slot_of, &ends, &capacity, &e.packed};
+  launch(order_, atoms, stream, of_order);
+}
+
+void NeighborKernels::add_forces(int64_t num_atoms, const NeighborEdges& of, const void* gradient, double* forces,
+                                 double* virials, void* stream) const {
+  NeighborEdges e = of;
+  int atoms = static_cast<int>(num_atoms), capacity = static_cast<int>(e.capacity);
+  void* parameters[] = {&atoms, &capacity, &e.vectors, &gradient, &e.packed, &forces, &virials};
+  launch(forces_, atoms, stream, parameters);
+}
+
+}  // namespace eqaccel

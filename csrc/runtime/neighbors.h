@@ -1,0 +1,53 @@
+// Neighbours within a cutoff, out of candidates, on a GPU; preludes/neighbors.h says how.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu_driver.h"
+#include "program.h"
+
+namespace eqaccel {
+
+// Atoms, and the pairs that may be neighbours, in the order (receiver, sender, shift).
+struct NeighborCandidates {
+  const double *positions, *cells;  // (atoms, 3); (structures, 3, 3), a cell vector in each row
+  const int32_t* structure;         // (atoms), or null where there is one structure
+  const int32_t *ptr, *sender;      // (atoms + 1) first candidate of each receiver; (candidates)
+  const int32_t* shift;             // (candidates, 3) cell vectors between the two atoms
+  const int32_t *t_ptr, *t_order;   // the candidates by sender, in order: (atoms + 1), (candidates)
+  int64_t atoms;
+  double cutoff;
+};
+
+// Room for edges; `packed` is laid out as csrc/torch/packed_index.h says.
+struct NeighborEdges {
+  int64_t capacity;
+  void* vectors;        // (capacity, 3)
+  int64_t* edge_index;  // (2, capacity)
+  int32_t* packed;
+  int32_t* slot_of;     // (candidates) scratch
+};
+
+class NeighborKernels {
+ public:
+  // Loaded at the first call for a program, a scalar and a device, then kept; thread-safe.
+  static const NeighborKernels& get(const Program&, Backend, Scalar, int device);
+
+  // All of these queue work on `stream`. Edges of each atom, (atoms); their sums, `ends`, are for the other one.
+  void count(const NeighborCandidates&, int32_t* counts, void* stream) const;
+  void write(const NeighborCandidates&, const int32_t* ends, const NeighborEdges&, void* stream) const;
+  // Forces (atoms, 3) and virials (atoms, 3, 3) of a gradient (capacity, 3).
+  void add_forces(int64_t atoms, const NeighborEdges&, const void* gradient, double* forces, double* virials,
+                  void* stream) const;
+
+ private:
+  NeighborKernels(const Program&, Backend, Scalar, int device);
+  void launch(GpuDriver::Function, int64_t atoms, void* stream, void** parameters) const;
+
+  const GpuDriver& driver_;
+  int device_;
+  unsigned threads_;
+  GpuDriver::Function count_ = nullptr, write_ = nullptr, order_ = nullptr, forces_ = nullptr;
+};
+
+}  // namespace eqaccel

@@ -1,0 +1,185 @@
+// Which pairs of atoms are within the cutoff now, of candidates that were found for a larger one; and the forces that
+// gradients of the vectors between pairs make.
+//
+// Candidates are in the order (receiver, sender, shift), and each has its reverse among them: the same pair seen from the
+// other atom, with the opposite vector to the last bit. So an atom sends to as many edges as it receives from, and both
+// orders of a packed index have the same row_ptr. A warp looks at the candidates of one atom.
+#pragma once
+#include "machine.h"
+
+namespace {
+
+constexpr int warp = 32;
+
+struct Atoms {
+  const double *positions, *cells;
+  const int32_t* structure;  // of each atom; null where there is one
+  int count;
+  double square;  // of the cutoff
+
+  // From sender to receiver, periodic shifts included; whether it is within the cutoff.
+  EQ_FN bool vector(int receiver, int sender, const int32_t* shift, double (&v)[3]) const {
+    const double* cell = cells + 9 * (structure ? structure[receiver] : 0);
+    double sum = 0;
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      const double image = shift[0] * cell[c] + shift[1] * cell[3 + c] + shift[2] * cell[6 + c];
+      v[c] = positions[3 * receiver + c] - positions[3 * sender + c] - image;
+      sum += v[c] * v[c];
+    }
+    return sum < square;
+  }
+};
+
+struct Lane {
+  int number, atom;
+  bool exists;
+
+  EQ_FN explicit Lane(int atoms)
+      : number(threadIdx.x % warp), atom((blockIdx.x * blockDim.x + threadIdx.x) / warp), exists(atom < atoms) {}
+  // Lanes before this one for which a condition holds, of those of all lanes.
+  EQ_FN int before(unsigned lanes) const { return __popc(lanes & ((1u << number) - 1)); }
+};
+
+// How many candidates of each atom are within the cutoff.
+EQ_FN void count_edges(const Atoms& atoms, const int32_t* ptr, const int32_t* sender, const int32_t* shift,
+                       int32_t* counts) {
+  const Lane lane(atoms.count);
+  if (!lane.exists) return;
+  int found = 0;
+  for (int first = ptr[lane.atom], last = ptr[lane.atom + 1]; first < last; first += warp) {
+    const int k = first + lane.number;
+    double v[3];
+    found += __popc(ballot(k < last && atoms.vector(lane.atom, sender[k], shift + 3 * k, v)));
+  }
+  if (lane.number == 0) counts[lane.atom] = found;
+}
+
+struct Edges {
+  const int32_t* ends;  // of the edges of each atom
+  int capacity;
+  T* vectors;  // (capacity, 3)
+  int64_t *senders, *receivers;
+  int32_t *row_ptr, *edge, *slot_sender, *t_row_ptr, *t_slot;  // of the packed index
+
+  EQ_FN int begin(int atom) const { return atom > 0 ? ends[atom - 1] : 0; }
+};
+
+// The parts of an index of a packed graph, see csrc/torch/packed_index.h.
+EQ_FN Edges edges_of(const int32_t* ends, int atoms, int capacity, T* vectors, int64_t* edge_index, int32_t* packed) {
+  int32_t *row_ptr = packed + 2, *edge = row_ptr + atoms + 1, *sender = edge + capacity, *t_row_ptr = sender + capacity;
+  return {ends,    capacity, vectors, edge_index, edge_index + capacity,
+          row_ptr, edge,     sender,  t_row_ptr,  t_row_ptr + atoms + 1};
+}
+
+// Writes the edges in order. Those beyond the last belong to no row; they are vectors beyond the cutoff, spread over the
+// atoms, so that what is computed for them is finite and changes nothing.
+EQ_FN void write_edges(const Atoms& atoms, const int32_t* ptr, const int32_t* sender, const int32_t* shift,
+                       const Edges& to, int32_t* slot_of) {
+  const Lane lane(atoms.count);
+  if (lane.exists) {
+    int slot = to.begin(lane.atom);
+    if (lane.number == 0) {
+      if (lane.atom == 0) {
+        to.row_ptr[-2] = to.row_ptr[-1] = atoms.count;
+        to.row_ptr[0] = to.t_row_ptr[0] = 0;
+      }
+      to.row_ptr[lane.atom + 1] = to.t_row_ptr[lane.atom + 1] = min(to.ends[lane.atom], to.capacity);
+    }
+    for (int first = ptr[lane.atom], last = ptr[lane.atom + 1]; first < last; first += warp) {
+      const int k = first + lane.number;
+      double v[3];
+      const bool near = k < last && atoms.vector(lane.atom, sender[k], shift + 3 * k, v);
+      const unsigned lanes = ballot(near);
+      const int mine = slot + lane.before(lanes);
+      const bool fits = near && mine < to.capacity;
+      if (k < last) slot_of[k] = fits ? mine : -1;
+      if (fits) {
+#pragma unroll
+        for (int c = 0; c < 3; ++c) to.vectors[3 * int64_t(mine) + c] = T(v[c]);
+        to.edge[mine] = mine;
+        to.senders[mine] = to.slot_sender[mine] = sender[k];
+        to.receivers[mine] = lane.atom;
+      }
+      slot += __popc(lanes);
+    }
+  }
+  const double beyond = 2 * sqrt(atoms.square);
+  for (int64_t e = to.ends[atoms.count - 1] + int64_t(blockIdx.x) * blockDim.x + threadIdx.x; e < to.capacity;
+       e += int64_t(gridDim.x) * blockDim.x) {
+#pragma unroll
+    for (int c = 0; c < 3; ++c) to.vectors[3 * e + c] = c == 0 ? T(beyond) : T(0);
+    to.edge[e] = int32_t(e);
+    to.t_slot[e] = int32_t(e);
+    to.senders[e] = to.receivers[e] = to.slot_sender[e] = int32_t(e % atoms.count);
+  }
+}
+
+// The slots of each sender, in order.
+EQ_FN void order_by_sender(int atoms, const int32_t* t_ptr, const int32_t* t_candidate, const int32_t* slot_of,
+                           const Edges& to) {
+  const Lane lane(atoms);
+  if (!lane.exists) return;
+  int place = to.begin(lane.atom);
+  for (int first = t_ptr[lane.atom], last = t_ptr[lane.atom + 1]; first < last; first += warp) {
+    const int k = first + lane.number, slot = k < last ? slot_of[t_candidate[k]] : -1;
+    const unsigned lanes = ballot(slot >= 0);
+    const int mine = place + lane.before(lanes);
+    if (slot >= 0 && mine < to.capacity) to.t_slot[mine] = slot;
+    place += __popc(lanes);
+  }
+}
+
+// With g the gradient of the energy in the vectors v of edges: an atom that receives has -g, one that sends has g. Virials
+// are sums of the products v g over the edges that an atom receives. Lanes take every 32nd edge, and are added in pairs.
+EQ_FN void add_forces(int atoms, const T* vectors, const T* gradient, const int32_t* row_ptr, const int32_t* t_row_ptr,
+                      const int32_t* t_slot, double* forces, double* virials) {
+  const Lane lane(atoms);
+  if (!lane.exists) return;
+  double sums[12] = {};
+  for (int e = row_ptr[lane.atom] + lane.number; e < row_ptr[lane.atom + 1]; e += warp)
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+      const double g = gradient[3 * int64_t(e) + c];
+      sums[c] -= g;
+#pragma unroll
+      for (int d = 0; d < 3; ++d) sums[3 + 3 * d + c] += vectors[3 * int64_t(e) + d] * g;
+    }
+  for (int t = t_row_ptr[lane.atom] + lane.number; t < t_row_ptr[lane.atom + 1]; t += warp)
+#pragma unroll
+    for (int c = 0; c < 3; ++c) sums[c] += gradient[3 * int64_t(t_slot[t]) + c];
+#pragma unroll
+  for (int n = 0; n < 12; ++n)
+    for (int mask = warp / 2; mask > 0; mask /= 2) sums[n] += shuffle_xor(sums[n], mask);
+  if (lane.number > 0) return;
+#pragma unroll
+  for (int c = 0; c < 3; ++c) forces[3 * lane.atom + c] = sums[c];
+#pragma unroll
+  for (int n = 0; n < 9; ++n) virials[9 * lane.atom + n] = sums[3 + n];
+}
+
+}  // namespace
+
+// csrc/runtime/neighbors.cpp launches these.
+#define EQ_EXPORT_NEIGHBORS                                                                                            \
+  EQ_KERNEL void eq_count_edges(const double* positions, const double* cells, const int32_t* structure, int atoms,     \
+                                double square, const int32_t* ptr, const int32_t* sender, const int32_t* shift,        \
+                                int32_t* counts) {                                                                     \
+    count_edges(Atoms{positions, cells, structure, atoms, square}, ptr, sender, shift, counts);                        \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_write_edges(const double* positions, const double* cells, const int32_t* structure, int atoms,     \
+                                double square, const int32_t* ptr, const int32_t* sender, const int32_t* shift,        \
+                                const int32_t* ends, int capacity, T* vectors, int64_t* edge_index, int32_t* packed,   \
+                                int32_t* slot_of) {                                                                    \
+    write_edges(Atoms{positions, cells, structure, atoms, square}, ptr, sender, shift,                                 \
+                edges_of(ends, atoms, capacity, vectors, edge_index, packed), slot_of);                                \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_order_by_sender(int atoms, const int32_t* t_ptr, const int32_t* t_candidate,                       \
+                                    const int32_t* slot_of, const int32_t* ends, int capacity, int32_t* packed) {      \
+    order_by_sender(atoms, t_ptr, t_candidate, slot_of, edges_of(ends, atoms, capacity, nullptr, nullptr, packed));    \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_add_forces(int atoms, int capacity, const T* vectors, const T* gradient, const int32_t* packed,    \
+                               double* forces, double* virials) {                                                      \
+    const int32_t *row_ptr = packed + 2, *t_row_ptr = row_ptr + atoms + 1 + 2 * int64_t(capacity);                     \
+    add_forces(atoms, vectors, gradient, row_ptr, t_row_ptr, t_row_ptr + atoms + 1, forces, virials);                  \
+  }

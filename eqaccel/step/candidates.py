@@ -1,0 +1,117 @@
+"""Pairs of atoms that may be neighbours for some steps: found for a larger cutoff, kept until atoms have moved too far.
+
+The list is made by vesin, which has one for CPUs and for NVIDIA GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import vesin
+from numpy.typing import NDArray
+from torch import Tensor
+
+from eqaccel.ops import CandidateTensors
+from eqaccel.step.system import System, completed
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """All pairs of atoms within `cutoff + skin`, where the atoms were when they were found.
+
+    Attributes:
+        tensors: The pairs.
+        system: The system that they were found for; its arrays are copies.
+        cutoff: Angstrom.
+        skin: Angstrom.
+    """
+
+    tensors: CandidateTensors
+    system: System
+    cutoff: float
+    skin: float
+
+    @classmethod
+    def find(cls, system: System, cutoff: float, skin: float, device: torch.device) -> Candidates:
+        """Finds the pairs of a system; they lie on the device."""
+        return cls(_pairs(system, cutoff + skin, device), system.copy(), cutoff, skin)
+
+    def hold(self, now: System) -> bool:
+        """Whether all pairs that are within the cutoff now are among them.
+
+        Take F, which turns the cell of then into that of now, and u, how far each atom is from where F alone would have
+        brought it. A vector between two atoms was d and is d F + u_j - u_i. So a pair that is shorter than the cutoff
+        now was shorter than (cutoff + 2 max |u|) / s then, with s the smallest singular value of F.
+        """
+        then = self.system
+        if now.sizes != then.sizes or not np.array_equal(now.periodic, then.periodic):
+            return False
+        begin = 0
+        for number, size in enumerate(now.sizes):
+            atoms = slice(begin, begin + size)
+            begin += size
+            was, shrunk = then.positions[atoms], 1.0
+            if now.periodic[number].any() and not np.array_equal(now.cells[number], then.cells[number]):
+                cells = (completed(system.cells[number], system.periodic[number]) for system in (then, now))
+                change = np.linalg.solve(*cells)
+                shrunk, was = float(np.linalg.norm(change, -2)), was @ change
+            moved = np.sqrt(((now.positions[atoms] - was) ** 2).sum(axis=1).max(initial=0.0))
+            if not (self.cutoff + 2 * moved) <= shrunk * (self.cutoff + self.skin) * _EXACT:
+                return False
+        return True
+
+
+_EXACT = 1 - 1e-9
+"""Leaves room for the rounding of distances, in the list and here."""
+
+
+def _pairs(system: System, reach: float, device: torch.device) -> CandidateTensors:
+    pairs, begin = [], 0
+    for cell, periodic, size in zip(system.cells, system.periodic, system.sizes, strict=True):
+        if size:
+            receiver, sender, shift = _list_of(system.positions[begin : begin + size], cell, periodic, reach, device)
+            pairs.append((receiver + begin, sender + begin, shift))
+        begin += size
+    receiver, sender, shift = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    order = _order(receiver, sender, shift)
+    receiver, sender, shift = receiver[order], sender[order], shift[order]
+    t_order = torch.argsort(sender, stable=True)
+    nodes = torch.arange(begin + 1, device=device)
+    starts = [torch.searchsorted(rows.contiguous(), nodes, out_int32=True) for rows in (receiver, sender[t_order])]
+    return CandidateTensors(starts[0], sender.int(), shift.contiguous(), starts[1], t_order.int())
+
+
+def _list_of(
+    positions: NDArray[np.float64],
+    cell: NDArray[np.float64],
+    periodic: NDArray[np.bool_],
+    reach: float,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Receivers (num_pairs,) int64, senders (num_pairs,) int64 and shifts (num_pairs, 3) int32 of one structure."""
+    # A GPU of another kind has no list of its own; vesin takes a tensor where it should work.
+    on_gpu = device.type == "cuda" and not torch.version.hip
+    points = torch.from_numpy(positions).to(device if on_gpu else "cpu")
+    box = torch.from_numpy(completed(cell, periodic)).to(points.device)
+    search = vesin.NeighborList(cutoff=reach, full_list=True)
+    first, second, shift = search.compute(points, box, periodic.tolist(), "ijS")
+    return first.to(device).long(), second.to(device).long(), shift.to(device).int()
+
+
+def _order(receiver: Tensor, sender: Tensor, shift: Tensor) -> Tensor:
+    """The permutation that sorts pairs by receiver, sender and shift, in one sort where the numbers are small."""
+    if receiver.numel() == 0:
+        return receiver
+    largest = int(shift.abs().max())
+    width, nodes = 2 * largest + 1, int(receiver.max()) + 1
+    if width**3 * nodes**2 < 2**62:
+        key = receiver * nodes + sender
+        for axis in range(3):
+            key = key * width + (shift[:, axis] + largest)
+        return torch.argsort(key)
+    order = torch.arange(receiver.numel(), device=receiver.device)
+    for keys in (shift[:, 2], shift[:, 1], shift[:, 0], sender, receiver):  # stable sorts, the last key first
+        order = order[torch.argsort(keys[order], stable=True)]
+    return order

@@ -1,0 +1,294 @@
+"""The step itself: it keeps candidates, memory and recordings from call to call, and makes each anew when it has to."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from eqaccel.errors import StepWarning
+from eqaccel.ops import CandidateTensors, EdgeTensors, GivenEdges, Neighbors, given_edges
+from eqaccel.step.candidates import Candidates
+from eqaccel.step.capture import Capture
+from eqaccel.step.system import System
+
+PotentialFunction = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
+"""As a `Potential`: vectors, edge index, types, number of atoms, 0; to node energies and the gradient of their sum."""
+
+SKIN = 0.5
+"""Angstrom by which candidates go beyond the cutoff."""
+
+WEIGHT_BYTES = {"cpu": math.inf, "cuda": 2**29}
+"""Memory that weights of edges of a layer take at a time."""
+
+_SLACK = 1.04
+"""Room for edges on a GPU, of those there are when memory is taken: in a fluid their number varies by a few percent."""
+_RANGE_SLACK = 1.1
+"""The same for the edges of a range of atoms, whose number varies more."""
+_CANDIDATE_SLACK = 1.25
+"""The same for candidates, which take little memory."""
+_ROOMY = 1.25
+"""Room above which memory is given back when candidates are found anew."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What potentials give for a system, in eV and angstrom.
+
+    Attributes:
+        energies: (num_potentials, num_atoms) float64, of atoms.
+        forces: (num_potentials, num_atoms, 3) float64.
+        virials: (num_potentials, num_structures, 3, 3) float64, derivatives of energies in the strain, symmetric.
+        num_edges: Number of edges.
+    """
+
+    energies: NDArray[np.float64]
+    forces: NDArray[np.float64]
+    virials: NDArray[np.float64]
+    num_edges: int
+
+
+class Step:
+    """Evaluates potentials on a system that changes a little from call to call, as in a simulation.
+
+    Candidates for neighbours are found anew when atoms or cell have moved so far that one could be missing. On a GPU
+    everything from positions to forces is recorded as a CUDA graph, which is recorded again when atoms, edges or
+    candidates do not fit any more. Results do not depend on what was computed before, but for the room for edges.
+
+    Calls are made one at a time, from whichever thread.
+
+    Args:
+        potentials: Functions that give node energies and gradients, all with the same cutoff.
+        cutoff: Angstrom.
+        device: Of the potentials.
+        dtype: float32 or float64, of the vectors that the potentials take.
+        skin: Angstrom by which candidates go beyond the cutoff.
+        capture: Whether to record CUDA graphs, on a GPU that can.
+        weight_bytes: Memory that the weights of edges of a layer may take; where they would take more they are made in
+            pieces, and once more for the gradient. None for what is fastest as a rule.
+    """
+
+    def __init__(
+        self,
+        potentials: Sequence[PotentialFunction],
+        cutoff: float,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        skin: float = SKIN,
+        capture: bool = True,
+        weight_bytes: float | None = None,
+    ) -> None:
+        self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
+        self.device, self.dtype = device, dtype
+        self.weight_bytes = WEIGHT_BYTES[device.type] if weight_bytes is None else weight_bytes
+        self.captures: Counter[str] = Counter()
+        """How often a graph was recorded, by the reason."""
+        self.rebuilds = 0
+        """How often candidates were found."""
+        self.not_captured = "" if capture and device.type == "cuda" else "not asked for" if not capture else "on a CPU"
+        """Why no graph is recorded; empty if it is."""
+        self._search = Neighbors().to(device)
+        self._lock = threading.RLock()
+        self._candidates: Candidates | None = None
+        self._memory: _Memory | None = None
+        self._capture: Capture | None = None
+
+    def __call__(self, system: System) -> Outcome:
+        """Evaluates the potentials.
+
+        Raises:
+            StructureError: If positions or cell are not finite, or a periodic cell has no volume.
+        """
+        system.check()
+        if len(system.positions) == 0:
+            return self._unpack(np.zeros(2 + 9 * len(self.potentials) * len(system.cells)), system)
+        with self._lock, torch.inference_mode(False), torch.no_grad(), _on(self.device):
+            self._follow(system)
+            while True:
+                assert self._memory is not None
+                values = self._memory.fetch(self._run())
+                if self.device.type == "cpu" or values[1] <= 0:
+                    return self._unpack(values, system)
+                self._renew("more edges")
+
+    def _follow(self, system: System) -> None:
+        """Brings candidates and memory to what they have to be for a system."""
+        if self._candidates is None or not self._candidates.hold(system):
+            self._candidates = None  # not to be kept if what follows fails
+            found = Candidates.find(system, self.cutoff, self.skin, self.device)
+            self.rebuilds += 1
+            memory = self._memory
+            if memory is None:
+                reason = "first call"
+            elif memory.sizes != system.sizes:
+                reason = "other numbers of atoms"
+            elif len(memory.candidates.sender) < len(found.tensors.sender):
+                reason = "more candidates"
+            else:
+                reason = ""
+                memory.fill(found.tensors)
+            if reason:
+                self._capture = None
+                self._memory = _Memory(system.sizes, found.tensors, self.device)
+            self._candidates = found
+            assert self._memory is not None
+            self._memory.move(system)
+            if self.device.type == "cuda":
+                count = self._count_edges()
+                if reason or not count <= self._memory.capacity <= max(_ROOMY * _SLACK * count, 1024):
+                    self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"))
+            return
+        assert self._memory is not None
+        self._memory.move(system)
+
+    def _count_edges(self) -> int:
+        """How many edges there are: without room they are only counted. Waits for the device."""
+        return int(self._search_edges(1).num_edges)
+
+    def _renew(self, reason: str) -> None:
+        """Makes room for the edges that there are now; what was recorded before is forgotten."""
+        memory = self._memory
+        assert memory is not None
+        self._capture = None
+        memory.capacity = int(self._count_edges() * _SLACK) + 64
+        memory.row_ptr = self._search_edges(memory.capacity).graph[2 : len(memory.types) + 3].cpu().numpy()
+        if not self.not_captured:
+            self.captures[reason] += 1
+
+    def _run(self) -> Tensor:
+        if not self.not_captured and self._capture is None:
+            try:
+                self._capture = Capture(self._evaluate, self.device)
+            except (RuntimeError, NotImplementedError) as error:
+                # The same work without a graph: where that fails too, its error is the one to see.
+                reason = f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"
+                torch.cuda.synchronize(self.device)
+                torch.cuda.empty_cache()
+                outputs = self._evaluate(True)
+                self.not_captured = reason
+                warnings.warn(
+                    f"this step runs without a CUDA graph from now on, which costs time: {reason}",
+                    StepWarning,
+                    stacklevel=4,
+                )
+                return outputs
+        return self._evaluate(True) if self._capture is None else self._capture.replay()
+
+    def _search_edges(self, capacity: int) -> EdgeTensors:
+        memory = self._memory
+        assert memory is not None
+        search = memory.positions, memory.cells, memory.structure, memory.candidates
+        edges: EdgeTensors = self._search(*search, self.cutoff, capacity, self.dtype)
+        return edges
+
+    def _evaluate(self, check: bool) -> Tensor:
+        """From positions to one vector of all results: number of edges, and for each potential what it gives."""
+        memory = self._memory
+        assert memory is not None
+        edges, num_atoms = self._search_edges(memory.capacity), len(memory.types)
+        row_ptr = memory.row_ptr
+        if self.device.type == "cpu":
+            row_ptr = edges.graph[2 : num_atoms + 3].numpy()
+        given = GivenEdges(edges.edge_index, edges.graph, num_atoms, check, row_ptr, self.weight_bytes, memory.slack)
+        results = []
+        with given_edges(given):
+            for potential in self.potentials:
+                energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_atoms, 0)
+                forces, virials = self._search.forces(edges, gradient.contiguous(), num_atoms)
+                results += [energies, forces.flatten(), _sums(virials.flatten(1), memory.sizes).flatten()]
+        excess = torch.cat([edges.num_edges - memory.capacity, *given.excess]).max().reshape(1)
+        return torch.cat([edges.num_edges.double(), excess.double(), *results])
+
+    def _unpack(self, values: NDArray[np.float64], system: System) -> Outcome:
+        num_atoms, num_structures, count = len(system.positions), len(system.cells), len(self.potentials)
+        each = values[2:].reshape(count, 4 * num_atoms + 9 * num_structures)
+        energies, forces, virials = np.split(each, [num_atoms, 4 * num_atoms], axis=1)
+        virials = virials.reshape(count, num_structures, 3, 3)
+        symmetric = (virials + virials.swapaxes(2, 3)) / 2
+        return Outcome(energies, forces.reshape(count, num_atoms, 3), symmetric, int(values[0]))
+
+
+class _Memory:
+    """Tensors that stay where they are while positions, cells, types and candidates change.
+
+    Attributes:
+        sizes: Number of atoms of each structure.
+        positions: (num_atoms, 3) float64.
+        cells: (num_structures, 3, 3) float64.
+        structure: (num_atoms,) int32, the structure of each atom.
+        types: (num_atoms,) int64.
+        candidates: Room for some more than there are.
+        capacity: Room for edges; not used on a CPU.
+        row_ptr: (num_atoms + 1,), first edge of each atom when room was made; not used on a CPU.
+        slack: Room for the edges of a range of atoms, of those that there were then.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device) -> None:
+        num_atoms = sum(sizes)
+        self.sizes = sizes
+        self._staged = [
+            torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+            for shape, dtype in (
+                ((num_atoms, 3), torch.float64),
+                ((len(sizes), 3, 3), torch.float64),
+                ((num_atoms,), torch.int64),
+            )
+        ]
+        self.positions, self.cells, self.types = (torch.empty_like(t, device=device) for t in self._staged)
+        numbers = torch.arange(len(sizes), dtype=torch.int32)
+        self.structure = numbers.repeat_interleave(torch.tensor(sizes)).to(device)
+        room = int(len(candidates.sender) * _CANDIDATE_SLACK)
+        self.candidates = CandidateTensors(
+            *(
+                t.new_zeros((len(t) if "ptr" in name else room, *t.shape[1:]))
+                for name, t in candidates._asdict().items()
+            )
+        )
+        self.capacity = 0
+        self.row_ptr = np.zeros(num_atoms + 1, dtype=np.int32)
+        self.slack = 1.0 if device.type == "cpu" else _RANGE_SLACK
+        self._results: Tensor | None = None
+        self.fill(candidates)
+
+    def fill(self, candidates: CandidateTensors) -> None:
+        """Puts other candidates in, of which there may be fewer."""
+        for to, source in zip(self.candidates, candidates, strict=True):
+            to[: len(source)].copy_(source)
+
+    def fetch(self, results: Tensor) -> NDArray[np.float64]:
+        """A copy of results on the host; waits for the device."""
+        if results.is_cpu:
+            return results.numpy()
+        if self._results is None or len(self._results) != len(results):
+            self._results = torch.empty(len(results), dtype=results.dtype, pin_memory=True)
+        self._results.copy_(results, non_blocking=True)
+        torch.cuda.current_stream(results.device).synchronize()
+        return self._results.numpy().copy()
+
+    def move(self, system: System) -> None:
+        """Puts a system in."""
+        arrays = (system.positions, system.cells, system.types)
+        for to, staged, array in zip((self.positions, self.cells, self.types), self._staged, arrays, strict=True):
+            np.copyto(staged.numpy(), array)
+            to.copy_(staged, non_blocking=True)
+
+
+def _sums(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """The rows of each structure, summed in a fixed order."""
+    if len(sizes) == 1:
+        return rows.sum(0, keepdim=True)
+    return torch.stack([part.sum(0) for part in rows.split(sizes)])
+
+
+def _on(device: torch.device) -> torch.cuda.device | torch.device:
+    """Makes a GPU the current one for a while."""
+    return torch.cuda.device(device) if device.type == "cuda" else torch.device("cpu")

@@ -1,0 +1,95 @@
+"""How MACE's ASE calculator computes, by a step of eqaccel's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from eqaccel.patches.calculator import overridden, voigt
+from eqaccel.patches.kind import Stepping
+from numpy.typing import NDArray
+from torch import nn
+
+from eqaccel.errors import StructureError
+from eqaccel.prepare import model_dtype, scalar_name
+from eqaccel.step import Outcome, System
+
+
+class MaceStepping(Stepping):
+    """`MACECalculator`, with one model or a committee."""
+
+    class_name = "MACECalculator"
+
+    def obstacle(self, calculator: Any) -> str:
+        """See `Stepping.obstacle`."""
+        if calculator.model_type != "MACE":
+            return f"it predicts more than energies (model_type {calculator.model_type!r})"
+        if calculator.use_compile:
+            return "its models are compiled (compile_mode)"
+        if calculator.compute_atomic_stresses:
+            return "it computes the stress of each atom (compute_atomic_stresses)"
+        return overridden(calculator, self.class_name, ("calculate", "_atoms_to_batch", "_clone_batch"))
+
+    def models(self, calculator: Any) -> list[nn.Module]:
+        """See `Stepping.models`."""
+        return list(calculator.models)
+
+    def head(self, calculator: Any) -> int:
+        """See `Stepping.head`."""
+        return list(calculator.available_heads).index(calculator.head)
+
+    def cutoff(self, calculator: Any) -> float:
+        """See `Stepping.cutoff`."""
+        return float(calculator.r_max)
+
+    def types(self, calculator: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `Stepping.types`."""
+        known = np.asarray(calculator.z_table.zs)
+        order = np.argsort(known, kind="stable")
+        types = order[np.searchsorted(known, numbers, sorter=order).clip(max=len(known) - 1)]
+        wrong = known[types] != numbers
+        if wrong.any():
+            raise StructureError(
+                f"atoms: expected elements that the model knows (atomic numbers {known.tolist()}), got "
+                f"{sorted(set(numbers[wrong].tolist()))}"
+            )
+        return types
+
+    def results(
+        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
+    ) -> dict[str, Any]:
+        """See `Stepping.results`; forces and stress are of the dtype of the model, as MACE's."""
+        energy, length = calculator.energy_units_to_eV, calculator.length_units_to_A
+        scalar = np.dtype(scalar_name(model_dtype(calculator.models[0])))
+        volume = abs(np.linalg.det(_cell(system, self.cutoff(calculator))))
+        stress = outcome.virials[:, 0] / volume
+        stress = np.where(np.abs(stress) < 1e10, stress, 0.0)
+        of_models = {
+            "energy": outcome.energies.sum(axis=1) * energy,
+            "node_energy": outcome.energies * energy,
+            "forces": (outcome.forces * (energy / length)).astype(scalar),
+            "stress": (stress * (energy / length**3)).astype(scalar),
+        }
+        results: dict[str, Any] = {}
+        for name, values in of_models.items():
+            results[name] = values.mean(axis=0)
+            if len(values) > 1 and name != "node_energy":
+                results[f"{name}_comm"] = values.astype(scalar)
+                results[f"{name}_var"] = values.var(axis=0)
+        results["energy"] = float(results["energy"])
+        if "energy_var" in results:
+            results["energy_var"] = float(results["energy_var"])
+        results["free_energy"] = results["energy"]
+        results["energies"] = results["node_energy"].copy()
+        results["node_energy"] -= constants[system.types]
+        results["stress"] = voigt(results["stress"])
+        return results
+
+
+def _cell(system: System, cutoff: float) -> NDArray[np.float64]:
+    """The cell by whose volume MACE divides: one that it makes up where the structure is not periodic."""
+    cell = system.cells[0].copy() if system.cells[0].any() else np.eye(3)
+    extent = (np.abs(system.positions).max(initial=0.0) + 1) * 5 * cutoff
+    for axis in np.flatnonzero(~system.periodic[0]):
+        cell[axis] = extent * np.eye(3)[axis]
+    return cell

@@ -1,0 +1,71 @@
+"""How NequIP's ASE calculator computes, by a step of eqaccel's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from eqaccel.patches.calculator import overridden, voigt
+from eqaccel.patches.kind import Stepping, class_names
+from numpy.typing import NDArray
+from torch import nn
+
+from eqaccel.errors import StructureError
+from eqaccel.step import Outcome, System
+
+_METHODS = ("calculate", "atoms_to_data", "call_model", "save_extra_outputs")
+_TRANSFORMS = {"ChemicalSpeciesToAtomTypeMapper", "NeighborListTransform"}
+
+
+class NequipStepping(Stepping):
+    """`NequIPCalculator` with a model that is not compiled."""
+
+    class_name = "NequIPCalculator"
+
+    def obstacle(self, calculator: Any) -> str:
+        """See `Stepping.obstacle`."""
+        others = [type(t).__name__ for t in calculator.transforms if not class_names(t) & _TRANSFORMS]
+        if others or len(calculator.transforms) != len(_TRANSFORMS):
+            return f"its data are transformed in an unknown way ({', '.join(others) or 'transforms are missing'})"
+        if "ForceStressOutput" not in class_names(getattr(calculator.model, "model", None)):
+            return "its model does not predict forces and stress alone"
+        if _transform(calculator, "NeighborListTransform")._pruner is not None:
+            return "pairs of types have cutoffs of their own (per_edge_type_cutoff)"
+        return overridden(calculator, self.class_name, _METHODS)
+
+    def models(self, calculator: Any) -> list[nn.Module]:
+        """See `Stepping.models`."""
+        return [calculator.model]
+
+    def cutoff(self, calculator: Any) -> float:
+        """See `Stepping.cutoff`."""
+        return float(_transform(calculator, "NeighborListTransform").r_max)
+
+    def types(self, calculator: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `Stepping.types`."""
+        table = _transform(calculator, "ChemicalSpeciesToAtomTypeMapper").lookup_table.cpu().numpy()
+        types = np.where(numbers < len(table), table[np.minimum(numbers, len(table) - 1)], -1)
+        if (types < 0).any():
+            raise StructureError(
+                f"atoms: expected elements that the model knows (atomic numbers "
+                f"{np.flatnonzero(table >= 0).tolist()}), got {sorted(set(numbers[types < 0].tolist()))}"
+            )
+        return types.astype(np.int64)
+
+    def results(
+        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
+    ) -> dict[str, Any]:
+        """See `Stepping.results`."""
+        energy, length = calculator.energy_units_to_eV, calculator.length_units_to_A
+        results: dict[str, Any] = {"energy": energy * np.asarray(outcome.energies[0].sum())}
+        results["free_energy"] = results["energy"]
+        results["energies"] = energy * outcome.energies[0]
+        results["forces"] = (energy / length) * outcome.forces[0]
+        volume = abs(np.linalg.det(system.cells[0]))
+        stress = outcome.virials[0, 0] / volume if volume > 0 else np.full((3, 3), np.nan)
+        results["stress"] = voigt(stress) * (energy / length**3)
+        return results
+
+
+def _transform(calculator: Any, name: str) -> Any:
+    return next(t for t in calculator.transforms if name in class_names(t))
