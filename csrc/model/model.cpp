@@ -47,9 +47,10 @@ ModelInfo describe(const ModelOptions& options) {
 }
 
 c10::Device choose_device(const ModelOptions& options) {
-  const c10::Device device(options.device);
-  if (!device.is_cuda()) return device;
   const int count = static_cast<int>(torch::cuda::device_count());
+  const std::string name = options.device;
+  const c10::Device device(name != "auto" ? name : count > 0 ? "cuda" : "cpu");
+  if (!device.is_cuda()) return device;
   if (count == 0)
     throw std::runtime_error("is to run on a GPU, and torch sees none: install a CUDA build of torch, or use the CPU");
   const int index = device.has_index() ? device.index() : options.local_rank % count;

@@ -40,7 +40,8 @@ class Model {
 
 struct ModelOptions {
   const char* path = "";
-  const char* device = "cpu";  // "cpu", "cuda:1", or "cuda": the rank's share of the GPUs of its host
+  // "cpu", "cuda:1", "cuda": the rank's share of the GPUs of its host; or "auto": that, if torch sees a GPU, else "cpu".
+  const char* device = "auto";
   int local_rank = 0;          // number of this rank on its host
   int threads = 1;             // of this rank on a CPU
   // Whether to open a file that holds kernels in machine code. Without them the kernels are compiled here, from the

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
 #include <exception>
@@ -56,16 +57,18 @@ void PairEqaccel::settings(int narg, char **arg)
     if (i + 1 == narg) error->all(FLERR, "pair_style eqaccel: keyword {} needs a value", key);
     const std::string value = arg[i + 1];
     if (key == "device") {
-      if (!utils::strmatch(value, "^cpu$") && !utils::strmatch(value, "^cuda$") &&
+      if (!utils::strmatch(value, "^auto$") && !utils::strmatch(value, "^cpu$") && !utils::strmatch(value, "^cuda$") &&
           !utils::strmatch(value, "^cuda:\\d+$"))
-        error->all(FLERR, "pair_style eqaccel: device must be cpu, cuda or cuda:N, got {}", value);
+        error->all(FLERR, "pair_style eqaccel: device must be auto, cpu, cuda or cuda:N, got {}", value);
       device = value;
+    } else if (key == "threads" && value == "auto") {
+      threads = 0;
     } else if (key == "threads") {
       threads = utils::inumeric(FLERR, value, false, lmp);
       const int most = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
       if (threads < 1 || threads > most)
-        error->all(FLERR, "pair_style eqaccel: threads must be 1 to {}, the processors of this host, got {}", most,
-                   value);
+        error->all(FLERR, "pair_style eqaccel: threads must be auto or 1 to {}, the processors of this host, got {}",
+                   most, value);
     } else if (key == "native_code") {
       native_code = utils::logical(FLERR, value, false, lmp) != 0;
     } else
@@ -119,7 +122,8 @@ void PairEqaccel::coeff(int narg, char **arg)
   else
     error->all(FLERR, "pair_style eqaccel: units must be metal or real, and they are {}", units);
 
-  const int rank_on_host = local_rank();
+  int ranks_on_host = 1;
+  const int rank_on_host = local_rank(ranks_on_host);
   std::string failure;
   try {
     const std::string found = utils::get_potential_file_path(arg[2]);
@@ -128,7 +132,7 @@ void PairEqaccel::coeff(int narg, char **arg)
     options.path = path.c_str();
     options.device = device.c_str();
     options.local_rank = rank_on_host;
-    options.threads = threads;
+    options.threads = threads > 0 ? threads : share_of_processors(ranks_on_host);
     options.allow_native_code = native_code;
     model.reset(load_model(&options));
   } catch (const std::exception &exception) {
@@ -167,13 +171,21 @@ void PairEqaccel::coeff(int narg, char **arg)
                    info.is_double ? "float64" : "float32", info.device, info.cutoff);
 }
 
-int PairEqaccel::local_rank() const
+// The threads of OpenMP if somebody has said how many, else a rank's share of the host.
+int PairEqaccel::share_of_processors(int ranks_on_host)
+{
+  if (const char *wanted = std::getenv("OMP_NUM_THREADS"); wanted && std::atoi(wanted) > 0) return std::atoi(wanted);
+  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) / ranks_on_host);
+}
+
+int PairEqaccel::local_rank(int &ranks_on_host) const
 {
   int rank = 0;
 #ifndef MPI_STUBS    // LAMMPS's own, for one rank
   MPI_Comm host;
   MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, comm->me, MPI_INFO_NULL, &host);
   MPI_Comm_rank(host, &rank);
+  MPI_Comm_size(host, &ranks_on_host);
   MPI_Comm_free(&host);
 #endif
   return rank;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// pair_style eqaccel [device cpu|cuda|cuda:N] [threads N] [native_code yes|no]
+// pair_style eqaccel [device auto|cpu|cuda|cuda:N] [threads auto|N] [native_code yes|no]
 // pair_coeff * * model.pt element1 element2 ...
 #ifndef LMP_PAIR_EQACCEL_H
 #define LMP_PAIR_EQACCEL_H
@@ -39,7 +39,8 @@ class PairEqaccel : public Pair
   using Loader = eqaccel::Model *(*)(const eqaccel::ModelOptions *);
 
   void open_library();
-  int local_rank() const;
+  int local_rank(int &ranks_on_host) const;
+  static int share_of_processors(int ranks_on_host);
   std::string name(int atom) const;
 
   void warn_of_exclusions() const;
@@ -60,8 +61,8 @@ class PairEqaccel : public Pair
   int first_rank_with(const std::string &message) const;
 
   Loader load_model = nullptr;
-  std::string device = "cpu";
-  int threads = 1;
+  std::string device = "auto";
+  int threads = 0;    // 0: auto
   bool native_code = true;
   std::unique_ptr<eqaccel::Model> model;
   std::vector<int> element_of_type;    // index into the model's type names, -1: left to another sub-style
