@@ -11,6 +11,8 @@ from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.polynomial import Polynomial
+from eqaccel.ops.radial_basis import RadialBasis
+from eqaccel.ops.silu import ScaledSilu
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "KernelModule",
     "MatrixProduct",
     "Polynomial",
+    "RadialBasis",
+    "ScaledSilu",
     "TensorProduct",
     "TensorProductConv",
     "has_matrix_kernel",
