@@ -23,10 +23,10 @@ from eqaccel.ops import RadialBasis
 
 NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
 
-# Numbers that float32 holds exactly, and units that only change the exponent of frequencies.
+# Lengths and factors that float32 holds exactly.
 SPECS = {
     "mace": RadialBasisSpec(8, 6.0, 5, 0.5, is_undefined_at_zero=True),
-    "nequip": RadialBasisSpec(8, 1.0, 6, 0.25, 2.0),
+    "nequip": RadialBasisSpec(8, 1.0, 6, 0.25, 3.1),
     "steep": RadialBasisSpec(3, 4.5, 12),
     "lowest power": RadialBasisSpec(5, 2.5, 2),
     "no cutoff": RadialBasisSpec(4, 5.0, 0),

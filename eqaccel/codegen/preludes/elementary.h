@@ -50,8 +50,9 @@ EQ_FN V alternating(V z) {
 struct Wave {
   V sine, cosine;
 };
-// Of a b, whose own rounding is taken into account; NaN above some ten thousand, where digits get lost.
-EQ_FN Wave wave(V a, V b) {
+// Of (a + rest) b, where the rest is below rounding, and so is what rounding takes from the product: both count. NaN above
+// some ten thousand, where digits get lost.
+EQ_FN Wave wave(V a, V rest, V b) {
   const V angle = a * b;
   V turns = nearest(angle * T(0.31830988618379067));
   turns = turns * turns < T(1 << 26) ? turns : turns / T(0) * T(0);
@@ -59,7 +60,7 @@ EQ_FN Wave wave(V a, V b) {
   const T first = T(is_double ? 3.1415926535846666 : 3.140625);
   const T second = T(is_double ? 5.1266883031679116e-12 : 9.675025939941406e-4);
   const T third = T(is_double ? 2.1125998133974855e-23 : 1.5099580252808664e-7);
-  const V t = ((angle - turns * first) - turns * second) - turns * third + product_error(a, b, angle);
+  const V t = ((angle - turns * first) - turns * second) - turns * third + (product_error(a, b, angle) + rest * b);
   const V half = turns * T(0.5), z = t * t;
   const V sign = half == nearest(half) ? splat(T(1)) : splat(T(-1));
   return {sign * t * alternating<Sine, 0, is_double ? 10 : 6>(z), sign * alternating<Cosine, 0, is_double ? 11 : 7>(z)};

@@ -33,8 +33,8 @@ struct Bessel {
   Radial by_r;
   V by_k, by_k_r, by_k_k;
 };
-EQ_FN Bessel bessel(V k, V r) {
-  const Wave of = wave(k, r);
+EQ_FN Bessel bessel(V k, V rest_of_k, V r) {
+  const Wave of = wave(k, rest_of_k, r);
   const V angle = k * r, z = angle * angle, inverse = T(1) / r;
   const V value = of.sine / r, slope = (k * of.cosine - value) * inverse;
   const V curvature = T(-2) * inverse * slope - k * k * value;
@@ -52,7 +52,7 @@ EQ_FN Bessel bessel(V k, V r) {
 // cutoff.
 template <class P>
 EQ_FN void run_row(const Row<P>& in, Row<P>& out) {
-  const T factor = T(P::factor), unit = T(P::unit);
+  const T factor = T(P::factor), unit = T(P::unit), unit_rest = T(P::unit - double(unit));
   V r = in.x[0];
   if constexpr (P::power > 0) r = r >= T(P::r_max) ? splat(T(P::r_max)) : r;
   if constexpr (P::is_undefined_at_zero) r = r == T(0) ? r / r : r;
@@ -64,7 +64,8 @@ EQ_FN void run_row(const Row<P>& in, Row<P>& out) {
   }
 #pragma unroll
   for (int n = 0; n < P::w_dim; ++n) {
-    const Bessel s = bessel(unit * in.w[n], r);
+    const V k = unit * in.w[n];
+    const Bessel s = bessel(k, product_error(splat(unit), in.w[n], k) + unit_rest * in.w[n], r);
     const V slope = s.by_r.slope * u.value + s.by_r.value * u.slope, by_k = s.by_k * u.value;
     if constexpr (!has_gradient) {
       out.z[n] = factor * (s.by_r.value * u.value);
