@@ -113,7 +113,8 @@ Radial cutoff(const RadialProblem& p, const Tensor& x) {
   const Tensor one = at::ones_like(x);
   if (p.power == 0) return {one, at::zeros_like(x), at::zeros_like(x)};
   const double n = static_cast<double>(p.power), steep = -n * (n + 1) * (n + 2) / 2;
-  const Tensor inside = x < p.r_max, y = at::where(inside, x / p.r_max, one), left = 1 - y;
+  const Tensor inside = x < p.r_max, y = at::where(inside, x / p.r_max, one);
+  const Tensor left = at::where(inside, (p.r_max - x) / p.r_max, at::zeros_like(x));
   Tensor sum = at::zeros_like(x);
   for (int64_t j = p.power; j > 0; --j) sum = sum * y + static_cast<double>(j * (j + 1) / 2);
   const Tensor low = steep * y.pow(p.power - 2) * left;
