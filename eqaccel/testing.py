@@ -154,10 +154,13 @@ def derivatives(
     results = [function(*variables)]
     every = list(results)
     inputs = list(variables)
-    for order in directions:
+    orders = list(directions)
+    for number, order in enumerate(orders, 1):
         tangents = [tensor.detach().clone().requires_grad_() for tensor in order]
         inner = sum((r * t).sum() for r, t in zip(results, tangents, strict=True))
-        results = list(torch.autograd.grad(inner, inputs, create_graph=True, materialize_grads=True))
+        # The last order runs as in a training step: operators are not told to be differentiated again.
+        recorded = number < len(orders)
+        results = list(torch.autograd.grad(inner, inputs, create_graph=recorded, materialize_grads=True))
         inputs = [*tangents, *inputs]
         every += results
     return [tensor.detach() for tensor in every]

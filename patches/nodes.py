@@ -22,12 +22,13 @@ from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.rounding import ROUNDING, distance
 from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_device, widened
+from torch.utils._pytree import tree_flatten, tree_map
 
 from eqaccel.errors import CompileError, PatchError, VerificationError
 from eqaccel.ops.library import translate
 
-Form = tuple[type[Replacement], torch.nn.Module, tuple[torch.Tensor, ...]]
-"""What a module becomes, what that computes with, and operands to compare both forms on."""
+Form = tuple[type[Replacement], torch.nn.Module, tuple[Any, ...]]
+"""What a module becomes, what that computes with, and operands to compare both forms on: tensors, or trees of them."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[t
     return replacement, added
 
 
-def _compare(replacement: Any, examples: tuple[torch.Tensor, ...]) -> None:
+def _compare(replacement: Any, examples: tuple[Any, ...]) -> None:
     """Compares both forms on examples, in float64 and with the same exact coefficients.
 
     Raises:
@@ -137,18 +138,31 @@ def _compare(replacement: Any, examples: tuple[torch.Tensor, ...]) -> None:
     with torch.inference_mode(False), torch.no_grad(), unprofiled:
         twin = widened(replacement)
         sharpen(twin)
-        twin.share_coefficients(twin, examples[0].dtype)
-        operands = [example.double() for example in examples]
-        expected, value = twin.plain_forward(*operands), twin.dense(*operands)
-    if not bool(torch.isfinite(expected).all()):
-        raise PatchError(f"it gives NaN or infinity itself; not finite: {first_not_finite(twin)}")
-    scale = float(expected.abs().sum(1).max())  # of one row: each is computed for itself
-    error, bound = distance(value, expected), ROUNDING * torch.finfo(torch.float64).eps * scale
-    if not error <= bound:
-        raise VerificationError(
-            f"its dense form gives other numbers, by {error:.3e} where at most {bound:.3e} is rounding; the model is "
-            f"as it was. Please report this with the version of e3nn"
-        )
+        twin.share_coefficients(twin, tree_flatten(examples)[0][0].dtype)
+        # Modules may write into what they are given, so each call has containers of its own.
+        expected, values = (_tensors(form(*tree_map(_wide, examples))) for form in (twin.plain_forward, twin.dense))
+    if len(expected) != len(values):
+        raise VerificationError(f"its dense form gives {len(values)} results, the module {len(expected)}")
+    for right, value in zip(expected, values, strict=True):
+        if not bool(torch.isfinite(right).all()):
+            raise PatchError(f"it gives NaN or infinity itself; not finite: {first_not_finite(twin)}")
+        scale = float(right.abs().sum(1).max())  # of one row: each is computed for itself
+        # A module may give out what it has in another dtype.
+        error, bound = distance(value, right), ROUNDING * torch.finfo(right.dtype).eps * scale
+        if not error <= bound:
+            raise VerificationError(
+                f"its dense form gives other numbers, by {error:.3e} where at most {bound:.3e} is rounding; the model "
+                f"is as it was. Please report this with the version of e3nn"
+            )
+
+
+def _wide(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors of what a module gives."""
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def random_rows(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:

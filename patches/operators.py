@@ -1,21 +1,25 @@
 """Kernels one by one, in the dtype of a model: what is wrong with one is not lost in the rounding of the whole network.
 
-The convolutions and polynomials of a patched model are called with random operands, and so are their first and second
-derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT` units of rounding of the sum
-of the absolute values of its terms.
+The convolutions, polynomials, radial functions and activations of a patched model are called with random operands, and
+so are their first and second derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT`
+units of rounding of the sum of the absolute values of its terms; twice as many where functions have roundings of their
+own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from eqaccel.codegen import OUTPUTS, Direction
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec
-from eqaccel.ops import Polynomial, TensorProductConv
+from eqaccel.ops import Polynomial, RadialBasis, ScaledSilu, TensorProductConv
 from eqaccel.testing import ERROR_CONSTANT, derivatives, random_operands, reference
 
 _NODES, _EDGES = 12, 768
@@ -54,7 +58,7 @@ def excesses(model: nn.Module, wide: nn.Module, dtype: torch.dtype) -> Iterator[
     """
     twins, known = dict(wide.named_modules()), set()
     for path, module in model.named_modules():
-        if not isinstance(module, (TensorProductConv, Polynomial)):
+        if not isinstance(module, tuple(_CASES)):
             continue
         kind = (type(module), module.key, getattr(module, "atomic", False))
         if kind not in known:
@@ -63,7 +67,7 @@ def excesses(model: nn.Module, wide: nn.Module, dtype: torch.dtype) -> Iterator[
 
 
 def _excesses(path: str, module: Any, twin: Any, dtype: torch.dtype) -> Iterator[Excess]:
-    case = (_convolution if isinstance(module, TensorProductConv) else _polynomial)(module, dtype)
+    case = next(make for kind, make in _CASES.items() if isinstance(module, kind))(module, dtype)
     generator = torch.Generator().manual_seed(1)
     z = torch.empty(case.num_rows, case.num_columns)
     directions = [
@@ -78,7 +82,10 @@ def _excesses(path: str, module: Any, twin: Any, dtype: torch.dtype) -> Iterator
     device, wide = module.payload.device, twin.payload.device
     found = results(lambda *operands: module(*operands, *case.rest(device)), lambda t: t.to(device))
     right = results(lambda *operands: twin(*operands, *case.rest(wide)), lambda t: t.to(wide, torch.float64))
-    scales = results(case.absolute, lambda t: t.abs().to(device))
+    if case.absolute is None:
+        scales = _reference_scales(module, case, directions)
+    else:
+        scales = results(case.absolute, lambda t: t.abs().to(device))
     names = ["z", *(f"g{name}" for name in case.names), "second gz", *(f"second g{name}" for name in case.names)]
     for name, value, expected, scale in zip(names, found, right, scales, strict=True):
         bound = ERROR_CONSTANT * torch.finfo(dtype).eps * scale
@@ -100,7 +107,8 @@ class _Case:
         num_rows: Rows of the result.
         num_columns: Columns of the result.
         rest: The arguments behind the operands, on a device.
-        absolute: The sum of the absolute values of all terms, of operands that are not negative.
+        absolute: The sum of the absolute values of all terms, of operands that are not negative; None for functions of
+            which the reference of their family knows it.
     """
 
     names: str
@@ -108,7 +116,39 @@ class _Case:
     num_rows: int
     num_columns: int
     rest: Callable[[torch.device], tuple[Any, ...]]
-    absolute: _Function
+    absolute: _Function | None
+
+
+def _reference_scales(module: Any, case: _Case, directions: list[list[Tensor]]) -> list[Tensor]:
+    """The sums of absolute values of all results, in their order, by the reference executor of the module's family."""
+    (gz,), tangents = directions
+    operands = {name: tensor.double().numpy() for name, tensor in zip(case.names, case.operands, strict=True)}
+    along = {name: tensor.double().numpy() for name, tensor in zip("ac", tangents, strict=False)}
+    if "c" in along:
+        along["c"] = np.broadcast_to(along["c"], (case.num_rows, len(along["c"])))
+    scales = []
+    for direction in Direction:
+        given = operands | ({} if direction is Direction.FORWARD else {"gz": gz.double().numpy()})
+        given |= along if direction is Direction.DOUBLE_BACKWARD else {}
+        found = module.family.reference(module.spec, direction, absolute=True, **given)
+        sums = [(name, getattr(found, name)) for name in OUTPUTS[direction]]
+        # The gradient with respect to what all rows share is a sum over them.
+        scales += [total.sum(0) if name == "gw" else total for name, total in sums if total is not None]
+    return [2 * torch.from_numpy(np.ascontiguousarray(scale)) for scale in scales]
+
+
+def _radial(basis: RadialBasis, dtype: torch.dtype) -> _Case:
+    """Lengths of edges up to beyond the cutoff, and frequencies like those of a basis."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = basis.r_max * (0.05 + 1.05 * torch.rand(_ROWS, 1, generator=generator, dtype=torch.float64))
+    w = torch.arange(1, basis.spec.num_basis + 1) * torch.pi / (basis.r_max * basis.unit)
+    return _Case("xw", (lengths.to(dtype), w.to(dtype)), _ROWS, basis.spec.num_outputs, lambda _: (), None)
+
+
+def _activation(_: ScaledSilu, dtype: torch.dtype) -> _Case:
+    generator = torch.Generator().manual_seed(0)
+    x = 4 * torch.randn(_ROWS, 5, generator=generator, dtype=torch.float64)
+    return _Case("x", (x.to(dtype),), _ROWS, 5, lambda _: (), None)
 
 
 def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
@@ -151,3 +191,9 @@ def _sum_of_terms(spec: PolynomialSpec, x: Tensor, w: Tensor) -> Tensor:
         product = product * factors[:, columns]
     outputs = torch.tensor([term.output for term in spec.terms], device=x.device)
     return x.new_zeros(len(x), spec.num_outputs).index_add(1, outputs, product)
+
+
+_CASES: Mapping[type[nn.Module], Callable[[Any, torch.dtype], _Case]] = MappingProxyType(
+    {TensorProductConv: _convolution, Polynomial: _polynomial, RadialBasis: _radial, ScaledSilu: _activation}
+)
+"""What kinds of kernels are called with."""

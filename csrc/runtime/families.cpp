@@ -38,6 +38,8 @@ std::optional<std::string> tensor_core_arch(Backend backend, Scalar scalar, Dire
 constexpr Family families[] = {
     {"tensor_product", load_gpu_kernel, keep_kernel, every_arch},
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
+    {"radial_basis", load_row_kernel, keep_kernel, every_arch},
+    {"silu", load_row_kernel, keep_kernel, every_arch},
     {"matrix_product", nullptr, keep_matrix_product, tensor_core_arch},
     {"neighbors", nullptr, keep_neighbors, every_gpu},
 };

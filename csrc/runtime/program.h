@@ -81,9 +81,12 @@ struct Compiled {
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
 //   plan/<body>                              the plan of a body in words, for EQACCEL_DUMP; may be absent
-// Families add to these. A polynomial has:
+// Families add to these. Polynomials, radial basis functions and activations have:
 //   meta "row_threads"                       threads of a GPU block, each of which takes a row
+// and the first of them
 //   terms                                    a line for each term, see eqaccel/families/polynomial/payload.py
+// the last
+//   meta "thread_elements"                   elements that such a thread takes
 // and a matrix product has no body but gpu/forward/float32, and numbers of its own, see
 // eqaccel/families/matrix_product/payload.py.
 class Program {

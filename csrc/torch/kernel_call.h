@@ -38,6 +38,14 @@ class KernelCall {
                 t.device(), ". Convert it with .to(x).");
   }
 
+  // The elements of a tensor without gaps, which stay until the call is over.
+  const void* held(const Tensor& t) {
+    constexpr uintptr_t widest = 16;  // bytes that a GPU thread reads at a time
+    const Tensor& kept = held_.emplace_back(t.contiguous());
+    if (reinterpret_cast<uintptr_t>(kept.const_data_ptr()) % widest != 0) held_.emplace_back(kept.clone());
+    return held_.back().const_data_ptr();
+  }
+
   void run(Direction direction) {
     const auto backend = backend_of(like_.device());
     const auto scalar = like_.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64;

@@ -4,9 +4,7 @@
 
 #include <torch/library.h>
 
-#include <limits>
-
-#include "kernel_call.h"
+#include "row_call.h"
 
 namespace eqaccel::ops {
 
@@ -31,37 +29,14 @@ PolynomialSecondGradients polynomial_double_backward(const PolynomialProblem& p,
 
 namespace {
 
-// A call whose operands have a row for each row of x.
-class PolynomialCall : public KernelCall {
+class PolynomialCall : public RowCall {
  public:
   PolynomialCall(const char* op, const PolynomialProblem& problem, const Tensor& x, const Tensor& w)
-      : KernelCall(op, problem.payload, problem.key, x) {
-    TORCH_CHECK(x.dim() == 2, op, ": argument 'x' must have shape (rows, ", program_->number("x_dim"), "), got ",
-                x.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
-    TORCH_CHECK(x.size(0) < std::numeric_limits<int32_t>::max(), op, ": rows must number less than 2^31, got ",
-                x.size(0), ". Split a larger system.");
+      : RowCall(op, problem.payload, problem.key, x) {
     TORCH_CHECK(problem.outputs == program_->number("z_dim"), op, ": argument 'num_outputs' must be ",
                 program_->number("z_dim"), ", as in the payload, got ", problem.outputs,
                 ". Pass the values of one module.");
-    ops_.num_receivers = ops_.num_senders = ops_.num_edges = x.size(0);
-    ops_.x = rows("x", x, "x_dim");
     ops_.w = rows("w", w, "w_dim");
-  }
-
-  const void* rows(const char* name, const Tensor& t, const char* dim) {
-    check_kind(name, t);
-    TORCH_CHECK(t.dim() == 2 && t.size(0) == ops_.num_edges && t.size(1) == program_->number(dim), op_, ": argument '",
-                name, "' must have shape (", ops_.num_edges, ", ", program_->number(dim), "), got ", t.sizes(),
-                ". Check the number of rows and the module that the operand is for.");
-    constexpr uintptr_t widest = 16;  // bytes that a GPU thread reads at a time
-    const Tensor& kept = held_.emplace_back(t.contiguous());
-    if (reinterpret_cast<uintptr_t>(kept.const_data_ptr()) % widest != 0) held_.emplace_back(kept.clone());
-    return held_.back().const_data_ptr();
-  }
-  Tensor new_rows(const char* dim) const { return KernelCall::new_rows(ops_.num_edges, dim); }
-
-  void launch(Direction direction) {
-    if (ops_.num_edges > 0) run(direction);
   }
 };
 

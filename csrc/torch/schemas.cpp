@@ -46,6 +46,23 @@ TORCH_LIBRARY(eqaccel, library) {
       "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
   library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_atoms) -> "
               "(Tensor forces, Tensor virials)");
+  // Lengths x: (rows, 1); frequencies w: (num_basis,), of all rows; z: (rows, num_basis), or (rows, 1) if there are none;
+  // tangent c of w: (num_basis,), or (0,) for none. of_w: whether gw is wanted; otherwise it is (0,). The numbers at
+  // the end are those of the payload: see radial_basis.h.
+#define EQ_RADIAL_ARGUMENTS "float factor, float r_max, float unit, int power"
+  library.def("radial_basis(Tensor payload, int key, Tensor x, Tensor w, " EQ_RADIAL_ARGUMENTS ") -> Tensor", tags);
+  library.def("radial_basis_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, " EQ_RADIAL_ARGUMENTS
+              ", bool of_w) -> (Tensor gx, Tensor gw)",
+              tags);
+  library.def("radial_basis_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, Tensor a, "
+              "Tensor c, " EQ_RADIAL_ARGUMENTS ", bool of_w) -> (Tensor ggz, Tensor gx, Tensor gw)",
+              tags);
+  // x, z and gradients: of any shape, the same for all. Factor and scale are those of the payload.
+  library.def("silu(Tensor payload, int key, Tensor x, float factor, float scale) -> Tensor", tags);
+  library.def("silu_backward(Tensor payload, int key, Tensor gz, Tensor x, float factor, float scale) -> Tensor", tags);
+  library.def("silu_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor a, float factor, "
+              "float scale) -> (Tensor ggz, Tensor gx)",
+              tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -13,6 +13,8 @@ from eqaccel.ops.morton import morton_order
 from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, Neighbors
 from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
+from eqaccel.ops.radial_basis import RadialBasis
+from eqaccel.ops.silu import ScaledSilu
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "MatrixProduct",
     "Neighbors",
     "Polynomial",
+    "RadialBasis",
+    "ScaledSilu",
     "TensorProduct",
     "TensorProductConv",
     "convolve_in_pieces",

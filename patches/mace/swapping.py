@@ -18,6 +18,7 @@ import torch
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.mace.contraction import CONTRACTION_FORM
+from eqaccel.patches.mace.embedding import EMBEDDING_FORM
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
@@ -49,8 +50,10 @@ _SHORT_RANGE_PARTS = frozenset(
 )
 
 
-FORMS: NodeForms = MappingProxyType({**E3NN_FORMS, "Contraction": CONTRACTION_FORM})
-"""The node-wise modules of MACE models that have another form."""
+FORMS: NodeForms = MappingProxyType(
+    {**E3NN_FORMS, "Contraction": CONTRACTION_FORM, "RadialEmbeddingBlock": EMBEDDING_FORM}
+)
+"""The row-wise modules of MACE models that have another form."""
 
 
 class MaceConvolution(Replacement):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
+from eqaccel.patches.nequip.bessel import ENCODING_FORM
 from eqaccel.patches.nequip.typed_product import TYPED_FORM
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
@@ -35,8 +36,10 @@ _OTHER_ACCELERATORS: Mapping[str, str] = MappingProxyType(
 )
 _ALLEGRO = "Contracter"
 
-FORMS: NodeForms = MappingProxyType({**E3NN_FORMS, "FullyConnectedTensorProduct": TYPED_FORM})
-"""The node-wise modules of NequIP models that have another form."""
+FORMS: NodeForms = MappingProxyType(
+    {**E3NN_FORMS, "FullyConnectedTensorProduct": TYPED_FORM, "BesselEdgeLengthEncoding": ENCODING_FORM}
+)
+"""The row-wise modules of NequIP models that have another form."""
 
 
 class NequipConvolution(Replacement):

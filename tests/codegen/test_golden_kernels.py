@@ -14,6 +14,8 @@ from eqaccel import PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES
 from eqaccel.families.polynomial import Term
+from eqaccel.families.radial_basis import RadialBasisSpec
+from eqaccel.families.silu import SiluSpec
 from eqaccel.targets import TARGETS
 
 FOLDER = Path(__file__).parent / "golden"
@@ -22,12 +24,16 @@ SPECS: dict[str, Any] = {
     "polynomial": PolynomialSpec(
         3, 2, 2, (Term(0, 0, (), 0.5), Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (0, 1, 2), 0.25))
     ),
+    "radial_basis": RadialBasisSpec(8, 6.0, 5, 0.5),
+    "silu": SiluSpec(1.5, 0.5),
     "matrix_product": None,
     "neighbors": None,
 }
 TARGETS_OF = {
     "tensor_product": ("cpu-avx2", "sm_90"),
     "polynomial": ("cpu-avx2",),
+    "radial_basis": ("cpu-avx2",),
+    "silu": ("cpu-avx2",),
     "matrix_product": ("sm_90",),
     "neighbors": ("sm_90",),
 }

@@ -15,7 +15,9 @@ from eqaccel import MatrixProduct, Polynomial, PolynomialSpec, TensorProduct, Te
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES
 from eqaccel.families.polynomial import Term
-from eqaccel.ops import KernelModule, Neighbors
+from eqaccel.families.radial_basis import RadialBasisSpec
+from eqaccel.families.silu import SiluSpec
+from eqaccel.ops import KernelModule, Neighbors, RadialBasis, ScaledSilu
 from eqaccel.prepare.tuning import TASKS
 from eqaccel.targets import TARGETS, host_target
 from eqaccel.testing import ERROR_CONSTANT
@@ -23,18 +25,24 @@ from eqaccel.testing import ERROR_CONSTANT
 SPECS: dict[str, Any] = {
     "tensor_product": TensorProductSpec.channelwise("6x0e+5x1o", "0e+1o", "6x0e+5x1o"),
     "polynomial": PolynomialSpec(3, 2, 2, (Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (2,), 0.5))),
+    "radial_basis": RadialBasisSpec(3, 5.0, 6, 0.5),
+    "silu": SiluSpec(1.5, 0.5),
     "matrix_product": None,
     "neighbors": None,
 }
 MODULES: dict[str, type[KernelModule]] = {
     "tensor_product": TensorProduct,
     "polynomial": Polynomial,
+    "radial_basis": RadialBasis,
+    "silu": ScaledSilu,
     "matrix_product": MatrixProduct,
     "neighbors": Neighbors,
 }
 OPERANDS = {
     "tensor_product": {"x": (7, 21), "y": (7, 4), "w": (7, 22)},
     "polynomial": {"x": (7, 3), "w": (7, 2)},
+    "radial_basis": {"x": (7, 1), "w": (3,)},
+    "silu": {"x": (7, 3)},
     "matrix_product": {"a": (7, 4), "b": (4, 6)},
 }
 
@@ -122,7 +130,7 @@ def test_modules_compute_what_the_reference_says(name: str) -> None:
     assert (np.abs(found.numpy() - expected) <= bound).all()
 
 
-@pytest.mark.parametrize("name", ["tensor_product", "polynomial"])
+@pytest.mark.parametrize("name", ["tensor_product", "polynomial", "radial_basis", "silu"])
 def test_the_source_of_this_machine_is_what_is_shipped(name: str) -> None:
     program = runtime.Program(FAMILIES[name].payload(SPECS[name])[0])
     for direction in Direction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import grad, gradgradcheck
@@ -17,7 +18,9 @@ from eqaccel.patches.replacement import preview
 from eqaccel.patches.torch_state import default_dtype
 from patch_checks import assert_close
 
+from eqaccel.codegen import Direction
 from eqaccel.errors import PatchError
+from eqaccel.families.polynomial import MAX_POWER, execute_polynomial
 from eqaccel.testing import ERROR_CONSTANT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,7 +33,7 @@ def pair(irreps: str, normalize: bool = True, normalization: str = "component") 
 
 @pytest.mark.parametrize("normalization", ["component", "integral", "norm"])
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("irreps", ["0e+1o+2e+3o", "0e+1o", "2x1o+3o+0e", "0e+1e+2e"])
+@pytest.mark.parametrize("irreps", ["0e+1o+2e+3o", "0e+1o", "2x1o+3o+0e", "0e+1e+2e", "0e+1o+2e+3o+4e", "7o+0e+5o"])
 def test_values_and_derivatives(irreps: str, normalize: bool, normalization: str, device: torch.device) -> None:
     with default_dtype(torch.float64):
         results = []
@@ -80,5 +83,22 @@ def test_a_vector_of_zero() -> None:
 
 
 def test_high_degrees_are_left() -> None:
-    with pytest.raises(PatchError, match="degree 4, above 3"):
-        harmonics_polynomial(o3.SphericalHarmonics("0e+4e", True))
+    with pytest.raises(PatchError, match="degree 10, above 9"):
+        harmonics_polynomial(o3.SphericalHarmonics("0e+10e", True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("degree", range(4, 10))
+def test_high_degrees(degree: int, dtype: torch.dtype) -> None:
+    """Rounding is proportional to sums of absolute values: of the lower harmonics, of which three are multiplied."""
+    kernels = harmonics_polynomial(o3.SphericalHarmonics([degree], True, "component"))
+    vectors = torch.nn.functional.normalize(
+        torch.randn(200, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=1
+    ).to(dtype)
+    found = kernels(vectors, torch.ones(200, 1, dtype=dtype)).double()
+    expected = o3.spherical_harmonics([degree], vectors.double(), False, "component")
+    scale, ones = vectors.double().numpy(), np.ones((200, 1))
+    for part in (kernels.lower, kernels.higher):
+        scale = execute_polynomial(part.spec, Direction.FORWARD, scale, ones, absolute=True).z
+    bound = (1 + MAX_POWER) * ERROR_CONSTANT * torch.finfo(dtype).eps * scale
+    assert (np.abs((found - expected).numpy()) <= bound).all()

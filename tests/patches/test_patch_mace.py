@@ -169,7 +169,7 @@ def test_foundation_sized_model() -> None:
     products = [(row.paths, row.weight_numel, row.mul) for row in rows if row.kind == "TensorProduct"]
     assert products == [(4, 512, (128,)), (10, 1280, (128,))]
     kinds = [row.kind for row in rows if row.kind != "TensorProduct"]
-    assert kinds == 2 * ["FullyConnectedNet"] + ["SphericalHarmonics"] + 3 * ["Contraction"]
+    assert kinds == 2 * ["FullyConnectedNet"] + ["RadialEmbeddingBlock", "SphericalHarmonics"] + 3 * ["Contraction"]
 
 
 def test_node_wise_modules_in_their_dense_forms(pair: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_unpatch_restores_everything(pair: tuple[Model, Model]) -> None:
     assert_untouched(fast, plain)
     assert unpatch(fast) is fast
     patched(fast)
-    assert report(fast).accelerated == 8
+    assert report(fast).accelerated == 9
 
 
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
@@ -244,7 +244,7 @@ def test_copies(model: Model, duplicate: str) -> None:
     assert_same_bits(twin, fast)
     assert list(twin.state_dict()) == list(fast.state_dict())
     assert_untouched(unpatch(twin), build(mm.energy_model))
-    assert report(fast).accelerated == 8
+    assert report(fast).accelerated == 9
 
 
 @pytest.mark.parametrize("interaction", mm.INTERACTIONS[1:4:2])
@@ -268,7 +268,7 @@ def test_calculator() -> None:
     atoms.calc = calculator
     energy, forces, stress = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
     assert patch(calculator) is calculator
-    assert report(calculator).accelerated == 16
+    assert report(calculator).accelerated == 18
     assert [row.path for row in report(calculator).rows if row.accelerated][8] == "models.1.interactions.0.conv_tp"
     calculator.reset()
     assert atoms.get_potential_energy() == pytest.approx(energy, rel=RELATIVE)
@@ -300,7 +300,7 @@ def test_subclasses_and_old_pickles() -> None:
     model = mm.energy_model(cls=CustomModel)
     for block in model.interactions:
         del block.cueq_config, block.oeq_config
-    assert report(patch(model)).accelerated == 8
+    assert report(patch(model)).accelerated == 9
 
 
 def test_report(model: Model) -> None:
@@ -319,9 +319,9 @@ def test_report(model: Model) -> None:
     )
     assert rows["products.0.symmetric_contractions.contractions.0"].accelerated
     assert "eqaccel.Polynomial" in rows["products.0.symmetric_contractions.contractions.0"].note
-    assert after.accelerated == 8
+    assert after.accelerated == 9
     assert "interactions.1.conv_tp" in str(after)
-    assert "8 modules accelerated" in str(after)
+    assert "9 modules accelerated" in str(after)
 
 
 def test_report_names_what_long_range_models_add(model: Model) -> None:
@@ -389,7 +389,7 @@ def test_patching_twice_is_refused_and_harmless(model: Model) -> None:
     fast = patched(model)
     with pytest.raises(AlreadyPatchedError, match="unpatch"):
         patch(fast)
-    assert report(fast).accelerated == 8
+    assert report(fast).accelerated == 9
 
 
 def _named(name: str) -> Model:

@@ -55,8 +55,8 @@ def test_model(interaction: str) -> None:
 
 def test_names_copies_and_checkpoints() -> None:
     plain, fast = mm.energy_model(), patch(mm.energy_model())
-    layers = [m for m in fast.modules() if isinstance(m, radial.RadialLayer)]
-    assert len(layers) == 2 * 3
+    kinds = (radial.RadialLayer, radial.RadialSiluLayer)
+    assert [sum(isinstance(m, kind) for m in fast.modules()) for kind in kinds] == [2 * 1, 2 * 2]
     assert list(fast.state_dict()) == list(plain.state_dict())
     assert [name for name, _ in fast.named_parameters()] == [name for name, _ in plain.named_parameters()]
     changed = {key: 1.5 * value if "conv_tp_weights" in key else value for key, value in plain.state_dict().items()}
@@ -84,10 +84,10 @@ def test_report(device: torch.device) -> None:
     model = mm.energy_model(dtype=torch.float32).to(device)
     rows = [row for row in report(model).rows if row.kind == "FullyConnectedNet"]
     assert [row.note for row in rows] == [
-        "left: not patched yet, eqaccel.patch(model) replaces its matrix products"
+        "left: not patched yet, eqaccel.patch(model) replaces its matrix products and activations"
     ] * 2
     rows = [row for row in report(patch(model)).rows if row.kind == "FullyConnectedNet"]
     assert [row.path for row in rows] == ["interactions.0.conv_tp_weights", "interactions.1.conv_tp_weights"]
     fast = has_matrix_kernel(device, torch.float32)
-    wording = "memory that is kept" if device.type == "cpu" else "replaced by" if fast else "compute capability 9.0"
-    assert all(row.accelerated == (fast or device.type == "cpu") and wording in row.note for row in rows)
+    wording = "memory that is kept" if device.type == "cpu" else "by eqaccel.MatrixProduct" if fast else "products left"
+    assert all(row.accelerated and wording in row.note and "by eqaccel.ScaledSilu" in row.note for row in rows)

@@ -1,0 +1,187 @@
+// eqaccel::silu, factor * y / (1 + exp(-y)) of y = scale * x, and its first two derivatives: each is one kernel over all elements. Where
+// the second is differentiated itself, it is composed of torch's operators.
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "differentiate.h"
+#include "kernel_call.h"
+
+namespace eqaccel::ops {
+namespace {
+
+struct Problem {
+  Tensor payload;
+  int64_t key;
+  double factor, scale;  // in the kernels too; derivatives beyond the second need them here
+};
+using SecondGradients = std::tuple<Tensor, Tensor>;  // with respect to gz and x
+
+Tensor call_forward(const Problem& p, const Tensor& x) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, double, double);
+  static const auto op = find_operator<Signature>("eqaccel::silu");
+  return op.call(p.payload, p.key, x, p.factor, p.scale);
+}
+Tensor call_backward(const Problem& p, const Tensor& gz, const Tensor& x) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, double, double);
+  static const auto op = find_operator<Signature>("eqaccel::silu_backward");
+  return op.call(p.payload, p.key, gz, x, p.factor, p.scale);
+}
+SecondGradients call_double_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
+  using Signature = SecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, double, double);
+  static const auto op = find_operator<Signature>("eqaccel::silu_double_backward");
+  return op.call(p.payload, p.key, gz, x, a, p.factor, p.scale);
+}
+
+// A call whose operands have the shape of x.
+class SiluCall : public KernelCall {
+ public:
+  SiluCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x) : KernelCall(op, payload, key, x) {
+    const int64_t share = program_->number("thread_elements");
+    ops_.num_receivers = x.numel();
+    ops_.num_edges = (x.numel() + share - 1) / share;
+    ops_.x = held(x);
+  }
+
+  const void* elements(const char* name, const Tensor& t) {
+    check_kind(name, t);
+    TORCH_CHECK(t.sizes() == like_.sizes(), op_, ": argument '", name, "' must have shape ", like_.sizes(),
+                ", like 'x', got ", t.sizes(), ". Pass operands of one call.");
+    return held(t);
+  }
+  Tensor new_elements() const { return empty_kept(like_.sizes(), like_.options()); }
+
+  void launch(Direction direction) {
+    if (ops_.num_edges > 0) run(direction);
+  }
+};
+
+Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, double, double) {
+  SiluCall call("eqaccel::silu", payload, key, x);
+  const Tensor z = call.new_elements();
+  call.operands().z = z.mutable_data_ptr();
+  call.launch(Direction::forward);
+  return z;
+}
+Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, double, double) {
+  SiluCall call("eqaccel::silu_backward", payload, key, x);
+  call.operands().gz = call.elements("gz", gz);
+  const Tensor gx = call.new_elements();
+  call.operands().gx = gx.mutable_data_ptr();
+  call.launch(Direction::backward);
+  return gx;
+}
+SecondGradients run_double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                    const Tensor& a, double, double) {
+  SiluCall call("eqaccel::silu_double_backward", payload, key, x);
+  call.operands().gz = call.elements("gz", gz);
+  call.operands().a = call.elements("a", a);
+  const Tensor ggz = call.new_elements(), gx = call.new_elements();
+  call.operands().z = ggz.mutable_data_ptr();
+  call.operands().gx = gx.mutable_data_ptr();
+  call.launch(Direction::double_backward);
+  return {ggz, gx};
+}
+
+// What the two operators keep for their derivatives.
+struct Kept {
+  static constexpr bool is_traceable = false;
+
+  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
+    operands.push_back(p.payload);
+    context.save_for_backward(std::move(operands));
+    context.saved_data["key"] = p.key;
+    context.saved_data["factor"] = p.factor;
+    context.saved_data["scale"] = p.scale;
+    context.set_materialize_grads(false);
+  }
+  static Problem problem(AutogradContext* context, const variable_list& saved) {
+    auto& data = context->saved_data;
+    return {saved.back(), data["key"].toInt(), data["factor"].toDouble(), data["scale"].toDouble()};
+  }
+};
+
+struct Forward : Kept {
+  static constexpr auto compute = call_forward;
+
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    if (!incoming[0].defined()) return variable_list(1);
+    const variable_list v = context->get_saved_variables();
+    return {call_backward(problem(context, v), incoming[0], v[0])};
+  }
+  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
+    return {call_backward(p, along[0], v[0])};  // element by element, so that a tangent is a gradient
+  }
+};
+
+struct Backward : Kept {
+  static constexpr auto compute = call_backward;
+
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    if (!incoming[0].defined()) return variable_list(2);
+    const variable_list v = context->get_saved_variables();
+    return listed(call_double_backward(problem(context, v), v[0], v[1], incoming[0]));
+  }
+  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
+    variable_list sum(1);
+    if (along[0].defined()) add(sum[0], call_backward(p, along[0], v[1]));
+    if (along[1].defined()) add(sum[0], std::get<1>(call_double_backward(p, v[0], v[1], along[1])));
+    return sum;
+  }
+};
+
+SecondGradients composed(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
+  const Tensor y = p.scale * x, s = at::sigmoid(y), rest = at::sigmoid(-y);
+  const double first = p.factor * p.scale, second = first * p.scale;
+  return {first * a * s * (1 + y * rest), second * a * gz * s * rest * (2 + y * (rest - s))};
+}
+
+Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, double factor, double scale) {
+  return differentiate<Forward>(Problem{payload, key, factor, scale}, x);
+}
+Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, double factor, double scale) {
+  return differentiate<Backward>(Problem{payload, key, factor, scale}, gz, x);
+}
+SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& a,
+                                double factor, double scale) {
+  const Problem p{payload, key, factor, scale};
+  if (records_gradient(gz, x, a) || has_tangent(gz, x, a)) return composed(p, gz, x, a);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_double_backward(p, gz, x, a);
+}
+
+// Shapes without data, for fake tensors.
+Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, double, double) { return contiguous_like(x); }
+Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, double, double) { return contiguous_like(x); }
+SecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor&, double, double) {
+  return {contiguous_like(x), contiguous_like(x)};
+}
+
+// Under autocast in float32, as tensor products.
+Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, double factor, double scale) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return call_forward({payload, key, factor, scale}, cast_to_float32(x, x));
+}
+
+void register_kernels(torch::Library& library) {
+  library.impl("silu", run_forward);
+  library.impl("silu_backward", run_backward);
+  library.impl("silu_double_backward", run_double_backward);
+}
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
+  library.impl("silu", forward);
+  library.impl("silu_backward", backward);
+  library.impl("silu_double_backward", double_backward);
+}
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
+  library.impl("silu", forward_shape);
+  library.impl("silu_backward", backward_shape);
+  library.impl("silu_double_backward", double_backward_shape);
+}
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("silu", forward_autocast); }
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("silu", forward_autocast); }
+
+}  // namespace
+}  // namespace eqaccel::ops

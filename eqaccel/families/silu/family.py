@@ -1,0 +1,35 @@
+"""The family of SiLU with a factor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eqaccel.codegen import Direction, Result
+from eqaccel.families.family import KernelFamily, TunedKernel
+from eqaccel.families.silu.body import print_silu
+from eqaccel.families.silu.payload import NAME, explain, silu_payload, silu_prelude
+from eqaccel.families.silu.reference import execute_silu
+from eqaccel.families.silu.spec import SiluSpec
+from eqaccel.targets import Target
+
+
+class _Silu(KernelFamily):
+    name = NAME
+
+    def payload(self, spec: SiluSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
+        return silu_payload(spec)
+
+    def prelude(self, backend: str) -> str:
+        return silu_prelude(backend)
+
+    def body(self, spec: SiluSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Any = None) -> str:
+        return print_silu(spec)  # for all directions, machines and scalars
+
+    def explain(self, spec: SiluSpec, direction: Direction, target: Target, scalar_bytes: int) -> str:
+        return explain(spec, direction)
+
+    def reference(self, spec: SiluSpec, direction: Direction, *, absolute: bool = False, **operands: Any) -> Result:
+        return execute_silu(spec, direction, absolute=absolute, **operands)
+
+
+SILU: KernelFamily = _Silu()

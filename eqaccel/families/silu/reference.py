@@ -1,0 +1,48 @@
+"""The reference executor of SiLU, in NumPy: what the kernels of every backend have to compute."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from eqaccel.codegen import Direction, Result
+from eqaccel.families.silu.spec import SiluSpec
+
+
+def execute_silu(
+    spec: SiluSpec,
+    direction: Direction,
+    x: NDArray,
+    *,
+    gz: NDArray | None = None,
+    a: NDArray | None = None,
+    absolute: bool = False,
+) -> Result:
+    """Runs a direction of SiLU, element by element.
+
+    Args:
+        spec: The factors.
+        direction: What to compute.
+        x: Elements, of any shape.
+        gz: Gradient of the output, for backward and double backward.
+        a: Tangent of x, for double backward.
+        absolute: Add up the absolute values of all terms instead: what rounding errors are proportional to.
+
+    Returns:
+        Forward: z. Backward: gx, the gradient of <gz, z>. Double backward: z and gx, the gradients of <a, gx> with
+        respect to gz and x.
+    """
+    x = spec.scale * x
+    decay = np.exp(-np.abs(x))
+    large, small = 1 / (1 + decay), decay / (1 + decay)
+    s, rest = np.where(x >= 0, large, small), np.where(x >= 0, small, large)
+    factor, scale = spec.factor, spec.scale
+    if absolute:
+        x, gz, a, factor, scale = (None if v is None else np.abs(v) for v in (x, gz, a, factor, scale))
+    if direction is Direction.FORWARD:
+        return Result(z=factor * x * s)
+    slope = factor * scale * s * (1 + x * rest)
+    if direction is Direction.BACKWARD:
+        return Result(gx=gz * slope)
+    difference = rest + s if absolute else rest - s
+    return Result(z=a * slope, gx=a * gz * factor * scale**2 * s * rest * (2 + x * difference))
