@@ -12,6 +12,12 @@ void keep_kernel(const Program& program, Backend backend, Scalar scalar, Directi
 
 std::optional<std::string> every_arch(Backend, Scalar, Direction, const std::string& arch) { return arch; }
 
+// A linear map has no kernels of second derivatives: these are linear maps again.
+std::optional<std::string> of_first_derivatives(Backend, Scalar, Direction direction, const std::string& arch) {
+  if (direction == Direction::double_backward) return std::nullopt;
+  return arch;
+}
+
 void keep_matrix_product(const Program& program, Backend, Scalar, Direction, int device) {
   MatrixProduct::get(program, device);
 }
@@ -28,6 +34,7 @@ std::optional<std::string> tensor_core_arch(Backend backend, Scalar scalar, Dire
 constexpr Family families[] = {
     {"tensor_product", load_gpu_kernel, keep_kernel, every_arch},
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
+    {"linear", load_linear_kernel, keep_kernel, of_first_derivatives},
     {"matrix_product", nullptr, keep_matrix_product, tensor_core_arch},
 };
 

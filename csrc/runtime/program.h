@@ -80,6 +80,10 @@ struct Compiled {
 // Families add to these. A polynomial has:
 //   meta "row_threads"                       threads of a GPU block, each of which takes a row
 //   terms                                    a line for each term, see eqaccel/families/polynomial/payload.py
+// a linear map has
+//   meta "shared_weights", "block_threads"   and "<body>/outputs", "<body>/<n>/rows" and "<body>/<n>/tiles" for each GPU
+//                                            body, see eqaccel/families/linear/payload.py
+//   paths                                    a line for each path, see there
 // and a matrix product has no body but gpu/forward/float32, and numbers of its own, see
 // eqaccel/families/matrix_product/payload.py.
 class Program {

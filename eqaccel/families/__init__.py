@@ -7,11 +7,14 @@ generators share (`codegen`); must not know torch, compilers or devices, nor one
 """
 
 from eqaccel.families.family import KernelFamily, TunedKernel
+from eqaccel.families.linear.family import LINEAR
 from eqaccel.families.matrix_product.family import MATRIX_PRODUCT
 from eqaccel.families.polynomial.family import POLYNOMIAL
 from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
 
-FAMILIES: dict[str, KernelFamily] = {family.name: family for family in (TENSOR_PRODUCT, POLYNOMIAL, MATRIX_PRODUCT)}
+FAMILIES: dict[str, KernelFamily] = {
+    family.name: family for family in (TENSOR_PRODUCT, POLYNOMIAL, LINEAR, MATRIX_PRODUCT)
+}
 """All families, by name."""
 
 __all__ = ["FAMILIES", "KernelFamily", "TunedKernel"]

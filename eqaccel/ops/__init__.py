@@ -7,6 +7,7 @@ the operator library. Knows torch, specs and payloads; must not know models, e3n
 from eqaccel.ops.graph import Graph
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
+from eqaccel.ops.linear import Linear
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
@@ -16,6 +17,7 @@ from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3
 __all__ = [
     "Graph",
     "KernelModule",
+    "Linear",
     "MatrixProduct",
     "Polynomial",
     "TensorProduct",

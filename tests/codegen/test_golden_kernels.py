@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eqaccel import PolynomialSpec, TensorProductSpec
+from eqaccel import LinearSpec, PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES
 from eqaccel.families.polynomial import Term
@@ -22,11 +22,13 @@ SPECS: dict[str, Any] = {
     "polynomial": PolynomialSpec(
         3, 2, 2, (Term(0, 0, (), 0.5), Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (0, 1, 2), 0.25))
     ),
+    "linear": LinearSpec("8x0e+4x1o+3x0e", "5x0e+6x1o", ((0, 0, 0.5), (2, 0, -1.5), (1, 1, 2.0)), 3),
     "matrix_product": None,
 }
 TARGETS_OF = {
     "tensor_product": ("cpu-avx2", "sm_90"),
     "polynomial": ("cpu-avx2",),
+    "linear": ("cpu-avx2", "sm_90"),
     "matrix_product": ("sm_90",),
 }
 KERNELS = [

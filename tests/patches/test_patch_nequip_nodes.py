@@ -15,7 +15,7 @@ import nequip_models as nm
 from e3nn import o3
 from e3nn.nn import Gate
 from e3nn.util import jit
-from eqaccel.patches import dense, nodes
+from eqaccel.patches import dense, linear, nodes
 from eqaccel.patches.nequip.swapping import FORMS
 from eqaccel.patches.replacement import Replacement, preview
 from nequip.nn.compile import ListInputOutputWrapper
@@ -242,8 +242,8 @@ def test_tracing() -> None:
     assert_close(graph(*[data[name] for name in fields])[1], expected)
 
 
-class Wrong(dense.DenseLinear):
-    """A dense form that is off."""
+class Wrong(linear.LinearMap):
+    """A form that is off."""
 
     def dense(self, features: torch.Tensor) -> torch.Tensor:
         return super().dense(features) * 1.001
@@ -266,7 +266,7 @@ def test_what_is_left_says_why() -> None:
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_forms_that_are_off_are_refused(monkeypatch: pytest.MonkeyPatch, verify: bool) -> None:
-    monkeypatch.setattr(nodes, "DenseLinear", Wrong)
+    monkeypatch.setattr(nodes, "LinearMap", Wrong)
     model = nm.model(dtype="float32")
     with pytest.raises(VerificationError, match=r"linear_1: its dense form gives other numbers"):
         patch(model, verify=verify)
