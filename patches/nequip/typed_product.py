@@ -111,7 +111,7 @@ def _type_embedding(model: torch.nn.Module) -> Any:
     """The embedding whose rows are the attributes of all nodes."""
     embeds = [module for module in model.modules() if "NodeTypeEmbed" in class_names(module)]
     if len(embeds) != 1 or not isinstance(getattr(embeds[0], "embed_module", None), torch.nn.Embedding):
-        raise PatchError("no kernel for species-indexed linear layers without an embedding of atom types")
+        raise PatchError("the model has no embedding of atom types, by which attributes would be told")
     if getattr(embeds[0], "do_categorical_graph_field_embed", False):
         raise PatchError("the attributes of nodes depend on more than the atom type")
     return embeds[0].embed_module
