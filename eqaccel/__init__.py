@@ -21,6 +21,8 @@ _HOMES = {
     "TensorProductSpec": "eqaccel.families.tensor_product",
     "TensorProduct": "eqaccel.ops",
     "TensorProductConv": "eqaccel.ops",
+    "LinearSpec": "eqaccel.families.linear",
+    "Linear": "eqaccel.ops",
     "MatrixProduct": "eqaccel.ops",
     "PolynomialSpec": "eqaccel.families.polynomial",
     "Polynomial": "eqaccel.ops",

@@ -1,17 +1,15 @@
-"""Node-wise modules of e3nn as a few dense matrix products each, for GPUs.
+"""The gate of e3nn in a few operators, for GPUs.
 
-e3nn multiplies block by block: slices, an einsum and a concatenation per irrep, forward and backward, which take a GPU
-longer to launch than to run. Here the weights are laid out as matrices over components, zeros included, so that one
-product does it for all blocks, or for all of an irrep. On a CPU the zeros would cost more than they save, so there the
-plain form of the module goes on doing the work. Everything is composed of differentiable operators of torch, and
-nothing is kept between calls.
+e3nn takes its irreps apart: slices, multiplications and a concatenation, forward and backward, which take a GPU longer
+to launch than to run. On a CPU they cost little, so there the plain form of the module goes on doing the work.
+Everything is composed of differentiable operators of torch, and nothing is kept between calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from eqaccel.patches.replacement import Replacement
@@ -21,32 +19,6 @@ from torch import Tensor
 def prefers_dense(x: Tensor) -> bool:
     """Whether the dense form is the faster one where `x` lives."""
     return x.is_cuda
-
-
-class DenseLinear(Replacement):
-    """An `e3nn.o3.Linear` with weights of its own and no bias; `eqaccel` multiplies by the matrix that they make.
-
-    Training of its weights keeps the plain form: their gradients would be sums in no fixed order.
-    """
-
-    note = "replaced by matrix products on a GPU, outside training"
-    gains_on_cpu = False
-
-    def forward(
-        self,
-        features: Tensor,
-        weight: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
-        bias: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
-    ) -> Tensor:
-        """Maps (num_nodes, irreps_in.dim) to (num_nodes, irreps_out.dim); given weights and biases are e3nn's."""
-        own = weight is None and bias is None and features.dim() == 2
-        if own and prefers_dense(features) and not (self.training and self.weight.requires_grad):
-            return self.dense(features)
-        return self.plain_forward(features, weight, bias)
-
-    def dense(self, features: Tensor) -> Tensor:
-        """`forward` as matrix products."""
-        return self.eqaccel(features, self.weight).squeeze(2)
 
 
 class FlatGate(Replacement):

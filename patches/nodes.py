@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from eqaccel.patches import dense
-from eqaccel.patches.blocks import Block, BlockProduct, joined
 from eqaccel.patches.coefficients import sharpen
-from eqaccel.patches.dense import DenseLinear, FlatActivations, FlatGate
+from eqaccel.patches.dense import FlatActivations, FlatGate
 from eqaccel.patches.harmonics import PolynomialHarmonics, harmonics_polynomial
+from eqaccel.patches.linear import AttributeProduct, LinearMap, attribute_product, linear_map
 from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.rounding import ROUNDING, distance
@@ -171,47 +171,21 @@ def random_rows(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
     return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(like)
 
 
-def check_weights(module: Any) -> None:
-    """Raises `PatchError` unless a module of e3nn has weights of its own, the same for all rows."""
-    if not (module.internal_weights and module.shared_weights) or module.weight.dim() != 1:
-        raise PatchError("its weights are not a vector of its own")
+def random_attributes(columns: int, like: torch.Tensor) -> torch.Tensor:
+    """Attributes to compare a form on: one-hot ones, a row of zeros, and mixtures."""
+    one_hot = torch.eye(columns)[[0, columns - 1]].to(like)
+    return torch.cat([one_hot, torch.zeros_like(one_hot[:1]), random_rows(2, columns, like)])
 
 
 def _linear(_: torch.nn.Module, linear: Any) -> Form:
-    check_weights(linear)
-    if any(item.i_in < 0 for item in linear.instructions):
-        raise PatchError("it has biases")
-    blocks, offset = [], 0
-    rows, columns = linear.irreps_in.slices(), linear.irreps_out.slices()
-    for item in linear.instructions:
-        mul_in, mul_out = item.path_shape
-        values = offset + torch.arange(mul_in * mul_out).view(mul_in, mul_out)
-        offset += values.numel()
-        dim = linear.irreps_in[item.i_in].ir.dim
-        blocks.append(Block(rows[item.i_in].start, columns[item.i_out].start, dim, values, item.path_weight))
-    product = block_product(linear.irreps_in.dim, linear.irreps_out.dim, blocks, 1, linear.weight)
-    return DenseLinear, product, (random_rows(3, linear.irreps_in.dim, linear.weight),)
+    return LinearMap, linear_map(linear), (random_rows(3, linear.irreps_in.dim, linear.weight),)
 
 
-def _species_product(_: torch.nn.Module, product: Any) -> Form:
-    """A product with attributes of nodes; a kind of model whose attributes name a type has a form of its own."""
-    check_weights(product)
-    raise PatchError("no kernel for species-indexed linear layers without an embedding of atom types")
-
-
-def block_product(dim_in: int, dim_out: int, blocks: list[Block], copies: int, like: Any) -> BlockProduct:
-    """The product with matrices of blocks, in the dtype and on the device of `like`; see `BlockProduct`.
-
-    Raises:
-        PatchError: If there are no blocks, or several in one place.
-    """
-    blocks = joined([block for block in blocks if block.values.numel()])
-    if not blocks:
-        raise PatchError("it has no paths")
-    places = [(block.row, block.column) for block in blocks]
-    if len(set(places)) < len(places):
-        raise PatchError("several of its paths join the same irreps")
-    return BlockProduct(dim_in, dim_out, blocks, copies).to(like.device, like.dtype)
+def _attribute_product(_: torch.nn.Module, product: Any) -> Form:
+    """A product with attributes of nodes; a kind of model whose attributes name a type may have a form of its own."""
+    kernel = attribute_product(product)
+    attributes = random_attributes(product.irreps_in2.dim, product.weight)
+    return AttributeProduct, kernel, (random_rows(len(attributes), product.irreps_in1.dim, product.weight), attributes)
 
 
 def _gate(model: torch.nn.Module, gate: Any) -> Form:
@@ -245,7 +219,7 @@ def _harmonics(model: torch.nn.Module, harmonics: Any) -> Form:
 E3NN_FORMS: NodeForms = MappingProxyType(
     {
         "Linear": NodeForm("irreps_in", _linear),
-        "FullyConnectedTensorProduct": NodeForm("irreps_in1", _species_product),
+        "FullyConnectedTensorProduct": NodeForm("irreps_in1", _attribute_product),
         "Gate": NodeForm("irreps_in", _gate),
         "SphericalHarmonics": NodeForm("irreps_in", _harmonics),
     }

@@ -1,13 +1,14 @@
 """Kernels one by one, in the dtype of a model: what is wrong with one is not lost in the rounding of the whole network.
 
-The convolutions, polynomials, radial functions and activations of a patched model are called with random operands, and
-so are their first and second derivatives. Each entry of each result may differ from that in float64 by `ERROR_CONSTANT`
-units of rounding of the sum of the absolute values of its terms; twice as many where functions have roundings of their
-own.
+The convolutions, polynomials, radial functions, activations and linear maps of a patched model are called with random
+operands, and so are their first and second derivatives. Each entry of each result may differ from that in float64 by
+`ERROR_CONSTANT` units of rounding of the sum of the absolute values of its terms; twice as many where functions have
+roundings of their own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from eqaccel.codegen import OUTPUTS, Direction
+from eqaccel.families.linear import LinearSpec
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec
-from eqaccel.ops import Polynomial, RadialBasis, ScaledSilu, TensorProductConv
+from eqaccel.ops import Linear, Polynomial, RadialBasis, ScaledSilu, TensorProductConv
 from eqaccel.testing import ERROR_CONSTANT, derivatives, random_operands, reference
 
 _NODES, _EDGES = 12, 768
 _ROWS = 1100  # of a polynomial: more than a block of threads takes, and no multiple of a vector
+_LINEAR_ROWS = 140  # of a linear map: more than a block takes
 
 _Function = Callable[..., Tensor]
 
@@ -80,8 +83,8 @@ def _excesses(path: str, module: Any, twin: Any, dtype: torch.dtype) -> Iterator
         return [result.to("cpu", torch.float64) for result in derivatives(function, operands, orders)]
 
     device, wide = module.payload.device, twin.payload.device
-    found = results(lambda *operands: module(*operands, *case.rest(device)), lambda t: t.to(device))
-    right = results(lambda *operands: twin(*operands, *case.rest(wide)), lambda t: t.to(wide, torch.float64))
+    found = results(lambda *operands: module(*operands, *case.rest(operands[0])), lambda t: t.to(device))
+    right = results(lambda *operands: twin(*operands, *case.rest(operands[0])), lambda t: t.to(wide, torch.float64))
     if case.absolute is None:
         scales = _reference_scales(module, case, directions)
     else:
@@ -106,7 +109,7 @@ class _Case:
         operands: These, on the CPU.
         num_rows: Rows of the result.
         num_columns: Columns of the result.
-        rest: The arguments behind the operands, on a device.
+        rest: The arguments behind the operands, for one of these.
         absolute: The sum of the absolute values of all terms, of operands that are not negative; None for functions of
             which the reference of their family knows it.
     """
@@ -115,7 +118,7 @@ class _Case:
     operands: tuple[Tensor, ...]
     num_rows: int
     num_columns: int
-    rest: Callable[[torch.device], tuple[Any, ...]]
+    rest: Callable[[Tensor], tuple[Any, ...]]
     absolute: _Function | None
 
 
@@ -165,7 +168,7 @@ def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
         return reference(conv.spec, x, y, w, edges.to(x.device), _NODES, layout=layout, absolute=True)
 
     inputs = (operands.x, operands.y, operands.w)
-    return _Case("xyw", inputs, _NODES, conv.spec.z_dim, lambda device: (edges.to(device), _NODES), absolute)
+    return _Case("xyw", inputs, _NODES, conv.spec.z_dim, lambda like: (edges.to(like.device), _NODES), absolute)
 
 
 def _polynomial(polynomial: Polynomial, dtype: torch.dtype) -> _Case:
@@ -182,6 +185,41 @@ def _polynomial(polynomial: Polynomial, dtype: torch.dtype) -> _Case:
     return _Case("xw", (x, w), _ROWS, spec.num_outputs, lambda _: (), absolute)
 
 
+def _linear(linear: Linear, dtype: torch.dtype) -> _Case:
+    """A linear map of rows with one attribute each, in turn."""
+    spec = linear.spec
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((_LINEAR_ROWS, spec.irreps_in.dim), (spec.weight_numel,))
+    x, w = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    one_hot = None
+    if spec.num_attributes:
+        one_hot = torch.eye(spec.num_attributes)[torch.arange(_LINEAR_ROWS) % spec.num_attributes]
+
+    def rest(like: Tensor) -> tuple[Any, ...]:
+        return () if one_hot is None else (one_hot.to(like),)
+
+    def absolute(x: Tensor, w: Tensor) -> Tensor:
+        return _sum_of_maps(spec, x, w, one_hot)
+
+    return _Case("xw", (x, w), _LINEAR_ROWS, spec.irreps_out.dim, rest, absolute)
+
+
+def _sum_of_maps(spec: LinearSpec, x: Tensor, w: Tensor, attributes: Tensor | None) -> Tensor:
+    """A linear map with the absolute values of its coefficients."""
+    outputs = [x.new_zeros(len(x), block.mul, block.ir.dim) for block in spec.irreps_out]
+    shapes = [spec.weight_shape(path) for path in spec.paths]
+    for path, shape, part in zip(spec.paths, shapes, w.split([math.prod(shape) for shape in shapes]), strict=True):
+        source = spec.irreps_in[path.source]
+        rows = x[:, spec.irreps_in.slices()[path.source]].unflatten(1, (source.mul, source.ir.dim))
+        matrices = part.view(shape) * abs(path.coefficient)
+        if attributes is None:
+            product = torch.einsum("nuc,uzw->nwc", rows, matrices)
+        else:  # one attribute each
+            product = torch.einsum("nuc,unw->nwc", rows, matrices[:, attributes.argmax(1).to(x.device)])
+        outputs[path.target] = outputs[path.target] + product
+    return torch.cat([output.flatten(1) for output in outputs], 1)
+
+
 def _sum_of_terms(spec: PolynomialSpec, x: Tensor, w: Tensor) -> Tensor:
     """A polynomial with the absolute values of its coefficients."""
     factors = torch.nn.functional.pad(x, (0, 1), value=1.0)  # the last column stands for features that are not there
@@ -194,6 +232,12 @@ def _sum_of_terms(spec: PolynomialSpec, x: Tensor, w: Tensor) -> Tensor:
 
 
 _CASES: Mapping[type[nn.Module], Callable[[Any, torch.dtype], _Case]] = MappingProxyType(
-    {TensorProductConv: _convolution, Polynomial: _polynomial, RadialBasis: _radial, ScaledSilu: _activation}
+    {
+        TensorProductConv: _convolution,
+        Polynomial: _polynomial,
+        RadialBasis: _radial,
+        ScaledSilu: _activation,
+        Linear: _linear,
+    }
 )
 """What kinds of kernels are called with."""

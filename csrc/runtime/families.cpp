@@ -13,6 +13,12 @@ void keep_kernel(const Program& program, Backend backend, Scalar scalar, Directi
 
 std::optional<std::string> every_arch(Backend, Scalar, Direction, const std::string& arch) { return arch; }
 
+// A linear map has no kernels of second derivatives: these are linear maps again.
+std::optional<std::string> of_first_derivatives(Backend, Scalar, Direction direction, const std::string& arch) {
+  if (direction == Direction::double_backward) return std::nullopt;
+  return arch;
+}
+
 void keep_matrix_product(const Program& program, Backend, Scalar, Direction, int device) {
   MatrixProduct::get(program, device);
 }
@@ -40,6 +46,7 @@ constexpr Family families[] = {
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
     {"radial_basis", load_row_kernel, keep_kernel, every_arch},
     {"silu", load_row_kernel, keep_kernel, every_arch},
+    {"linear", load_linear_kernel, keep_kernel, of_first_derivatives},
     {"matrix_product", nullptr, keep_matrix_product, tensor_core_arch},
     {"neighbors", nullptr, keep_neighbors, every_gpu},
 };

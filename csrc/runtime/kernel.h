@@ -22,6 +22,8 @@ std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code);
 std::unique_ptr<Kernel> load_cpu_kernel(const Program&, Scalar, Direction);
 // Backend::cuda or Backend::hip: compiles for the architecture of `device`, loads the module there.
 std::unique_ptr<Kernel> load_gpu_kernel(const Program&, Backend, Scalar, Direction, int device);
+// The same for linear maps, which have numbers of blocks for each output.
+std::unique_ptr<Kernel> load_linear_kernel(const Program&, Backend, Scalar, Direction, int device);
 // The same for a program whose rows are computed each for itself, by a thread; it has the number "row_threads".
 std::unique_ptr<Kernel> load_row_kernel(const Program&, Backend, Scalar, Direction, int device);
 

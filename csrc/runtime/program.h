@@ -87,6 +87,10 @@ struct Compiled {
 //   terms                                    a line for each term, see eqaccel/families/polynomial/payload.py
 // the last
 //   meta "thread_elements"                   elements that such a thread takes
+// a linear map has
+//   meta "shared_weights", "block_threads"   and "<body>/outputs", "<body>/<n>/rows" and "<body>/<n>/tiles" for each GPU
+//                                            body, see eqaccel/families/linear/payload.py
+//   paths                                    a line for each path, see there
 // and a matrix product has no body but gpu/forward/float32, and numbers of its own, see
 // eqaccel/families/matrix_product/payload.py.
 class Program {

@@ -46,7 +46,8 @@ constexpr Output outputs[] = {{"z", 'z', &eq_operands::z},
                               {"gy", 'y', &eq_operands::gy},
                               {"gw", 'w', &eq_operands::gw}};
 
-bool writes(Direction direction, const Output& output) {
+bool writes(Direction direction, const Output& output, const RowSizes& sizes) {
+  if (sizes.shared_weights && (output.kind == 'y' || output.kind == 'w')) return false;
   return direction == Direction::double_backward || (direction == Direction::forward) == (output.kind == 'z');
 }
 
@@ -86,6 +87,8 @@ std::invalid_argument bad_checksums() {
   return std::invalid_argument("payload: expected self-check checksums for every block, got others");
 }
 
+bool has_graph(const RowSizes& sizes) { return sizes.y > 0 && !sizes.shared_weights; }
+
 std::map<char, Rows> read_blocks(const std::string& text, const RowSizes& sizes) {
   const std::map<char, int64_t> dims = {{'x', sizes.x}, {'y', sizes.y}, {'z', sizes.z}, {'w', sizes.w}};
   std::map<char, Rows> kinds;
@@ -109,9 +112,10 @@ std::map<char, Rows> read_blocks(const std::string& text, const RowSizes& sizes)
   for (const auto& [kind, dim] : dims) {
     if (kinds[kind].dim != dim || !lines.eof()) throw bad_checksums();
   }
-  if (kinds['y'].dim == 0) {
+  if (!has_graph(sizes)) {
     for (char kind : {'x', 'y', 'z', 'w'}) kinds[kind].count = batch_rows;
   }
+  if (sizes.shared_weights) kinds['w'].count = 1;
   return kinds;
 }
 
@@ -140,7 +144,7 @@ class Guarded {
 
 template <class T>
 std::string check_layout(const Kernel& kernel, Direction direction, const std::map<char, Rows>& kinds,
-                         const std::string& checksums, bool mul_ir) {
+                         const RowSizes& sizes, const std::string& checksums, bool mul_ir) {
   std::vector<Guarded<T>> arrays;
   eq_operands o{};
   for (uint32_t sequence = 0; sequence < std::size(inputs); ++sequence) {
@@ -153,9 +157,9 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
   }
   for (const Output& output : outputs) {
     const Rows& rows = kinds.at(output.kind);
-    if (writes(direction, output)) o.*output.field = arrays.emplace_back(rows.count * rows.dim).data();
+    if (writes(direction, output, sizes)) o.*output.field = arrays.emplace_back(rows.count * rows.dim).data();
   }
-  if (kinds.at('y').dim > 0) {
+  if (has_graph(sizes)) {
     o.row_ptr = row_ptr;
     o.edge = edge;
     o.sender = sender;
@@ -165,7 +169,7 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
   o.num_receivers = kinds.at('z').count;
   o.num_senders = kinds.at('x').count;
   o.num_edges = kinds.at('y').count;
-  o.w_stride = o.c_stride = kinds.at('w').dim;
+  o.w_stride = o.c_stride = sizes.shared_weights ? 0 : kinds.at('w').dim;
   o.mul_ir = mul_ir;
   o.threads = 1;
   o.workspace = arrays.emplace_back((kernel.workspace_bytes(o) + sizeof(T) - 1) / sizeof(T)).data();
@@ -178,7 +182,7 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
     if (!array.intact()) differences << "it writes outside of its operands and workspace\n";
   }
   for (const Output& output : outputs) {
-    if (!writes(direction, output)) continue;
+    if (!writes(direction, output, sizes)) continue;
     const Rows& rows = kinds.at(output.kind);
     const T* values = static_cast<const T*>(o.*output.field);
     std::vector<std::array<double, projections.size()>> sums(rows.blocks.size());
@@ -208,7 +212,8 @@ std::string self_check(const Kernel& kernel, Scalar scalar, Direction direction,
                        const std::string& blocks, const std::string& checksums) {
   const std::map<char, Rows> kinds = read_blocks(blocks, sizes);
   const auto check = scalar == Scalar::float32 ? check_layout<float> : check_layout<double>;
-  return check(kernel, direction, kinds, checksums, true) + check(kernel, direction, kinds, checksums, false);
+  return check(kernel, direction, kinds, sizes, checksums, true) +
+         check(kernel, direction, kinds, sizes, checksums, false);
 }
 
 }  // namespace eqaccel

@@ -63,6 +63,9 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("silu_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor a, float factor, "
               "float scale) -> (Tensor ggz, Tensor gx)",
               tags);
+  // linear.h; three of x: (rows, x_dim), y: (rows, y_dim), w: (w_dim,) and gz: (rows, z_dim), without the one that is
+  // missing, which the result, of so many columns, belongs to.
+  library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -55,7 +55,7 @@ TORCH_LIBRARY_IMPL(eqaccel, FuncTorchBatched, library) {
   for (const char* op : {"graph", "tensor_product", "tensor_product_backward", "tensor_product_double_backward",
                          "matrix_product", "polynomial", "polynomial_backward", "polynomial_double_backward",
                          "polynomial_polar_form", "radial_basis", "radial_basis_backward", "radial_basis_double_backward",
-                         "silu", "silu_backward", "silu_double_backward", "exchange", "exchange_backward"})
+                         "silu", "silu_backward", "silu_double_backward", "linear", "exchange", "exchange_backward"})
     library.impl(op, torch::CppFunction::makeFromBoxedFunction<&each_sample>());
 }
 

@@ -38,7 +38,7 @@ class KernelFamily(ABC):
 
     Attributes:
         name: Name of the family, of its folder, and in payloads.
-        directions: Those that have kernels. Derivatives of a family without gradients consist of its forward kernel.
+        directions: Those that have kernels. Derivatives that have none consist of all the kernels that there are.
     """
 
     name: str
@@ -102,5 +102,4 @@ class KernelFamily(ABC):
     def serving(self, directions: Iterable[Direction]) -> list[Direction]:
         """The kernels that compute these derivatives."""
         wanted = list(directions)
-        own = [direction for direction in wanted if direction in self.directions]
-        return own or (list(self.directions) if wanted else [])
+        return wanted if set(wanted) <= set(self.directions) else list(self.directions)

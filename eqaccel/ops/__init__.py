@@ -7,6 +7,7 @@ the operator library. Knows torch, specs and payloads; must not know models, e3n
 from eqaccel.ops.graph import GivenEdges, Graph, given_edges
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
+from eqaccel.ops.linear import Linear
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
@@ -24,6 +25,7 @@ __all__ = [
     "GivenEdges",
     "Graph",
     "KernelModule",
+    "Linear",
     "MatrixProduct",
     "Neighbors",
     "Polynomial",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eqaccel import PolynomialSpec, TensorProductSpec
+from eqaccel import LinearSpec, PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES
 from eqaccel.families.polynomial import Term
@@ -26,6 +26,7 @@ SPECS: dict[str, Any] = {
     ),
     "radial_basis": RadialBasisSpec(8, 6.0, 5, 0.5),
     "silu": SiluSpec(1.5, 0.5),
+    "linear": LinearSpec("8x0e+4x1o+3x0e", "5x0e+6x1o", ((0, 0, 0.5), (2, 0, -1.5), (1, 1, 2.0)), 3),
     "matrix_product": None,
     "neighbors": None,
 }
@@ -34,6 +35,7 @@ TARGETS_OF = {
     "polynomial": ("cpu-avx2",),
     "radial_basis": ("cpu-avx2",),
     "silu": ("cpu-avx2",),
+    "linear": ("cpu-avx2", "sm_90"),
     "matrix_product": ("sm_90",),
     "neighbors": ("sm_90",),
 }

@@ -11,7 +11,16 @@ import torch
 from runtime_checks import make_payload
 
 import eqaccel
-from eqaccel import MatrixProduct, Polynomial, PolynomialSpec, TensorProduct, TensorProductSpec, runtime
+from eqaccel import (
+    Linear,
+    LinearSpec,
+    MatrixProduct,
+    Polynomial,
+    PolynomialSpec,
+    TensorProduct,
+    TensorProductSpec,
+    runtime,
+)
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES
 from eqaccel.families.polynomial import Term
@@ -27,6 +36,7 @@ SPECS: dict[str, Any] = {
     "polynomial": PolynomialSpec(3, 2, 2, (Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (2,), 0.5))),
     "radial_basis": RadialBasisSpec(3, 5.0, 6, 0.5),
     "silu": SiluSpec(1.5, 0.5),
+    "linear": LinearSpec("3x0e+2x1o", "2x0e+4x1o", ((0, 0, 1.5), (1, 1, -0.5)), 2),
     "matrix_product": None,
     "neighbors": None,
 }
@@ -35,6 +45,7 @@ MODULES: dict[str, type[KernelModule]] = {
     "polynomial": Polynomial,
     "radial_basis": RadialBasis,
     "silu": ScaledSilu,
+    "linear": Linear,
     "matrix_product": MatrixProduct,
     "neighbors": Neighbors,
 }
@@ -43,6 +54,7 @@ OPERANDS = {
     "polynomial": {"x": (7, 3), "w": (7, 2)},
     "radial_basis": {"x": (7, 1), "w": (3,)},
     "silu": {"x": (7, 3)},
+    "linear": {"x": (7, 9), "w": (28,), "y": (7, 2)},
     "matrix_product": {"a": (7, 4), "b": (4, 6)},
 }
 
@@ -79,7 +91,7 @@ def test_other_families_are_refused(meta: str, got: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kernels_that_exist(name: str) -> None:
-    """All of them everywhere, but of matrix products those for tensor cores of one architecture."""
+    """All of a family everywhere, but of matrix products those for tensor cores of one architecture."""
     program = runtime.Program(FAMILIES[name].payload(SPECS[name])[0])
     found = {
         (backend, scalar, direction.value, arch): program.compile_arch(backend, scalar, direction.value, arch)
@@ -102,14 +114,17 @@ def test_kernels_that_exist(name: str) -> None:
     elif name == "neighbors":
         assert all((arch is not None) == (key[0] != "cpu" and key[2] == "forward") for key, arch in found.items())
     else:
-        assert all(arch == (key[3] or "") for key, arch in found.items())
+        own = {direction.value for direction in FAMILIES[name].directions}
+        assert all(arch == ((key[3] or "") if key[2] in own else None) for key, arch in found.items())
 
 
-def test_derivatives_of_a_family_without_gradients_are_forward_kernels() -> None:
-    forward, backward, _ = Direction
+def test_derivatives_without_kernels_take_all_that_there_are() -> None:
+    forward, backward, second = Direction
     assert FAMILIES["matrix_product"].serving([backward]) == [forward]
     assert FAMILIES["matrix_product"].serving([forward, backward]) == [forward]
     assert FAMILIES["tensor_product"].serving([backward]) == [backward]
+    assert FAMILIES["linear"].serving([backward]) == [backward]
+    assert FAMILIES["linear"].serving([forward, second]) == [forward, backward]
     assert all(family.serving([]) == [] for family in FAMILIES.values())
 
 
@@ -131,9 +146,10 @@ def test_modules_compute_what_the_reference_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensor_product", "polynomial", "radial_basis", "silu"])
+@pytest.mark.parametrize("name", ["tensor_product", "polynomial", "linear"])
 def test_the_source_of_this_machine_is_what_is_shipped(name: str) -> None:
     program = runtime.Program(FAMILIES[name].payload(SPECS[name])[0])
-    for direction in Direction:
+    for direction in FAMILIES[name].directions:
         text = FAMILIES[name].source(SPECS[name], direction, host_target(), 4)
         assert program.source("cpu", "float32", direction.value) == text
         text = FAMILIES[name].source(SPECS[name], direction, TARGETS["sm_86"], 8)

@@ -123,7 +123,10 @@ def assert_error(line: str, message: str) -> None:
         ({"style": "eqaccel speed 11"}, "unknown keyword speed, expected device, threads or native_code"),
         ({"style": "eqaccel threads"}, "keyword threads needs a value"),
         ({"style": "eqaccel threads 0"}, r"threads must be auto or 1 to \d+, the processors of this host, got 0"),
-        ({"style": "eqaccel threads 1000000"}, r"threads must be auto or 1 to \d+, the processors of this host, got 1000000"),
+        (
+            {"style": "eqaccel threads 1000000"},
+            r"threads must be auto or 1 to \d+, the processors of this host, got 1000000",
+        ),
         ({"style": "eqaccel native_code perhaps"}, "perhaps"),
         ({"style": "eqaccel device tpu"}, "device must be auto, cpu, cuda or cuda:N, got tpu"),
         ({"before": "units lj"}, "units must be metal or real, and they are lj"),

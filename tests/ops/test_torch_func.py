@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from eqaccel import MatrixProduct, Polynomial, PolynomialSpec, TensorProduct, TensorProductConv, TensorProductSpec
+from eqaccel import (
+    Linear,
+    LinearSpec,
+    MatrixProduct,
+    Polynomial,
+    PolynomialSpec,
+    TensorProduct,
+    TensorProductConv,
+    TensorProductSpec,
+)
 from eqaccel.errors import OperandError
 from eqaccel.families.polynomial import Term
 from eqaccel.testing import assert_close, random_operands, reference
@@ -86,6 +95,16 @@ def matrix_case(device: torch.device) -> Case:
     return MatrixProduct().to(device), [normal(3, 4).to(device), normal(4, 2, seed=1).to(device)]
 
 
+def linear_case(missing: int, device: torch.device) -> Case:
+    """The form of a linear map without one of its operands."""
+    spec = LinearSpec("2x0e+1x1o", "1x0e+2x1o+1x0e", ((0, 0, 0.5), (1, 1, -2.0)), 2)
+    module = Linear(spec).to(device)
+    shapes = [(2, spec.irreps_in.dim), (2, 2), (spec.weight_numel,), (2, spec.irreps_out.dim)]
+    columns = shapes.pop(missing)[-1]
+    operands = [normal(*shape, seed=number).to(device) for number, shape in enumerate(shapes)]
+    return lambda *v: torch.ops.eqaccel.linear(module.payload, module.key, *v, missing, columns), operands
+
+
 CASES = {
     "tensor_product": lambda device: product_case(0, device),
     "tensor_product_backward": lambda device: product_case(1, device),
@@ -101,6 +120,10 @@ CASES = {
     "polar_form_weights": lambda device: form_case(1, device),
     "polar_form_features": lambda device: form_case(3, device),
     "matrix_product": matrix_case,
+    "linear": lambda device: linear_case(3, device),
+    "linear_features": lambda device: linear_case(0, device),
+    "linear_attributes": lambda device: linear_case(1, device),
+    "linear_weights": lambda device: linear_case(2, device),
 }
 
 

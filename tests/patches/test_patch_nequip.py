@@ -303,10 +303,12 @@ def test_report(model: Model) -> None:
     assert first.accelerated
     assert (first.kind, first.paths, first.weight_numel, first.mul) == ("TensorProductScatter", 4, 24, (8, 4))
     assert "memory that is kept" in rows["layer1_convnet.conv.edge_mlp"].note
-    for name in ("conv.sc", "conv.linear_1", "conv.linear_2", "equivariant_nonlin"):
-        assert not rows[f"layer1_convnet.{name}"].accelerated
-        assert "on a GPU" in rows[f"layer1_convnet.{name}"].note
-    assert "7 modules accelerated" in str(after)
+    for name in ("conv.sc", "conv.linear_1", "conv.linear_2"):
+        assert rows[f"layer1_convnet.{name}"].accelerated
+        assert "eqaccel.Linear" in rows[f"layer1_convnet.{name}"].note
+    assert not rows["layer1_convnet.equivariant_nonlin"].accelerated
+    assert "on a GPU" in rows["layer1_convnet.equivariant_nonlin"].note
+    assert "15 modules accelerated" in str(after)
 
 
 def test_compiled_models_name_the_library_of_their_operators(model: Model) -> None:

@@ -40,6 +40,10 @@ PAYLOADS = {
         "polynomial_payload(PolynomialSpec(2, 2, 1, (Term(0, 0, (0,), 1.5), Term(0, 1, (0, 1, 1), 0.5))))[0]",
         "random.Random(1).sample(range(len(content)), 200)",
     ),
+    "linear": (
+        'linear_payload(LinearSpec("2x0e+1x1o", "1x0e+2x1o", ((0, 0, 1.5), (1, 1, 0.5)), 2))[0]',
+        "random.Random(1).sample(range(len(content)), 200)",
+    ),
     "matrix product": ("matrix_payload()[0]", "random.Random(1).sample(range(len(content)), 200)"),
 }
 
@@ -53,6 +57,7 @@ def test_payloads_that_were_damaged_are_refused(name: str) -> None:
         + f"""
 from eqaccel import codegen
 from eqaccel.errors import CompileError
+from eqaccel.families.linear import LinearSpec, linear_payload
 from eqaccel.families.matrix_product import matrix_payload
 from eqaccel.families.polynomial import PolynomialSpec, Term, polynomial_payload
 from eqaccel.families.tensor_product import TensorProductSpec, payload

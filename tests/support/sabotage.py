@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from eqaccel.patches import convolution, dense, harmonics
+from eqaccel.patches import convolution, dense, harmonics, linear
 from eqaccel.patches.mace import contraction
 from eqaccel.patches.nequip import typed_product
 from torch import Tensor
@@ -170,6 +170,26 @@ def _operators() -> Iterator[Sabotage]:
                 yield Sabotage(what, f"{operator} {name}", label, partial(_Spoilt, operator, number, dtype, spoil))
 
 
+LINEAR_FORMS = {"gx": 0, "gw": 2, "z": 3}
+"""The forms of a linear map that models reach: of which operand they are the derivative, and its number."""
+
+
+def _linear_maps() -> Iterator[Sabotage]:
+    for (name, missing), dtype in product(LINEAR_FORMS.items(), (torch.float64, torch.float32)):
+        label = str(dtype).removeprefix("torch.")
+        spoils = {"0.1 %": _all} if dtype == torch.float32 else {"0.1 % of a row": _first}
+        if dtype == torch.float64 and name != "gw":
+            spoils["sign of a component"] = _sign
+        for what, spoil in spoils.items():
+            wrong = partial(_Spoilt, "linear", 0, dtype, partial(_of_form, missing, spoil))
+            yield Sabotage(what, f"linear {name}", label, wrong)
+
+
+def _of_form(missing: int, spoil: Callable[..., None], result: Tensor, arguments: Sequence[Any]) -> None:
+    if arguments[5] == missing:
+        spoil(result, arguments)
+
+
 def _highest_degree(result: Tensor, _: Sequence[Any]) -> None:
     result[:, 4:] *= 1.02
 
@@ -210,12 +230,13 @@ def _coefficients() -> Iterator[Sabotage]:
 
 
 def _forms() -> Iterator[Sabotage]:
-    families = {dense.DenseLinear: "mace", typed_product.TypedProduct: "nequip", dense.FlatGate: "nequip"}
+    families = {linear.LinearMap: "mace", linear.AttributeProduct: "mace"}
+    families |= {typed_product.TypedProduct: "nequip", dense.FlatGate: "nequip"}
     for form, family in families.items():
         yield Sabotage("0.1 % of a column", f"form {form.__name__}", "both", _off(form), family)
 
 
-SABOTAGES = [*_operators(), *_coefficients(), *_forms()]
+SABOTAGES = [*_operators(), *_linear_maps(), *_coefficients(), *_forms()]
 
 
 def caught(sabotage: Sabotage, model: torch.nn.Module, **options: Any) -> Catch | None:

@@ -1,0 +1,39 @@
+"""The family of linear maps of irreps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eqaccel.codegen import Direction, Result
+from eqaccel.families.family import KernelFamily, TunedKernel
+from eqaccel.families.linear.body import print_linear
+from eqaccel.families.linear.payload import DIRECTIONS, NAME, explain, linear_payload, linear_prelude
+from eqaccel.families.linear.plan import make_plan
+from eqaccel.families.linear.reference import execute_linear
+from eqaccel.families.linear.spec import LinearSpec
+from eqaccel.targets import Target
+
+
+class _LinearMaps(KernelFamily):
+    name = NAME
+    directions = DIRECTIONS
+
+    def payload(self, spec: LinearSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
+        return linear_payload(spec)
+
+    def prelude(self, backend: str) -> str:
+        return linear_prelude(backend)
+
+    def body(
+        self, spec: LinearSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Any = None
+    ) -> str:
+        return print_linear(make_plan(spec, direction), None if target.backend == "cpu" else scalar_bytes)
+
+    def explain(self, spec: LinearSpec, direction: Direction, target: Target, scalar_bytes: int) -> str:
+        return explain(spec, direction)
+
+    def reference(self, spec: LinearSpec, direction: Direction, *, absolute: bool = False, **operands: Any) -> Result:
+        return execute_linear(spec, direction, absolute=absolute, **operands)
+
+
+LINEAR: KernelFamily = _LinearMaps()

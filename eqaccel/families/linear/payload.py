@@ -1,0 +1,92 @@
+"""The payload of a linear map: a body for each direction and backend, and its paths."""
+
+from __future__ import annotations
+
+import functools
+from itertools import pairwise
+
+import numpy as np
+
+from eqaccel.codegen import SCALAR_BYTES, Direction, check, flatten_prelude, pack
+from eqaccel.families.linear.body import print_linear
+from eqaccel.families.linear.plan import WARP, WARPS, make_plan
+from eqaccel.families.linear.reference import execute_linear
+from eqaccel.families.linear.spec import LinearSpec
+
+NAME = "linear"
+"""Of the family."""
+
+DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
+"""Those with kernels: the map, and its transpose."""
+
+
+@functools.lru_cache(maxsize=64)
+def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
+    """The payload of a linear map, and the integer key that names it.
+
+    Meta has `shared_weights`, as all rows have the same, `block_threads`, and for each GPU body "<body>/outputs", and
+    for each of these "<body>/<n>/rows" and "<body>/<n>/tiles": rows that a block takes, and blocks side by side. Entry
+    `paths` has a line "<first column of x> <mul> <first column of z> <mul> <components> <first weight> <coefficient>"
+    for each path.
+    """
+    x, y, z, w = spec.irreps_in.dim, spec.num_attributes, spec.irreps_out.dim, spec.weight_numel
+    numbers = {"x_dim": x, "y_dim": y, "w_dim": w, "z_dim": z, "shared_weights": 1, "block_threads": WARPS * WARP}
+    entries = {f"prelude/{backend}": linear_prelude(backend) for backend in ("cpu", "cuda", "hip")}
+    entries["check/blocks"] = "".join(f"{n} 1 {dim}\n" for n, dim in zip("xywz", (x, y, w, z), strict=True) if dim)
+    for direction in DIRECTIONS:
+        plan = make_plan(spec, direction)
+        entries[f"cpu/{direction.value}"] = print_linear(plan)
+        entries[f"plan/cpu/{direction.value}"] = explain(spec, direction)
+        entries[f"check/{direction.value}"] = _checksums(spec, direction)
+        for scalar, scalar_bytes in SCALAR_BYTES.items():
+            body = f"gpu/{direction.value}/{scalar}"
+            entries[body], entries[f"plan/{body}"] = print_linear(plan, scalar_bytes), explain(spec, direction)
+            numbers[f"{body}/outputs"] = len(plan.outputs)
+            for n, output in enumerate(plan.outputs):
+                numbers[f"{body}/{n}/rows"] = plan.block_rows(output, scalar_bytes)
+                numbers[f"{body}/{n}/tiles"] = plan.column_tiles(output, scalar_bytes)
+    entries["paths"] = "".join(_path_lines(spec))
+    return pack(NAME, numbers, entries)
+
+
+def _path_lines(spec: LinearSpec) -> list[str]:
+    lines = []
+    for path, (begin, end) in zip(spec.paths, pairwise(spec.weight_offsets), strict=True):
+        if begin == end:
+            continue
+        mul_in, _, mul_out = spec.weight_shape(path)
+        first, target = spec.irreps_in.slices()[path.source].start, spec.irreps_out.slices()[path.target].start
+        components = spec.irreps_in[path.source].ir.dim
+        lines.append(f"{first} {mul_in} {target} {mul_out} {components} {begin} {float(path.coefficient)!r}\n")
+    return lines
+
+
+def linear_prelude(backend: str) -> str:
+    """The text in front of every body of a backend."""
+    return flatten_prelude("cpu_linear.h" if backend == "cpu" else "gpu_linear.h", backend)
+
+
+def explain(spec: LinearSpec, direction: Direction) -> str:
+    """How the kernel of a direction works, in words."""
+    plan = make_plan(spec, direction)
+    kind = f"mixed by {spec.num_attributes} attributes" if spec.num_attributes else "the same for all rows"
+    maps = f"{spec.irreps_in} to {spec.irreps_out}, {spec.weight_numel} weights"
+    return (
+        f"{direction.value} of linear maps: {maps}, {kind}\n"
+        f"  {len(plan.outputs)} blocks written, {len(spec.paths)} paths; rows in the order of their attributes\n"
+    )
+
+
+def _checksums(spec: LinearSpec, direction: Direction) -> str:
+    """What the self-check (`codegen.check`) compares a batch with; weights are one row."""
+    rows = check.PROBLEM["batch_rows"]
+    operands = {"w": check.numbers("w", 1, spec.weight_numel)[0]}
+    if spec.num_attributes:
+        operands["y"] = check.numbers("y", rows, spec.num_attributes)
+    name, read, dim = ("z", "x", spec.irreps_in.dim)
+    if direction is Direction.BACKWARD:
+        name, read, dim = ("gx", "gz", spec.irreps_out.dim)
+    operands[read] = check.numbers(read, rows, dim)
+    result, absolute = (getattr(execute_linear(spec, direction, **operands, absolute=flag), name) for flag in (0, 1))
+    a, b = (float(products.sum()) for products in check.projections(result))
+    return f"{name} {float(np.sqrt((absolute**2).sum())):.4g} {a!r} {b!r}\n"
