@@ -66,6 +66,7 @@ class Step:
         dtype: float32 or float64, of the vectors that the potentials take.
         skin: Angstrom by which candidates go beyond the cutoff.
         capture: Whether to record CUDA graphs, on a GPU that can.
+        patient: Whether to record only when candidates serve a second call, for structures that come only once.
     """
 
     def __init__(
@@ -77,9 +78,10 @@ class Step:
         *,
         skin: float = SKIN,
         capture: bool = True,
+        patient: bool = False,
     ) -> None:
         self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.patient = device, dtype, patient
         self.captures: Counter[str] = Counter()
         """How often a graph was recorded, by the reason."""
         self.rebuilds = 0
@@ -89,8 +91,12 @@ class Step:
         self._search = Neighbors().to(device)
         self._lock = threading.RLock()
         self._candidates: Candidates | None = None
+        self._served = False
+        """Whether the candidates are those of the call before."""
         self._memory: _Memory | None = None
         self._capture: Capture | None = None
+        self._reason = ""
+        """Why there is no recording yet."""
 
     def __call__(self, system: System) -> Outcome:
         """Evaluates the potentials.
@@ -112,7 +118,8 @@ class Step:
 
     def _follow(self, system: System) -> None:
         """Brings candidates and memory to what they have to be for a system."""
-        if self._candidates is None or not self._candidates.hold(system):
+        self._served = self._candidates is not None and self._candidates.hold(system)
+        if not self._served:
             self._candidates = None  # not to be kept if what follows fails
             found = Candidates.find(system, self.cutoff, self.skin, self.device)
             self.rebuilds += 1
@@ -144,15 +151,14 @@ class Step:
     def _renew(self, reason: str, num_edges: int) -> None:
         """Makes room for so many edges; what was recorded before is forgotten."""
         assert self._memory is not None
-        self._capture = None
+        self._capture, self._reason = None, reason
         self._memory.capacity = int(num_edges * _SLACK) + 64
-        if not self.not_captured:
-            self.captures[reason] += 1
 
     def _run(self) -> Tensor:
-        if not self.not_captured and self._capture is None:
+        if not self.not_captured and self._capture is None and (self._served or not self.patient):
             try:
                 self._capture = Capture(self._evaluate, self.device)
+                self.captures[self._reason] += 1
             except (RuntimeError, NotImplementedError) as error:
                 # The same work without a graph: where that fails too, its error is the one to see.
                 reason = f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"
