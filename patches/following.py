@@ -69,8 +69,8 @@ class FollowedStep:
         return ""
 
     def changed(self) -> bool:
-        """Whether the models have changed since the step was made."""
-        return self._watch is not None and not self._watch.holds()
+        """Whether the models may have changed since the step was made; so of a copy, which has made none."""
+        return self._watch is None or not self._watch.holds()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FollowedStep:
         return type(self)(self.kind, self.skin, self.patient)

@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("eqaccel.Calculator needs ASE; install it: pip install ase", name=error.name) from error
 
 
-class Calculator(AseCalculator):
+class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
     """Energies, forces and stresses of a MACE or NequIP model, in eV and angstrom, by a step that is fast as a whole.
 
     Neighbours are kept for several steps, and on a GPU a step is recorded as a CUDA graph. Arrays are float64 whatever

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,15 @@ class ModelSource(Source):
     def _note(self) -> str:
         return step_note(self._followed.step, self._calls, self._followed.renewals)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelSource:
+        return ModelSource(copy.deepcopy(self.model, memo), self._kind, self._number, self.skin)
+
     def __reduce__(self) -> tuple[Any, ...]:
+        if type(self.model).__module__.startswith("<torch_package"):
+            raise pickle.PicklingError(
+                "a model out of a package has classes that no other process knows; make a calculator of the package "
+                "there, or one of the file that eqaccel.export(calculator, path) writes, which can be pickled"
+            )
         return ModelSource, (self.model, self._kind, self._number, self.skin)
 
 
