@@ -5,6 +5,11 @@ of many at once. The step itself is `eqaccel.step`; must not know a particular k
 the library that imports ASE.
 """
 
-from eqaccel.integrations.ase.calculator import Calculator
+try:
+    from eqaccel.integrations.ase.calculator import Calculator
+except ModuleNotFoundError as error:
+    if error.name != "ase":
+        raise
+    raise ModuleNotFoundError("eqaccel.Calculator needs ASE; install it: pip install ase", name="ase") from error
 
 __all__ = ["Calculator"]

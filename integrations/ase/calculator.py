@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator as AseCalculator
+from ase.data import atomic_numbers, chemical_symbols
 from eqaccel.integrations.ase.sources import open_source
 from eqaccel.patches.calculator import quick_changes, voigt
 from numpy.typing import NDArray
@@ -16,13 +19,6 @@ from torch import nn
 
 from eqaccel.errors import CalculatorError, StructureError
 from eqaccel.step import SKIN, System
-
-try:
-    from ase import Atoms
-    from ase.calculators.calculator import Calculator as AseCalculator
-    from ase.data import atomic_numbers, chemical_symbols
-except ImportError as error:
-    raise ImportError("eqaccel.Calculator needs ASE; install it: pip install ase", name=error.name) from error
 
 
 class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types

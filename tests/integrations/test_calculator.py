@@ -339,3 +339,9 @@ def test_import_of_eqaccel_does_not_import_ase() -> None:
     code = "import eqaccel, sys; print({'ase', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_without_ase_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['ase'] = None; import eqaccel; eqaccel.Calculator"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert "eqaccel.Calculator needs ASE; install it" in done.stderr
