@@ -78,11 +78,15 @@ class StepState(FollowedStep):
         self.calls += 1
         return results
 
+    def note(self) -> str:
+        """How the last call was computed."""
+        return (
+            f"the ordinary way: {self.obstacle}" if self.obstacle else step_note(self.step, self.calls, self.renewals)
+        )
+
     def rows(self, calculator: Any) -> list[ReportRow]:
         """What a report says of the step."""
-        ordinary = f"the ordinary way: {self.obstacle}" if self.obstacle else ""
-        note = ordinary or step_note(self.step, self.calls, self.renewals)
-        return [ReportRow("calculate", type(calculator).__name__, not ordinary, note)]
+        return [ReportRow("calculate", type(calculator).__name__, not self.obstacle, self.note())]
 
 
 _COMPARED = ("positions", "numbers", "initial_charges", "initial_magmoms")
@@ -103,7 +107,7 @@ def _calculate(self: Any, atoms: Any = None, properties: Any = None, system_chan
 
 def _check_state(self: Any, atoms: Any, tol: float = 1e-15) -> list[str]:
     """What has changed since the last calculation."""
-    changes = quick_changes(self.atoms, atoms, tol)
+    changes = None if self.ignored_changes else quick_changes(self.atoms, atoms, tol)
     return self._came_as.check_state(self, atoms, tol) if changes is None else changes
 
 

@@ -105,7 +105,9 @@ def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
         tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
         duplicate = copy.deepcopy(model, tensors)
         constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
-        return exporting.potential(duplicate, head, constants).eval()
+        potential = exporting.potential(duplicate, head, constants).eval()
+        potential.make_piecewise()
+        return potential
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -12,7 +12,7 @@ from typing import Any, Tuple  # noqa: UP035 (TorchScript)
 import torch
 from torch import Tensor, nn
 
-from eqaccel.ops import KernelModule, TensorProductConv
+from eqaccel.ops import EdgeWeights, KernelModule, TensorProductConv
 
 
 class EnableGradients:
@@ -65,6 +65,10 @@ class Potential(nn.Module):
         self.dtype = dtype
         self.dtype_name = str(dtype).removeprefix("torch.")
         self.exchange_widths = torch.jit.Attribute(exchange_widths, list[int])
+
+    def make_piecewise(self) -> None:
+        """Has convolutions make weights of edges in pieces, as `given_edges` says; such a potential stays in Python."""
+        raise NotImplementedError
 
     def make_scriptable(self) -> None:
         """Puts modules in place of those that TorchScript cannot read, with the same numbers; before it is scripted."""
@@ -142,6 +146,22 @@ class Potential(nn.Module):
             torch.ops.eqaccel.exchange(vectors.new_zeros([0, width]), exchange, num_nodes)
         for width in self.exchange_widths[::-1]:
             torch.ops.eqaccel.exchange_backward(vectors.new_zeros([num_nodes, width]), exchange, 0)
+
+
+class DeferredNetwork(nn.Module):
+    """A network that makes weights of edges, as one that leaves them to the convolution to be made.
+
+    Args:
+        network: The network.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> EdgeWeights:
+        """Maps (num_edges, inputs) to the weights that are to come."""
+        return EdgeWeights(self.network, x)
 
 
 class Convolution(KernelModule):

@@ -52,8 +52,8 @@ void NeighborKernels::write(const NeighborCandidates& from, const int32_t* ends,
   NeighborEdges e = to;
   int atoms = static_cast<int>(c.atoms), capacity = static_cast<int>(e.capacity);
   double square = c.cutoff * c.cutoff;
-  void* parameters[] = {&c.positions, &c.cells, &c.structure, &atoms,        &square,   &c.ptr,    &c.sender,
-                        &c.shift,     &ends,    &capacity,    &e.vectors,    &e.edge_index, &e.packed, &e.slot_of};
+  void* parameters[] = {&c.positions, &c.cells, &c.structure, &atoms,     &square,       &c.ptr,    &c.sender,
+                        &c.shift,     &ends,    &capacity,    &e.vectors, &e.edge_index, &e.packed, &e.slot_of};
   launch(write_, atoms, stream, parameters);
   void* of_order[] = {&atoms, &c.t_ptr, &c.t_order, &e.slot_of, &ends, &capacity, &e.packed};
   launch(order_, atoms, stream, of_order);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "operators.h"
@@ -151,13 +152,47 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
                  row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
 }
 
+// Neither waits for the device nor forbids graph capture.
+std::tuple<Tensor, Tensor, Tensor> graph_rows(const Tensor& graph, int64_t nodes, int64_t row_begin, int64_t row_end,
+                                              int64_t capacity) {
+  constexpr const char* op = "eqaccel::graph_rows";
+  const int64_t edges = (graph.numel() - packed_length(nodes, nodes, int64_t{0})) / 3, rows = row_end - row_begin;
+  check_packed(op, graph, {nodes, nodes, edges});
+  TORCH_CHECK(row_begin >= 0 && rows > 0 && row_end <= nodes, op, ": rows must be a range of the ", nodes,
+              " nodes, got ", row_begin, " to ", row_end, ".");
+  TORCH_CHECK(capacity > 0, op, ": argument 'capacity' must be positive, got ", capacity, ".");
+  const auto parts = graph.split_with_sizes({2, nodes + 1, edges, edges, nodes + 1, edges});
+  const Tensor row_ptr = parts[1].slice(0, row_begin, row_end + 1), &t_row_ptr = parts[4], &t_slot = parts[5];
+  const Tensor begin = row_ptr.narrow(0, 0, 1), count = row_ptr.narrow(0, rows, 1).sub(begin);
+  const auto options = graph.options();
+  const Tensor number = at::arange(capacity, options), slots = number.add(begin).to(at::kLong);
+  const Tensor sender = parts[3].index_select(0, slots.clamp_max(edges - 1));
+  const Tensor local = t_slot.sub(begin);
+  const Tensor inside = local.ge(0).logical_and(local.lt(count.clamp_max(capacity)));
+  const Tensor before = at::constant_pad_nd(inside.cumsum(0, at::kInt), {1, 0});
+  // Entries of other rows are put behind the end, and cut off.
+  const Tensor place = at::where(inside, before.narrow(0, 0, edges), capacity).to(at::kLong);
+  const Tensor within = at::zeros({capacity + 1}, options).scatter_(0, place, local);
+  const Tensor index =
+      at::cat({at::full({1}, rows, options), at::full({1}, nodes, options), row_ptr.sub(begin).clamp_max(capacity),
+               number, sender, before.index_select(0, t_row_ptr), within.narrow(0, 0, capacity)});
+  note_nodes(index, rows, nodes);
+  return {index, slots, count};
+}
+
 Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers, c10::SymInt num_senders) {
   return at::empty_symint({packed_length(num_receivers, num_senders, receiver.sym_numel())},
                           receiver.options().dtype(at::kInt));
 }
 
-TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("graph", graph_cpu); }
-TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("graph", graph_cuda); }
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
+  library.impl("graph", graph_cpu);
+  library.impl("graph_rows", graph_rows);
+}
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
+  library.impl("graph", graph_cuda);
+  library.impl("graph_rows", graph_rows);
+}
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("graph", graph_meta); }
 
 }  // namespace

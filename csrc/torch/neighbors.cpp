@@ -77,8 +77,7 @@ struct Room {
 Edges on_gpu(const Tensor& payload, int64_t key, const Tensor& positions, const Tensor& cells, const Tensor& structure,
              const Tensor& ptr, const Tensor& sender, const Tensor& shift, const Tensor& t_ptr, const Tensor& t_order,
              double cutoff, int64_t capacity, at::ScalarType dtype) {
-  const NeighborCandidates from =
-      candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
+  const NeighborCandidates from = candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
   TORCH_CHECK(capacity > 0 && capacity < std::numeric_limits<int32_t>::max() / 3, op_name,
               ": argument 'capacity' must be positive and below 7.1e8 on a GPU, got ", capacity, ".");
   const c10::DeviceGuard guard(positions.device());
@@ -156,8 +155,7 @@ void write_edges(const NeighborCandidates& from, const Room& room, int32_t* slot
 Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cells, const Tensor& structure,
              const Tensor& ptr, const Tensor& sender, const Tensor& shift, const Tensor& t_ptr, const Tensor& t_order,
              double cutoff, int64_t, at::ScalarType dtype) {
-  const NeighborCandidates from =
-      candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
+  const NeighborCandidates from = candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
   const auto integers = positions.options().dtype(at::kInt);
   const Tensor row_ptr = at::zeros({from.atoms + 1}, integers), slot_of = at::empty({sender.numel()}, integers);
   int32_t* const ends = row_ptr.mutable_data_ptr<int32_t>();
@@ -194,14 +192,14 @@ Forces forces_on_gpu(const Tensor& payload, int64_t key, const Tensor& vectors, 
   const Tensor forces = at::empty({num_atoms, 3}, doubles), virials = at::empty({num_atoms, 3, 3}, doubles);
   try {
     const auto program = program_of(forces_name, payload, key);
-    const auto& kernels = NeighborKernels::get(
-        *program, backend_of(vectors.device()),
-        vectors.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64, vectors.device().index());
+    const auto& kernels = NeighborKernels::get(*program, backend_of(vectors.device()),
+                                               vectors.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64,
+                                               vectors.device().index());
     kernels.add_forces(num_atoms,
                        {capacity, const_cast<void*>(vectors.const_data_ptr()), nullptr,
                         const_cast<int32_t*>(graph.const_data_ptr<int32_t>()), nullptr},
-                       gradient.const_data_ptr(), forces.mutable_data_ptr<double>(),
-                       virials.mutable_data_ptr<double>(), current_stream(vectors.device()));
+                       gradient.const_data_ptr(), forces.mutable_data_ptr<double>(), virials.mutable_data_ptr<double>(),
+                       current_stream(vectors.device()));
   } catch (const CompileError& error) {
     rethrow(error);
   } catch (const SettingsError& error) {

@@ -10,6 +10,10 @@
 TORCH_LIBRARY(eqaccel, library) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   library.def("graph(Tensor receiver, Tensor sender, SymInt num_receivers, SymInt num_senders) -> Tensor", tags);
+  // The edges that some nodes of a packed index receive, of whose nodes all send and receive: an index in which edges
+  // are numbered from the first, with room for `capacity` of them; their slots; and how many they are.
+  library.def("graph_rows(Tensor graph, int num_nodes, int row_begin, int row_end, int capacity) -> "
+              "(Tensor index, Tensor slots, Tensor num_edges)");
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
               ") -> Tensor",
               tags);
@@ -36,9 +40,10 @@ TORCH_LIBRARY(eqaccel, library) {
               "SymInt columns) -> Tensor",
               tags);
   // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them.
-  library.def("neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
-              "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int capacity, ScalarType dtype) "
-              "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
+  library.def(
+      "neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
+      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int capacity, ScalarType dtype) "
+      "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
   library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_atoms) -> "
               "(Tensor forces, Tensor virials)");
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.

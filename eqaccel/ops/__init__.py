@@ -4,19 +4,22 @@ Takes tensors and the spec of a kernel family; gives differentiable results. Imp
 the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
-from eqaccel.ops.graph import Graph, given_edges
+from eqaccel.ops.graph import GivenEdges, Graph, given_edges
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, Neighbors
+from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
 __all__ = [
     "CandidateTensors",
     "EdgeTensors",
+    "EdgeWeights",
+    "GivenEdges",
     "Graph",
     "KernelModule",
     "MatrixProduct",
@@ -24,6 +27,7 @@ __all__ = [
     "Polynomial",
     "TensorProduct",
     "TensorProductConv",
+    "convolve_in_pieces",
     "given_edges",
     "has_matrix_kernel",
     "library_path",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import GraphError
@@ -150,7 +154,7 @@ def packed_rows(receiver: Tensor, sender: Tensor, num_receivers: int, num_sender
         return torch.ops.eqaccel.graph(receiver, sender, num_receivers, num_senders)
     given = _scope.given
     rows = (receiver, sender)
-    if given is not None and given.is_for(rows, num_receivers, num_senders):
+    if given is not None and given.are(*rows, num_receivers, num_senders):
         return given.index
     known = _scope.known
     if known is None or not all(map(_may_share, rows)):
@@ -187,7 +191,7 @@ class _Scope(threading.local):
     """The sorts of the innermost open scope of a thread; None outside of every scope."""
 
     known: dict[Hashable, _SortedRows] | None = None
-    given: _GivenEdges | None = None
+    given: GivenEdges | None = None
 
 
 _scope = _Scope()
@@ -204,20 +208,13 @@ def _open_scope() -> Iterator[None]:
 
 
 @contextmanager
-def given_edges(edge_index: Tensor, index: Tensor, num_nodes: int, check: bool) -> Iterator[None]:
+def given_edges(edges: GivenEdges) -> Iterator[None]:
     """Inside of it, layers over the edges of a graph that is sorted already take its packed index.
 
     That holds while a CUDA graph is captured too. Layers over other edges are told by their numbers of edges and nodes.
-
-    Args:
-        edge_index: (2, num_edges) int64, senders and receivers.
-        index: Packed index of these edges.
-        num_nodes: Number of nodes; all of them send and receive.
-        check: Whether to compare the edges of every layer with these, which waits for a GPU. What is captured cannot be
-            compared, so run it once with the check before.
     """
     outer = _scope.given
-    _scope.given = _GivenEdges((edge_index[1], edge_index[0]), index, num_nodes, check)
+    _scope.given = edges
     try:
         yield
     finally:
@@ -225,16 +222,83 @@ def given_edges(edge_index: Tensor, index: Tensor, num_nodes: int, check: bool) 
 
 
 @dataclass(frozen=True)
-class _GivenEdges:
-    rows: tuple[Tensor, Tensor]
+class EdgeRange:
+    """The edges that a range of nodes receives.
+
+    Attributes:
+        num_rows: Number of these nodes.
+        slots: (capacity,) int64, where the edges are among all; those after the last are others, or behind the end.
+        index: Packed index of these edges, numbered from the first; all nodes send.
+    """
+
+    num_rows: int
+    slots: Tensor
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class GivenEdges:
+    """Edges that are sorted already.
+
+    Attributes:
+        edge_index: (2, num_edges) int64, senders and receivers, in the order of slots.
+        index: Packed index of these edges.
+        num_nodes: Number of nodes; all of them send and receive.
+        check: Whether to compare the edges of every layer with these, which waits for a GPU. What is captured cannot be
+            compared, so run it once with the check before.
+        row_ptr: (num_nodes + 1,), first slot of each receiver, or about so: by this, nodes are dealt out to ranges.
+        weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
+        slack: Room for edges of a range, of those that it has by `row_ptr`.
+        excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
+    """
+
+    edge_index: Tensor
     index: Tensor
     num_nodes: int
-    check: bool
+    check: bool = True
+    row_ptr: NDArray[np.int32] | None = None
+    weight_bytes: float = math.inf
+    slack: float = 1.0
+    excess: list[Tensor] = field(default_factory=list)
+    _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
 
-    def is_for(self, rows: tuple[Tensor, Tensor], num_receivers: int, num_senders: int) -> bool:
-        if (num_receivers, num_senders, rows[0].numel()) != (self.num_nodes, self.num_nodes, self.rows[0].numel()):
+    def are(self, receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> bool:
+        """Whether these are the edges of a layer."""
+        own = self.edge_index
+        if (num_receivers, num_senders, receiver.numel()) != (self.num_nodes, self.num_nodes, own.size(1)):
             return False
-        return not self.check or all(map(torch.equal, self.rows, rows))
+        return not self.check or (torch.equal(own[1], receiver) and torch.equal(own[0], sender))
+
+    def ranges(self, weight_bytes: int) -> list[EdgeRange]:
+        """The edges in ranges for which weights take the memory that they may take; none if all of them may.
+
+        Args:
+            weight_bytes: What the weights of all edges take.
+        """
+        count = math.ceil(weight_bytes / self.weight_bytes)
+        if count <= 1 or self.row_ptr is None:
+            return []
+        if count not in self._ranges:
+            wanted = np.linspace(0, self.row_ptr[-1], count + 1)[1:-1]
+            ends = np.searchsorted(self.row_ptr, wanted)
+            rows = np.unique(np.concatenate([[0], ends, [self.num_nodes]]))
+            self._ranges[count] = [self._range(int(begin), int(end)) for begin, end in pairwise(rows)]
+        return self._ranges[count]
+
+    def _range(self, begin: int, end: int) -> EdgeRange:
+        assert self.row_ptr is not None
+        capacity = max(1, math.ceil((self.row_ptr[end] - self.row_ptr[begin]) * self.slack))
+        index, slots, count = torch.ops.eqaccel.graph_rows(self.index, self.num_nodes, begin, end, capacity)
+        self.excess.append(count - capacity)
+        return EdgeRange(end - begin, slots, index)
+
+
+def given_ranges(receiver: Tensor, sender: Tensor, num_nodes: int, weight_bytes: int) -> list[EdgeRange]:
+    """`GivenEdges.ranges` of the edges that a scope gives; none outside of one, or for other edges."""
+    given = _scope.given
+    if given is None or not given.are(receiver, sender, num_nodes, num_nodes):
+        return []
+    return given.ranges(weight_bytes)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections import Counter
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import StepWarning
-from eqaccel.ops import CandidateTensors, EdgeTensors, Neighbors, given_edges
+from eqaccel.ops import CandidateTensors, EdgeTensors, GivenEdges, Neighbors, given_edges
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.capture import Capture
 from eqaccel.step.system import System
@@ -25,8 +26,13 @@ PotentialFunction = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, T
 SKIN = 0.5
 """Angstrom by which candidates go beyond the cutoff."""
 
+WEIGHT_BYTES = {"cpu": math.inf, "cuda": 2**29}
+"""Memory that weights of edges of a layer take at a time."""
+
 _SLACK = 1.04
 """Room for edges on a GPU, of those there are when memory is taken: in a fluid their number varies by a few percent."""
+_RANGE_SLACK = 1.1
+"""The same for the edges of a range of atoms, whose number varies more."""
 _CANDIDATE_SLACK = 1.25
 """The same for candidates, which take little memory."""
 _ROOMY = 1.25
@@ -67,6 +73,8 @@ class Step:
         skin: Angstrom by which candidates go beyond the cutoff.
         capture: Whether to record CUDA graphs, on a GPU that can.
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
+        weight_bytes: Memory that the weights of edges of a layer may take; where they would take more they are made in
+            pieces, and once more for the gradient. None for what is fastest as a rule.
     """
 
     def __init__(
@@ -79,9 +87,11 @@ class Step:
         skin: float = SKIN,
         capture: bool = True,
         patient: bool = False,
+        weight_bytes: float | None = None,
     ) -> None:
         self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
         self.device, self.dtype, self.patient = device, dtype, patient
+        self.weight_bytes = WEIGHT_BYTES[device.type] if weight_bytes is None else weight_bytes
         self.captures: Counter[str] = Counter()
         """How often a graph was recorded, by the reason."""
         self.rebuilds = 0
@@ -106,15 +116,15 @@ class Step:
         """
         system.check()
         if len(system.positions) == 0:
-            return self._unpack(np.zeros(1 + 9 * len(self.potentials) * len(system.cells)), system)
+            return self._unpack(np.zeros(2 + 9 * len(self.potentials) * len(system.cells)), system)
         with self._lock, torch.inference_mode(False), torch.no_grad(), _on(self.device):
             self._follow(system)
             while True:
                 assert self._memory is not None
-                outcome = self._unpack(self._memory.fetch(self._run()), system)
-                if self.device.type == "cpu" or outcome.num_edges <= self._memory.capacity:
-                    return outcome
-                self._renew("more edges", outcome.num_edges)
+                values = self._memory.fetch(self._run())
+                if self.device.type == "cpu" or values[1] <= 0:
+                    return self._unpack(values, system)
+                self._renew("more edges")
 
     def _follow(self, system: System) -> None:
         """Brings candidates and memory to what they have to be for a system."""
@@ -140,19 +150,24 @@ class Step:
             assert self._memory is not None
             self._memory.move(system)
             if self.device.type == "cuda":
-                # Without room the edges are only counted.
-                count = int(self._search_edges(1).num_edges)
+                count = self._count_edges()
                 if reason or not count <= self._memory.capacity <= max(_ROOMY * _SLACK * count, 1024):
-                    self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"), count)
+                    self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"))
             return
         assert self._memory is not None
         self._memory.move(system)
 
-    def _renew(self, reason: str, num_edges: int) -> None:
-        """Makes room for so many edges; what was recorded before is forgotten."""
-        assert self._memory is not None
+    def _count_edges(self) -> int:
+        """How many edges there are: without room they are only counted. Waits for the device."""
+        return int(self._search_edges(1).num_edges)
+
+    def _renew(self, reason: str) -> None:
+        """Makes room for the edges that there are now; what was recorded before is forgotten."""
+        memory = self._memory
+        assert memory is not None
         self._capture, self._reason = None, reason
-        self._memory.capacity = int(num_edges * _SLACK) + 64
+        memory.capacity = int(self._count_edges() * _SLACK) + 64
+        memory.row_ptr = self._search_edges(memory.capacity).graph[2 : len(memory.types) + 3].cpu().numpy()
 
     def _run(self) -> Tensor:
         if not self.not_captured and self._capture is None and (self._served or not self.patient):
@@ -186,17 +201,22 @@ class Step:
         memory = self._memory
         assert memory is not None
         edges, num_atoms = self._search_edges(memory.capacity), len(memory.types)
-        results = [edges.num_edges.double()]
-        with given_edges(edges.edge_index, edges.graph, num_atoms, check):
+        row_ptr = memory.row_ptr
+        if self.device.type == "cpu":
+            row_ptr = edges.graph[2 : num_atoms + 3].numpy()
+        given = GivenEdges(edges.edge_index, edges.graph, num_atoms, check, row_ptr, self.weight_bytes, memory.slack)
+        results = []
+        with given_edges(given):
             for potential in self.potentials:
                 energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_atoms, 0)
                 forces, virials = self._search.forces(edges, gradient.contiguous(), num_atoms)
                 results += [energies, forces.flatten(), _sums(virials.flatten(1), memory.sizes).flatten()]
-        return torch.cat(results)
+        excess = torch.cat([edges.num_edges - memory.capacity, *given.excess]).max().reshape(1)
+        return torch.cat([edges.num_edges.double(), excess.double(), *results])
 
     def _unpack(self, values: NDArray[np.float64], system: System) -> Outcome:
         num_atoms, num_structures, count = len(system.positions), len(system.cells), len(self.potentials)
-        each = values[1:].reshape(count, 4 * num_atoms + 9 * num_structures)
+        each = values[2:].reshape(count, 4 * num_atoms + 9 * num_structures)
         energies, forces, virials = np.split(each, [num_atoms, 4 * num_atoms], axis=1)
         virials = virials.reshape(count, num_structures, 3, 3)
         symmetric = (virials + virials.swapaxes(2, 3)) / 2
@@ -214,6 +234,8 @@ class _Memory:
         types: (num_atoms,) int64.
         candidates: Room for some more than there are.
         capacity: Room for edges; not used on a CPU.
+        row_ptr: (num_atoms + 1,), first edge of each atom when room was made; not used on a CPU.
+        slack: Room for the edges of a range of atoms, of those that there were then.
     """
 
     def __init__(self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device) -> None:
@@ -238,6 +260,8 @@ class _Memory:
             )
         )
         self.capacity = 0
+        self.row_ptr = np.zeros(num_atoms + 1, dtype=np.int32)
+        self.slack = 1.0 if device.type == "cpu" else _RANGE_SLACK
         self._results: Tensor | None = None
         self.fill(candidates)
 

@@ -75,7 +75,7 @@ class MaceStepping(Stepping):
         for name, values in of_models.items():
             results[name] = values.mean(axis=0)
             if len(values) > 1 and name != "node_energy":
-                results[f"{name}_comm"] = values
+                results[f"{name}_comm"] = values.astype(scalar)
                 results[f"{name}_var"] = values.var(axis=0)
         results["energy"] = float(results["energy"])
         if "energy_var" in results:

@@ -11,10 +11,11 @@ from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
-from eqaccel.patches.potential import Convolution, Potential
+from eqaccel.patches.potential import Convolution, DeferredNetwork, Potential
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
+from eqaccel.ops import EdgeWeights, TensorProductConv, convolve_in_pieces
 
 
 class ExportedConvolution(Convolution):
@@ -23,6 +24,24 @@ class ExportedConvolution(Convolution):
     def forward(self, x: Tensor, edge_attr: Tensor, edge_weight: Tensor, edge_dst: Tensor, edge_src: Tensor) -> Tensor:
         """As a block calls it: `edge_dst` (num_edges,) are the receivers, `edge_src` the senders."""
         return self.convolve(x, edge_attr, edge_weight, edge_dst, edge_src)
+
+
+class PiecewiseConvolution(nn.Module):
+    """The convolution of an interaction block whose weights are to be made yet.
+
+    Args:
+        conv: The convolution.
+    """
+
+    def __init__(self, conv: TensorProductConv) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(
+        self, x: Tensor, edge_attr: Tensor, edge_weight: EdgeWeights, edge_dst: Tensor, edge_src: Tensor
+    ) -> Tensor:
+        """As a block calls it: `edge_dst` (num_edges,) are the receivers, `edge_src` the senders."""
+        return convolve_in_pieces(self.conv, x, edge_attr, edge_weight, edge_dst, edge_src)
 
 
 class GhostExchange(nn.Module):
@@ -48,6 +67,12 @@ class NequipPotential(Potential):
         blocks = [block for _, block in _blocks(model)]
         super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]], constants)
         self.network = getattr(model.model, "func", model.model)
+
+    def make_piecewise(self) -> None:
+        """See `Potential.make_piecewise`."""
+        for _, block in _blocks(self.network):
+            block.edge_mlp = DeferredNetwork(block.edge_mlp)
+            block.tp_scatter = PiecewiseConvolution(block.tp_scatter.eqaccel)
 
     def make_scriptable(self) -> None:
         """See `Potential.make_scriptable`."""

@@ -58,7 +58,7 @@ EQ_FN void count_edges(const Atoms& atoms, const int32_t* ptr, const int32_t* se
 struct Edges {
   const int32_t* ends;  // of the edges of each atom
   int capacity;
-  T* vectors;           // (capacity, 3)
+  T* vectors;  // (capacity, 3)
   int64_t *senders, *receivers;
   int32_t *row_ptr, *edge, *slot_sender, *t_row_ptr, *t_slot;  // of the packed index
 

@@ -22,12 +22,10 @@ def find_neighbors(
     Returns:
         (num_edges, 8): receiver, sender, shift, and the vector from sender to receiver.
     """
-    numbers = range(len(positions))
-    shifts = [np.array(s) for s in itertools.product(range(-images, images + 1), repeat=3)]
-    rows = []
-    for receiver, sender in itertools.product(numbers, numbers):
-        for shift in shifts:
-            vector = positions[receiver] - positions[sender] - shift @ cell
-            if (vector**2).sum() < cutoff**2 and (receiver != sender or shift.any()):
-                rows.append([receiver, sender, *shift, *vector])
-    return np.array(rows, dtype=np.float64).reshape(-1, 8)
+    steps = range(-images, images + 1)
+    shifts = np.array(list(itertools.product(steps, repeat=3)), dtype=np.float64)
+    vectors = positions[:, None, None] - positions[None, :, None] - shifts @ cell
+    near = (vectors**2).sum(axis=-1) < cutoff**2
+    near[np.arange(len(positions)), np.arange(len(positions)), len(shifts) // 2] = False  # an atom and itself
+    receiver, sender, shift = near.nonzero()
+    return np.column_stack([receiver, sender, shifts[shift], vectors[near]])

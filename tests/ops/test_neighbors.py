@@ -1,0 +1,109 @@
+"""eqaccel.ops.Neighbors: edges in order, and forces from gradients, beside NumPy that looks at every pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from eqaccel.errors import OperandError
+from eqaccel.families.neighbors.reference import find_neighbors
+from eqaccel.ops import EdgeTensors, Graph, Neighbors
+from eqaccel.step import System
+from eqaccel.step.candidates import Candidates
+
+CUTOFF = 1.7
+CELL = np.array([[3.0, 0.0, 0.0], [0.4, 2.2, 0.0], [0.0, -0.3, 1.5]])
+
+
+def system(num_atoms: int, periodic: bool, seed: int = 0) -> System:
+    positions = np.random.default_rng(seed).uniform(-1.0, 3.0, (num_atoms, 3))
+    periods = np.full((1, 3), periodic)
+    return System(positions, CELL[None], periods, np.zeros(num_atoms, dtype=np.int64), (num_atoms,))
+
+
+def edges_of(atoms: System, device: torch.device, dtype: torch.dtype, capacity: int = 2000) -> EdgeTensors:
+    candidates = Candidates.find(atoms, CUTOFF, 0.3, device)
+    positions, cells = (torch.from_numpy(a).to(device) for a in (atoms.positions, atoms.cells))
+    structure = torch.zeros(len(positions), dtype=torch.int32, device=device)
+    search = Neighbors().to(device)
+    edges: EdgeTensors = search(positions, cells, structure, candidates.tensors, CUTOFF, capacity, dtype)
+    return edges
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("num_atoms", [1, 2, 9, 40])
+def test_edges_are_those_of_all_pairs(num_atoms: int, periodic: bool, device: torch.device, dtype: torch.dtype) -> None:
+    atoms = system(num_atoms, periodic)
+    expected = find_neighbors(atoms.positions, CELL, CUTOFF, images=5 if periodic else 0)
+    edges = edges_of(atoms, device, dtype)
+    count = int(edges.num_edges)
+    assert count == len(expected)
+    assert edges.edge_index[1, :count].tolist() == expected[:, 0].tolist()
+    assert edges.edge_index[0, :count].tolist() == expected[:, 1].tolist()
+    # A vector is a difference of numbers up to 3 and a sum of three shifts, each of which is rounded, and then itself.
+    error = np.abs(edges.vectors[:count].double().cpu().numpy() - expected[:, 5:]).max(initial=0.0)
+    assert error <= 8 * 20 * np.finfo(np.float64).eps + CUTOFF * torch.finfo(dtype).eps / 2
+    lengths = edges.vectors[count:].norm(dim=1)
+    assert bool((lengths > CUTOFF).all())
+
+
+def test_the_packed_index_is_that_of_a_graph(device: torch.device) -> None:
+    atoms = system(30, True)
+    edges = edges_of(atoms, device, torch.float64)
+    count = int(edges.num_edges)
+    graph = Graph.from_edge_index(edges.edge_index[:, :count], 30)
+    capacity = edges.vectors.size(0)
+    sizes = [2, 31, capacity, capacity, 31, capacity]
+    _, row_ptr, edge, sender, t_row_ptr, t_slot = edges.graph.split(sizes)
+    for own, other in ((row_ptr, graph.row_ptr), (t_row_ptr, graph.t_row_ptr)):
+        assert torch.equal(own, other)
+    for own, other in ((edge, graph.edge), (sender, graph.sender), (t_slot, graph.t_slot)):
+        assert torch.equal(own[:count], other)
+
+
+@pytest.mark.gpu
+def test_what_does_not_fit_is_counted() -> None:
+    atoms, device = system(40, True), torch.device("cuda")
+    count = int(edges_of(atoms, device, torch.float32).num_edges)
+    small = edges_of(atoms, device, torch.float32, capacity=count // 2)
+    assert int(small.num_edges) == count
+    assert int(small.graph[2 : 2 + 41].max()) == count // 2
+
+
+def test_forces_and_virials(device: torch.device, dtype: torch.dtype) -> None:
+    atoms = system(40, True)
+    edges = edges_of(atoms, device, dtype)
+    count = int(edges.num_edges)
+    gradient = torch.randn(edges.vectors.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gradient = gradient.to(device, dtype)
+    forces, virials = Neighbors().to(device).forces(edges, gradient, 40)
+    g, v = (t[:count].double().cpu() for t in (gradient, edges.vectors))
+    sender, receiver = edges.edge_index[:, :count].cpu()
+    expected = torch.zeros(40, 3, dtype=torch.float64).index_add(0, sender, g).index_add(0, receiver, -g)
+    terms = torch.zeros(40, 3, dtype=torch.float64).index_add(0, sender, g.abs()).index_add(0, receiver, g.abs())
+    eps = np.finfo(np.float64).eps
+    assert bool(((forces.cpu() - expected).abs() <= 40 * eps * terms).all())
+    outer = v[:, :, None] * g[:, None, :]
+    expected = torch.zeros(40, 3, 3, dtype=torch.float64).index_add(0, receiver, outer)
+    terms = torch.zeros(40, 3, 3, dtype=torch.float64).index_add(0, receiver, outer.abs())
+    assert bool(((virials.cpu() - expected).abs() <= 40 * eps * terms).all())
+    again = Neighbors().to(device).forces(edges, gradient, 40)
+    assert torch.equal(forces, again[0])
+    assert torch.equal(virials, again[1])
+
+
+def test_wrong_operands_are_named(device: torch.device) -> None:
+    atoms = system(5, True)
+    edges = edges_of(atoms, device, torch.float32)
+    search = Neighbors().to(device)
+    with pytest.raises(OperandError, match="argument 'gradient' must be contiguous"):
+        search.forces(edges, edges.vectors.double(), 5)
+    with pytest.raises(OperandError, match="argument 'graph' must be"):
+        search.forces(edges, edges.vectors, 4)
+    candidates = Candidates.find(atoms, CUTOFF, 0.3, device).tensors
+    positions = torch.zeros(6, 3, dtype=torch.float64, device=device)
+    cells = torch.from_numpy(CELL[None]).to(device)
+    structure = torch.zeros(6, dtype=torch.int32, device=device)
+    with pytest.raises(OperandError, match="argument 'ptr' must be contiguous"):
+        search(positions, cells, structure, candidates, CUTOFF, 100, torch.float32)

@@ -1,0 +1,286 @@
+"""A patched MACE calculator: the class, properties, numbers and manners of the original, by another way."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import mace_models as mm
+import numpy as np
+import pytest
+import torch
+from ase import units
+from ase.calculators.mixing import SumCalculator
+from ase.filters import FrechetCellFilter
+from ase.md.verlet import VelocityVerlet
+from ase.optimize import BFGS
+from eqaccel.patches.calculator import step_state
+from eqaccel.patches.rounding import ROUNDING
+from mace.calculators import MACECalculator
+from structures import crystal_and_molecule
+
+import eqaccel
+from eqaccel import report, unpatch
+from eqaccel.errors import StructureError
+from eqaccel.prepare.task import scalar_name
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PROPERTIES = ("energy", "free_energy", "energies", "node_energy", "forces", "stress")
+
+
+def patch(target: Any) -> Any:
+    """Without verification of the model, which has tests of its own and takes seconds."""
+    return eqaccel.patch(target, verify=False)
+
+
+def model(seed: int = 0, **changes: Any) -> torch.nn.Module:
+    """A model whose first read-out is its own."""
+    made = mm.energy_model(**changes)
+    with torch.no_grad():
+        made.readouts[0].linear.weight.mul_(1.0 + 0.1 * seed)
+    return made
+
+
+def calculator(device: torch.device, dtype: torch.dtype = torch.float64, models: int = 1, **options: Any) -> Any:
+    changes = {name: options.pop(name) for name in ("heads", "atomic_energies", "seed") if name in options}
+    seed = changes.pop("seed", 0)
+    made = [model(seed + number, **changes) for number in range(models)]
+    return MACECalculator(models=made, device=str(device), default_dtype=scalar_name(dtype), **options)
+
+
+def structures(device: torch.device) -> list[Any]:
+    return list(crystal_and_molecule(np.random.default_rng(0)))
+
+
+def assert_same(fast: dict[str, Any], plain: dict[str, Any], dtype: torch.dtype) -> None:
+    """Every result is of the same kind, and differs by the rounding of a network; energies are sums over atoms."""
+    assert fast.keys() == plain.keys()
+    bound = ROUNDING * torch.finfo(dtype).eps
+    work = 10 * float(np.abs(plain["forces"]).sum())
+    for name, value in plain.items():
+        other = fast[name]
+        assert type(other) is type(value), name
+        assert getattr(other, "dtype", None) == getattr(value, "dtype", None), name
+        assert np.shape(other) == np.shape(value), name
+        scale = np.abs(value).sum() + (work if "energ" in name else 0.0)
+        assert np.abs(np.asarray(other) - np.asarray(value)).max() <= bound * scale, name
+
+
+def results(calculator: Any, atoms: Any) -> dict[str, Any]:
+    calculator.reset()
+    calculator.calculate(atoms)
+    return dict(calculator.results)
+
+
+def test_all_properties(device: torch.device, dtype: torch.dtype) -> None:
+    plain, fast = calculator(device, dtype), calculator(device, dtype)
+    assert patch(fast) is fast
+    assert type(fast).__name__ == "MACECalculator"
+    assert isinstance(fast, MACECalculator)
+    for atoms in structures(device):
+        for number in range(3):
+            atoms.positions += 0.05 * np.random.default_rng(number).normal(size=atoms.positions.shape)
+            assert_same(results(fast, atoms), results(plain, atoms), dtype)
+    assert step_state(fast).calls == 6
+    row = report(fast).rows[0]
+    assert (row.path, row.kind, row.accelerated) == ("calculate", "MACECalculator", True)
+
+
+def test_every_kind_of_block(device: torch.device) -> None:
+    for interaction in mm.INTERACTIONS:
+        made = mm.energy_model(interaction).double()
+        plain = MACECalculator(models=copy.deepcopy(made), device=str(device), default_dtype="float64")
+        fast = patch(MACECalculator(models=made, device=str(device), default_dtype="float64"))
+        for atoms in structures(device):
+            assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
+        assert step_state(fast).calls == 2, step_state(fast).note()
+
+
+def test_pieces_of_edges(device: torch.device) -> None:
+    fast = patch(calculator(device))
+    atoms = structures(device)[0]
+    whole = results(fast, atoms)
+    step_state(fast).step.weight_bytes = 3000
+    step_state(fast).step._capture = None
+    assert_same(results(fast, atoms), whole, torch.float64)
+
+
+def test_committee(device: torch.device, dtype: torch.dtype) -> None:
+    plain, fast = calculator(device, dtype, models=3), patch(calculator(device, dtype, models=3))
+    for atoms in structures(device):
+        assert_same(results(fast, atoms), results(plain, atoms), dtype)
+
+
+def test_several_heads(device: torch.device) -> None:
+    heads = {"heads": ["pbe", "scan"], "atomic_energies": np.array([[-3.0, -2.0, -1.0], [-3.5, -2.5, -0.5]])}
+    for head in heads["heads"]:
+        plain, fast = calculator(device, **heads, head=head), patch(calculator(device, **heads, head=head))
+        atoms = structures(device)[0]
+        assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
+    fast.head = "pbe"  # behind its back
+    plain.head = "pbe"
+    assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
+
+
+def test_units(device: torch.device) -> None:
+    options = {"energy_units_to_eV": 2.0, "length_units_to_A": 0.5}
+    plain, fast = calculator(device, **options), patch(calculator(device, **options))
+    atoms = structures(device)[0]
+    assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
+
+
+def test_what_is_no_step_goes_the_ordinary_way(device: torch.device) -> None:
+    plain, fast = calculator(device), patch(calculator(device))
+    atoms = structures(device)[0]
+    for name in ("get_descriptors", "get_hessian"):
+        expected = getattr(plain, name)(atoms)
+        assert np.abs(getattr(fast, name)(atoms) - expected).max() <= ROUNDING * 2e-16 * np.abs(expected).sum()
+    stresses = calculator(device, compute_atomic_stresses=True)
+    assert_same(results(patch(copy.deepcopy(stresses)), atoms), results(stresses, atoms), torch.float64)
+
+
+class Doubling(MACECalculator):
+    """A user's own calculator."""
+
+    def calculate(self, *arguments: Any, **options: Any) -> None:
+        super().calculate(*arguments, **options)
+        self.results["energy"] *= 2
+
+
+def test_a_derived_class_keeps_its_methods(device: torch.device) -> None:
+    atoms = structures(device)[0]
+    own = patch(Doubling(models=model(seed=0).double(), device=str(device), default_dtype="float64"))
+    assert results(own, atoms)["energy"] == pytest.approx(2 * results(calculator(device), atoms)["energy"], rel=1e-12)
+    assert "Doubling has a calculate method of its own" in report(own).rows[0].note
+
+
+def trajectory(calculator: Any, atoms: Any, run: Callable[[Any], None]) -> np.ndarray:
+    atoms = atoms.copy()
+    atoms.calc = calculator
+    run(atoms)
+    return np.concatenate([atoms.positions.ravel(), atoms.cell.array.ravel()])
+
+
+def dynamics(atoms: Any) -> None:
+    atoms.set_momenta(np.random.default_rng(0).normal(size=(len(atoms), 3)))
+    VelocityVerlet(atoms, 0.5 * units.fs).run(8)
+
+
+def relaxation(atoms: Any) -> None:
+    BFGS(FrechetCellFilter(atoms), logfile=None).run(steps=4)
+
+
+@pytest.mark.parametrize("run", [dynamics, relaxation])
+def test_trajectories(run: Callable[[Any], None], device: torch.device) -> None:
+    plain, fast = calculator(device), patch(calculator(device))
+    atoms = structures(device)[0]
+    expected, found = trajectory(plain, atoms, run), trajectory(fast, atoms, run)
+    # Rounding of forces, 1e-13 of them, grows by less than a factor of ten a step.
+    assert np.abs(found - expected).max() <= 1e-8
+    assert np.array_equal(trajectory(fast, atoms, run), found), "the same again, to the last bit"
+
+
+def test_copies_and_pickles(device: torch.device) -> None:
+    fast = patch(calculator(device))
+    atoms = structures(device)[0]
+    expected = results(fast, atoms)
+    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert step_state(twin).step is None
+        assert_same(results(twin, atoms), expected, torch.float64)
+        assert step_state(twin).calls == 1
+        assert_same(results(unpatch(twin), atoms), expected, torch.float64)
+        assert type(twin) is MACECalculator
+    assert step_state(fast).calls == 1
+
+
+def test_sums_of_calculators(device: torch.device) -> None:
+    atoms = structures(device)[0]
+    total = patch(SumCalculator([calculator(device), calculator(device)]))
+    atoms.calc = total
+    single = results(calculator(device), atoms)
+    assert atoms.get_potential_energy() == pytest.approx(2 * single["energy"], rel=1e-12)
+    assert [row.path for row in report(total).rows[:2]] == ["calcs.0.calculate", "calcs.1.calculate"]
+
+
+def scale_in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.readouts[0].linear.weight.mul_(1.5)
+
+
+def assign_data(model: Any) -> None:
+    model.readouts[0].linear.weight.data = 1.5 * model.readouts[0].linear.weight.data
+
+
+def new_parameter(model: Any) -> None:
+    linear = model.readouts[0].linear
+    linear.weight = torch.nn.Parameter(1.5 * linear.weight.detach())
+
+
+def load_state(model: Any) -> None:
+    state = copy.deepcopy(model.state_dict())
+    state["readouts.0.linear.weight"] *= 1.5
+    model.load_state_dict(state)
+
+
+@pytest.mark.parametrize("change", [scale_in_place, assign_data, new_parameter, load_state])
+def test_a_changed_model_is_noticed(change: Callable[[Any], None], device: torch.device) -> None:
+    fast, plain = patch(calculator(device)), calculator(device)
+    atoms = structures(device)[0]
+    before = results(fast, atoms)
+    for calc in (fast, plain):
+        change(calc.models[0])
+    expected = results(plain, atoms)
+    assert abs(expected["energy"] - before["energy"]) > 1e-6
+    assert_same(results(fast, atoms), expected, torch.float64)
+
+
+def test_another_model_another_type_and_no_patch(device: torch.device) -> None:
+    fast = patch(calculator(device))
+    atoms = structures(device)[0]
+    results(fast, atoms)
+    other = calculator(device, seed=5)
+    fast.models = [patch(model(seed=5).double().to(device))]
+    assert_same(results(fast, atoms), results(other, atoms), torch.float64)
+    fast.models = other.models  # which is not patched
+    assert_same(results(fast, atoms), results(other, atoms), torch.float64)
+    assert "is not patched" in report(fast).rows[0].note
+
+
+def test_hooks_are_called(device: torch.device) -> None:
+    fast, atoms, seen = patch(calculator(device)), structures(device)[0], []
+    results(fast, atoms)
+    handle = fast.models[0].register_forward_hook(lambda *_: seen.append(1))
+    results(fast, atoms)
+    assert seen
+    handle.remove()
+    results(fast, atoms)
+    assert len(seen) == 1
+    assert step_state(fast).calls == 2
+
+
+def test_bad_structures(device: torch.device) -> None:
+    fast, atoms = patch(calculator(device)), structures(device)[0]
+    wrong = atoms.copy()
+    wrong.numbers[0] = 79
+    with pytest.raises(StructureError, match=r"atoms: expected elements that the model knows .* got \[79\]"):
+        results(fast, wrong)
+    wrong = atoms.copy()
+    wrong.positions[3, 1] = np.nan
+    with pytest.raises(StructureError, match="for atom 3"):
+        results(fast, wrong)
+    assert_same(results(fast, atoms), results(calculator(device), atoms), torch.float64)
+
+
+@pytest.mark.gpu
+def test_a_model_that_moves() -> None:
+    fast, atoms = patch(calculator(torch.device("cuda"))), structures(torch.device("cuda"))[0]
+    expected = results(fast, atoms)
+    fast.models[0].cpu()
+    fast.device = torch.device("cpu")
+    assert_same(results(fast, atoms), expected, torch.float64)
+    fast.models[0].cuda()
+    fast.device = torch.device("cuda")
+    assert_same(results(fast, atoms), expected, torch.float64)

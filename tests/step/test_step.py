@@ -1,0 +1,262 @@
+"""eqaccel.step: candidates that are never stale, and a step that follows whatever a simulation does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from eqaccel.errors import StepWarning, StructureError
+from eqaccel.families.neighbors.reference import find_neighbors
+from eqaccel.step import Step, System
+from eqaccel.step.candidates import Candidates
+from eqaccel.step.system import completed
+
+CUTOFF = 1.5
+CPU = torch.device("cpu")
+
+
+def lennard_jones(vectors: Tensor, edge_index: Tensor, types: Tensor, num_atoms: int, _: int) -> tuple[Tensor, Tensor]:
+    """A potential that ends smoothly at the cutoff, of strengths that depend on both types."""
+    with torch.enable_grad():
+        leaf = vectors.detach().requires_grad_(True)
+        square = leaf.square().sum(1) / CUTOFF**2
+        strength = (1.0 + types[edge_index[0]]) * (1.0 + types[edge_index[1]])
+        energy = strength * torch.where(square < 1, (1 - square) ** 3, torch.zeros_like(square))
+        nodes = torch.zeros(num_atoms, dtype=leaf.dtype, device=leaf.device).index_add(0, edge_index[1], energy)
+        (gradient,) = torch.autograd.grad(nodes.sum(), leaf)
+    return nodes.detach().double(), gradient
+
+
+def expected(system: System) -> tuple[float, np.ndarray]:
+    """Energy and forces of `lennard_jones`, of every pair and image."""
+    images = 4 if system.periodic.any() else 0
+    rows = find_neighbors(system.positions, system.cells[0], CUTOFF, images)
+    if not system.periodic.all():
+        rows = rows[(rows[:, 2:5][:, ~system.periodic[0]] == 0).all(axis=1)]
+    receiver, sender, v = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 5:]
+    strength = (1.0 + system.types[receiver]) * (1.0 + system.types[sender])
+    square = (v**2).sum(1) / CUTOFF**2
+    gradient = (-6 * strength * (1 - square) ** 2 / CUTOFF**2)[:, None] * v
+    forces = np.zeros_like(system.positions)
+    np.add.at(forces, receiver, -gradient)
+    np.add.at(forces, sender, gradient)
+    return float((strength * (1 - square) ** 3).sum()), forces
+
+
+def crystal(size: int = 3, seed: int = 0, periodic: tuple[bool, bool, bool] = (True, True, True)) -> System:
+    rng = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid(*[np.arange(size)] * 3, indexing="ij"), -1).reshape(-1, 3) * 0.9
+    cell = 0.9 * size * np.eye(3) + rng.uniform(-0.1, 0.1, (3, 3))
+    positions = grid + rng.uniform(-0.1, 0.1, grid.shape)
+    return System(positions, cell[None], np.array([periodic]), rng.integers(0, 3, len(grid)), (len(grid),))
+
+
+def assert_right(step: Step, system: System) -> None:
+    outcome = step(system)
+    energy, forces = expected(system)
+    size = 64 * np.finfo(np.float64).eps * max(1.0, np.abs(forces).max()) * 30
+    assert abs(outcome.energies.sum() - energy) <= 64 * np.finfo(np.float64).eps * max(1.0, energy)
+    assert np.abs(outcome.forces[0] - forces).max(initial=0.0) <= size
+
+
+def new_step(device: torch.device, **options: object) -> Step:
+    return Step([lennard_jones], CUTOFF, device, torch.float64, **{"skin": 0.3, **options})
+
+
+def moved(system: System, by: np.ndarray | float) -> System:
+    return replace(system, positions=system.positions + by)
+
+
+@pytest.mark.parametrize("periodic", [(True, True, True), (False, False, False), (True, False, True)])
+def test_small_moves_keep_the_list(periodic: tuple[bool, bool, bool], device: torch.device) -> None:
+    step, system, rng = new_step(device), crystal(periodic=periodic), np.random.default_rng(1)
+    for _ in range(4):
+        assert_right(step, moved(system, rng.uniform(-0.04, 0.04, system.positions.shape)))
+    assert step.rebuilds == 1
+
+
+def test_atoms_that_leave_the_skin_in_one_step(device: torch.device) -> None:
+    step, system, rng = new_step(device), crystal(), np.random.default_rng(1)
+    for _ in range(6):
+        system = moved(system, rng.normal(0, 0.3, system.positions.shape))
+        assert_right(step, system)
+    assert step.rebuilds > 3
+
+
+def test_one_atom_is_teleported_and_back(device: torch.device) -> None:
+    step, system = new_step(device), crystal()
+    there = system.positions.copy()
+    there[5] += [1.3, -0.7, 0.4]
+    for positions in (system.positions, there, system.positions):
+        assert_right(step, replace(system, positions=positions))
+
+
+def test_wrapped_atoms(device: torch.device) -> None:
+    step, system = new_step(device), crystal()
+    first = step(system)
+    shifts = np.random.default_rng(2).integers(-3, 4, system.positions.shape)
+    wrapped = step(moved(system, shifts @ system.cells[0]))
+    # Positions up to ten are rounded, and slopes of 30 neighbours are up to 1e3.
+    assert np.abs(wrapped.forces - first.forces).max() <= 30 * 1e3 * 10 * np.finfo(np.float64).eps
+    assert wrapped.num_edges == first.num_edges
+
+
+@pytest.mark.parametrize("strain", [1e-3, 0.02, 0.3])
+def test_sheared_and_stretched_cells(strain: float, device: torch.device) -> None:
+    step, system, rng = new_step(device), crystal(), np.random.default_rng(3)
+    for number in range(4):
+        f = np.eye(3) + strain * rng.uniform(-1, 1, (3, 3))
+        positions = system.positions @ f if number % 2 else system.positions  # the cell alone, too
+        system = replace(system, positions=positions, cells=system.cells @ f)
+        assert_right(step, system)
+    if strain < 0.01:
+        assert step.rebuilds == 1, "a step of a barostat needs no new list"
+
+
+def test_the_bound_on_moves_is_sharp_enough_and_safe() -> None:
+    rng = np.random.default_rng(4)
+    kept = 0
+    for seed in range(40):
+        system = crystal(seed=seed)
+        candidates = Candidates.find(system, CUTOFF, 0.3, CPU)
+        f = np.eye(3) + rng.normal(0, 0.02, (3, 3))
+        now = replace(system, positions=system.positions @ f + rng.normal(0, 0.03, (27, 3)), cells=system.cells @ f)
+        if candidates.hold(now):
+            kept += 1
+            rows = find_neighbors(now.positions, now.cells[0], CUTOFF, 4)
+            ptr, sender, shift = (t.numpy() for t in candidates.tensors[:3])
+            receiver = np.repeat(np.arange(27), np.diff(ptr))
+            known = set(map(tuple, np.column_stack([receiver, sender, shift]).tolist()))
+            assert {tuple(map(int, row)) for row in rows[:, :5]} <= known
+    assert kept > 5
+
+
+def test_other_atoms_elements_and_boundaries(device: torch.device) -> None:
+    step, system = new_step(device), crystal()
+    assert_right(step, system)
+    assert_right(step, replace(system, types=(system.types + 1) % 3))
+    assert_right(step, crystal(size=2))
+    assert_right(step, crystal())
+    assert_right(step, crystal(periodic=(False, True, True)))
+    swapped = np.arange(27)
+    swapped[[3, 9]] = 9, 3
+    assert_right(step, replace(system, positions=system.positions[swapped], types=system.types[swapped]))
+
+
+def test_cells_smaller_than_the_cutoff(device: torch.device) -> None:
+    for size in (1, 2):
+        assert_right(new_step(device), crystal(size=size))
+
+
+def test_one_atom_and_none(device: torch.device) -> None:
+    lonely = System(np.zeros((1, 3)), np.zeros((1, 3, 3)), np.zeros((1, 3), bool), np.zeros(1, np.int64), (1,))
+    outcome = new_step(device)(lonely)
+    assert (outcome.num_edges, outcome.energies.tolist(), outcome.forces.tolist()) == (0, [[0.0]], [[[0.0] * 3]])
+    nothing = replace(lonely, positions=np.zeros((0, 3)), types=np.zeros(0, np.int64), sizes=(0,))
+    assert new_step(device)(nothing).forces.shape == (1, 0, 3)
+
+
+def test_far_atoms(device: torch.device) -> None:
+    system = crystal(periodic=(False, False, False))
+    assert_right(new_step(device), moved(system, 1e4))
+    periodic = crystal()
+    assert_right(new_step(device), moved(periodic, 1000 * periodic.cells[0].sum(0)))
+
+
+def test_several_structures_as_one(device: torch.device) -> None:
+    systems = [crystal(), crystal(2, seed=5), crystal(3, seed=6, periodic=(False, False, False))]
+    together = new_step(device)(System.join(systems))
+    first = 0
+    for number, system in enumerate(systems):
+        alone = new_step(device)(system)
+        atoms = slice(first, first + len(system.positions))
+        first = atoms.stop
+        eps = 64 * np.finfo(np.float64).eps
+        assert np.abs(together.forces[0, atoms] - alone.forces[0]).max() <= eps * np.abs(alone.forces).max() * 30
+        assert np.abs(together.virials[0, number] - alone.virials[0, 0]).max() <= eps * np.abs(alone.virials).max() * 30
+
+
+def test_forces_and_virials_are_slopes_of_the_energy(device: torch.device) -> None:
+    step, system = new_step(device), crystal()
+    outcome = step(system)
+    rng, h = np.random.default_rng(7), 1e-5
+    direction = rng.normal(size=system.positions.shape)
+    energies = [step(moved(system, sign * h * direction)).energies.sum() for sign in (1, -1)]
+    # The second difference of a sum of cubes of at most 30 neighbours; and the rounding of energies.
+    bound = 1e4 * h**2 + 1e-15 * abs(energies[0]) * 64 / h
+    assert abs((energies[0] - energies[1]) / (2 * h) + (outcome.forces[0] * direction).sum()) <= bound
+    strain = rng.normal(size=(3, 3))
+    strain = strain + strain.T
+
+    def strained(sign: int) -> float:
+        f = np.eye(3) + sign * h * strain
+        return step(replace(system, positions=system.positions @ f, cells=system.cells @ f)).energies.sum()
+
+    slope = (strained(1) - strained(-1)) / (2 * h)
+    assert abs(slope - (outcome.virials[0, 0] * strain).sum()) <= 10 * bound
+
+
+def test_results_are_bitwise_the_same_again(device: torch.device) -> None:
+    step, system = new_step(device), crystal()
+    first, second = step(system), step(system)
+    for name in ("energies", "forces", "virials"):
+        assert np.array_equal(getattr(first, name), getattr(second, name))
+    outcome = step._unpack(step._memory.fetch(step._evaluate(True)), system)
+    assert np.array_equal(outcome.forces, first.forces)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"positions": np.nan}, "positions: expected finite numbers"),
+        ({"positions": np.inf}, "positions: expected finite numbers"),
+        ({"cells": np.nan}, "cell: expected finite numbers"),
+        ({"cells": 0.0}, "cell: expected cell vectors that span a volume"),
+    ],
+)
+def test_bad_input(change: dict[str, float], message: str, device: torch.device) -> None:
+    step, system = new_step(device), crystal()
+    assert_right(step, system)
+    for name, value in change.items():
+        array = getattr(system, name).copy()
+        array[0, 0] = value
+        with pytest.raises(StructureError, match=message):
+            step(replace(system, **{name: array}))
+    assert_right(step, system)
+
+
+def test_completed_cells_are_orthogonal() -> None:
+    cell = np.array([[2.0, 0.3, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 4.0]])
+    full = completed(cell, np.array([True, False, True]))
+    assert np.array_equal(full[[0, 2]], cell[[0, 2]])
+    assert np.abs(full[[0, 2]] @ full[1]).max() <= 8 * np.finfo(float).eps
+    assert np.linalg.norm(full[1]) == pytest.approx(1.0, abs=1e-15)
+
+
+@pytest.mark.gpu
+def test_growth_records_again_and_says_why() -> None:
+    step, system = new_step(torch.device("cuda")), crystal()
+    assert_right(step, system)
+    assert dict(step.captures) == {"first call": 1}
+    dense = replace(system, positions=system.positions * 0.75, cells=system.cells * 0.75)
+    assert_right(step, dense)
+    assert sum(step.captures.values()) == 2
+    assert_right(step, crystal(2))
+    assert step.captures["other numbers of atoms"] == 1
+
+
+@pytest.mark.gpu
+def test_a_capture_that_fails_is_said_once() -> None:
+    def waits(*operands: object) -> tuple[Tensor, Tensor]:
+        energies, gradient = lennard_jones(*operands)
+        return energies * float(energies.sum() > -1), gradient  # reads the device, which a recording cannot
+
+    step = Step([waits], CUTOFF, torch.device("cuda"), torch.float64, skin=0.3)
+    with pytest.warns(StepWarning, match="recording failed"):
+        assert_right(step, crystal())
+    assert_right(step, moved(crystal(), 0.01))
+    assert "recording failed" in step.not_captured
