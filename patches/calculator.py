@@ -163,7 +163,7 @@ def _stepped_class(came_as: type, class_name: str) -> type:
 
 def _blank(came_as: type, class_name: str) -> Any:
     """An object that a copy or an unpickled calculator is filled into."""
-    stepped = _stepped_class(came_as, class_name)
+    stepped: Any = _stepped_class(came_as, class_name)
     return stepped.__new__(stepped)
 
 

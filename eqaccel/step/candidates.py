@@ -36,8 +36,7 @@ class Candidates:
     @classmethod
     def find(cls, system: System, cutoff: float, skin: float, device: torch.device) -> Candidates:
         """Finds the pairs of a system; they lie on the device."""
-        arrays = (array.copy() for array in (system.positions, system.cells, system.periodic, system.types))
-        return cls(_pairs(system, cutoff + skin, device), System(*arrays, system.sizes), cutoff, skin)
+        return cls(_pairs(system, cutoff + skin, device), system.copy(), cutoff, skin)
 
     def hold(self, now: System) -> bool:
         """Whether all pairs that are within the cutoff now are among them.
@@ -57,7 +56,7 @@ class Candidates:
             if now.periodic[number].any() and not np.array_equal(now.cells[number], then.cells[number]):
                 cells = (completed(system.cells[number], system.periodic[number]) for system in (then, now))
                 change = np.linalg.solve(*cells)
-                shrunk, was = np.linalg.norm(change, -2), was @ change
+                shrunk, was = float(np.linalg.norm(change, -2)), was @ change
             moved = np.sqrt(((now.positions[atoms] - was) ** 2).sum(axis=1).max(initial=0.0))
             if not (self.cutoff + 2 * moved) <= shrunk * (self.cutoff + self.skin) * _EXACT:
                 return False

@@ -34,8 +34,19 @@ class System:
         """Several systems as one."""
         if len(systems) == 1:
             return systems[0]
-        arrays = ([getattr(s, name) for s in systems] for name in ("positions", "cells", "periodic", "types"))
-        return cls(*map(np.concatenate, arrays), tuple(size for s in systems for size in s.sizes))
+        return cls(
+            positions=np.concatenate([s.positions for s in systems]),
+            cells=np.concatenate([s.cells for s in systems]),
+            periodic=np.concatenate([s.periodic for s in systems]),
+            types=np.concatenate([s.types for s in systems]),
+            sizes=tuple(size for s in systems for size in s.sizes),
+        )
+
+    def copy(self) -> System:
+        """The same in memory of its own."""
+        return System(
+            self.positions.copy(), self.cells.copy(), self.periodic.copy(), self.types.copy(), tuple(self.sizes)
+        )
 
     def check(self) -> None:
         """Raises `StructureError` if the system cannot be computed."""

@@ -23,11 +23,13 @@ SPECS: dict[str, Any] = {
         3, 2, 2, (Term(0, 0, (), 0.5), Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (0, 1, 2), 0.25))
     ),
     "matrix_product": None,
+    "neighbors": None,
 }
 TARGETS_OF = {
     "tensor_product": ("cpu-avx2", "sm_90"),
     "polynomial": ("cpu-avx2",),
     "matrix_product": ("sm_90",),
+    "neighbors": ("sm_90",),
 }
 KERNELS = [
     (name, direction, target)

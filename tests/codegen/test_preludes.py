@@ -39,13 +39,13 @@ def test_a_tool_reads_each_cpu_prelude_as_it_is(name: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", ["matrix_product.h", *GPU])
+@pytest.mark.parametrize("name", ["matrix_product.h", "neighbors.h", *GPU])
 def test_each_gpu_prelude_includes_what_it_uses(name: str) -> None:
     runtime.compile_cuda(HEAD + flatten_prelude(name, "cuda"), "sm_90a")
 
 
 @needs_hipcc
-@pytest.mark.parametrize("name", GPU)
+@pytest.mark.parametrize("name", ["neighbors.h", *GPU])
 def test_each_gpu_prelude_includes_what_it_uses_on_hip(name: str, tmp_path: Path) -> None:
     assemble_hip(HEAD + flatten_prelude(name, "hip"), tmp_path)
 

@@ -15,7 +15,7 @@ from eqaccel import MatrixProduct, Polynomial, PolynomialSpec, TensorProduct, Te
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES
 from eqaccel.families.polynomial import Term
-from eqaccel.ops import KernelModule
+from eqaccel.ops import KernelModule, Neighbors
 from eqaccel.prepare.tuning import TASKS
 from eqaccel.targets import TARGETS, host_target
 from eqaccel.testing import ERROR_CONSTANT
@@ -24,11 +24,13 @@ SPECS: dict[str, Any] = {
     "tensor_product": TensorProductSpec.channelwise("6x0e+5x1o", "0e+1o", "6x0e+5x1o"),
     "polynomial": PolynomialSpec(3, 2, 2, (Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (2,), 0.5))),
     "matrix_product": None,
+    "neighbors": None,
 }
 MODULES: dict[str, type[KernelModule]] = {
     "tensor_product": TensorProduct,
     "polynomial": Polynomial,
     "matrix_product": MatrixProduct,
+    "neighbors": Neighbors,
 }
 OPERANDS = {
     "tensor_product": {"x": (7, 21), "y": (7, 4), "w": (7, 22)},
@@ -89,6 +91,8 @@ def test_kernels_that_exist(name: str) -> None:
         }
         with pytest.raises(ValueError, match="expected a family whose kernels take eq_operands, got matrix_product"):
             program.workspace_bytes("cpu", "float32", "forward", {})
+    elif name == "neighbors":
+        assert all((arch is not None) == (key[0] != "cpu" and key[2] == "forward") for key, arch in found.items())
     else:
         assert all(arch == (key[3] or "") for key, arch in found.items())
 
@@ -101,7 +105,7 @@ def test_derivatives_of_a_family_without_gradients_are_forward_kernels() -> None
     assert all(family.serving([]) == [] for family in FAMILIES.values())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", OPERANDS)  # neighbours: tests/ops/test_neighbors.py
 def test_modules_compute_what_the_reference_says(name: str) -> None:
     generator = torch.Generator().manual_seed(5)
     operands = {n: torch.randn(*shape, generator=generator).double() for n, shape in OPERANDS[name].items()}

@@ -28,7 +28,7 @@ from eqaccel.prepare.task import scalar_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PROPERTIES = ("energy", "free_energy", "energies", "node_energy", "forces", "stress")
+_OF_MODELS = ("heads", "atomic_energies", "atomic_inter_scale", "atomic_inter_shift", "seed")
 
 
 def patch(target: Any) -> Any:
@@ -45,7 +45,7 @@ def model(seed: int = 0, **changes: Any) -> torch.nn.Module:
 
 
 def calculator(device: torch.device, dtype: torch.dtype = torch.float64, models: int = 1, **options: Any) -> Any:
-    changes = {name: options.pop(name) for name in ("heads", "atomic_energies", "seed") if name in options}
+    changes = {name: options.pop(name) for name in _OF_MODELS if name in options}
     seed = changes.pop("seed", 0)
     made = [model(seed + number, **changes) for number in range(models)]
     return MACECalculator(models=made, device=str(device), default_dtype=scalar_name(dtype), **options)
@@ -115,7 +115,12 @@ def test_committee(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def test_several_heads(device: torch.device) -> None:
-    heads = {"heads": ["pbe", "scan"], "atomic_energies": np.array([[-3.0, -2.0, -1.0], [-3.5, -2.5, -0.5]])}
+    heads = {
+        "heads": ["pbe", "scan"],
+        "atomic_energies": np.array([[-3.0, -2.0, -1.0], [-3.5, -2.5, -0.5]]),
+        "atomic_inter_scale": [1.1, 0.9],
+        "atomic_inter_shift": [0.1, -0.2],
+    }
     for head in heads["heads"]:
         plain, fast = calculator(device, **heads, head=head), patch(calculator(device, **heads, head=head))
         atoms = structures(device)[0]
