@@ -40,6 +40,7 @@ _HOMES = {
     "report": "eqaccel.patches",
     "export": "eqaccel.integrations.export",
     "load_exported": "eqaccel.integrations.export",
+    "Calculator": "eqaccel.integrations.ase",
 }
 
 __all__ = ["__version__", *_HOMES]

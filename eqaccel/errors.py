@@ -59,6 +59,10 @@ class ExportError(EqaccelError, ValueError):
     """Raised when a model cannot be exported, or an exported file cannot be opened."""
 
 
+class CalculatorError(EqaccelError, ValueError):
+    """Raised when no calculator can be made of what was handed over, or its model has become one without energies."""
+
+
 class StructureError(EqaccelError, ValueError):
     """Raised when a structure cannot be computed: positions or cell that are not finite, a cell without a volume."""
 

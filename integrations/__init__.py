@@ -3,6 +3,6 @@
 Takes models that `eqaccel.patch` has accelerated. Gives what a simulation program outside Python needs to run them.
 Must not know how a kernel is made, nor how a particular model is patched: that is what the rooms to the left are for.
 
-ASE needs nothing from here: `eqaccel.patch(calculator)` accelerates a calculator of MACE or NequIP in place. nequip
-loads `nequip_extension` by itself.
+`eqaccel.Calculator` is for those who have a file and no calculator: `eqaccel.patch(calculator)` accelerates one of MACE
+or NequIP in place, and needs nothing from here. nequip loads `nequip_extension` by itself.
 """

@@ -7,49 +7,48 @@ between two calls is noticed, whatever it is: parameters, buffers, modules, devi
 
 from __future__ import annotations
 
-import copy
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
+from eqaccel.patches.following import FollowedStep, step_note
 from eqaccel.patches.kind import ModelKind, Stepping
-from eqaccel.patches.potential import Potential
-from eqaccel.patches.replacement import Entrance
-from eqaccel.patches.torch_state import default_dtype, model_device
+from eqaccel.patches.report import ReportRow
 from numpy.typing import NDArray
 from torch import nn
 
-from eqaccel.errors import ExportError
-from eqaccel.step import Step, System
+from eqaccel.step import System
 
 _STATE = "_eqaccel_step"
 """Attribute of a calculator that holds what its step keeps."""
 
 
-@dataclass
-class StepState:
-    """What the step of one calculator keeps from call to call. A copy of it starts empty.
+class KeptStep(Protocol):
+    """What a calculator that computes by a step has in its attribute `_eqaccel_step`.
 
     Attributes:
-        kind: The kind of its models.
-        step: The step; None until it is first needed, and after the model has changed.
-        obstacle: Why the last call went the ordinary way; empty if it did not.
-        calls: Calls that the step has computed.
-        renewals: How often the model had changed.
+        has_model: Whether the calculator holds its models as modules; one of an exported file does not.
     """
 
-    kind: ModelKind
-    step: Step | None = None
+    has_model: bool
+
+    def rows(self, calculator: Any) -> list[ReportRow]:
+        """What a report says of the step."""
+
+
+@dataclass
+class StepState(FollowedStep):
+    """What the step of one calculator keeps from call to call.
+
+    Attributes:
+        obstacle: Why the last call went the ordinary way; empty if it did not.
+        calls: Calls that the step has computed.
+    """
+
+    has_model = True
     obstacle: str = ""
     calls: int = 0
-    renewals: int = 0
-    _watch: _Watch | None = None
-    _settings: tuple[Any, ...] = ()
-    _constants: NDArray[np.float64] | None = None
 
     @property
     def stepping(self) -> Stepping:
@@ -59,66 +58,35 @@ class StepState:
 
     def compute(self, calculator: Any, atoms: Any) -> dict[str, Any] | None:
         """The results for a structure; None if the calculator has to compute them in its own way."""
-        self.obstacle = self.stepping.obstacle(calculator) or self._follow(calculator)
+        stepping = self.stepping
+        self.obstacle = stepping.obstacle(calculator) or self.follow(
+            stepping.models(calculator), stepping.head(calculator), stepping.cutoff(calculator)
+        )
         if self.obstacle:
             self.step = None
             return None
         assert self.step is not None
+        assert self.constants is not None
         system = System(
             positions=atoms.get_positions(),
             cells=np.asarray(atoms.cell.array, dtype=np.float64)[None],
             periodic=np.asarray(atoms.pbc, dtype=bool)[None],
-            types=self.stepping.types(calculator, atoms.numbers),
+            types=stepping.types(calculator, atoms.numbers),
             sizes=(len(atoms),),
         )
-        results = self.stepping.results(calculator, system, self.step(system), self._constants)
+        results = stepping.results(calculator, system, self.step(system), self.constants)
         self.calls += 1
         return results
 
-    def _follow(self, calculator: Any) -> str:
-        """Makes the step anew if models or settings have changed; returns what keeps it from being made."""
-        models, stepping = self.stepping.models(calculator), self.stepping
-        settings = (
-            tuple(map(id, models)),
-            tuple(map(type, models)),
-            stepping.head(calculator),
-            stepping.cutoff(calculator),
-        )
-        if self.step is not None and self._settings == settings and self._watch is not None and self._watch.holds():
-            return ""
-        self.renewals += self.step is not None
-        self.step = None
-        watch = _Watch(models)
-        if watch.obstacle:
-            return watch.obstacle
-        device, dtype = model_device(models[0]), self.kind.dtype(models[0])
-        try:
-            potentials = [shared_potential(self.kind, model, stepping.head(calculator)) for model in models]
-        except ExportError as error:
-            return str(error)
-        self.step = Step(potentials, stepping.cutoff(calculator), device, dtype)
-        self._constants = potentials[0].constants.cpu().numpy()
-        self._watch, self._settings = watch, settings
-        return ""
-
     def note(self) -> str:
+        """How the last call was computed."""
+        return (
+            f"the ordinary way: {self.obstacle}" if self.obstacle else step_note(self.step, self.calls, self.renewals)
+        )
+
+    def rows(self, calculator: Any) -> list[ReportRow]:
         """What a report says of the step."""
-        if self.obstacle:
-            return f"the ordinary way: {self.obstacle}"
-        if self.step is None:
-            return "neighbours kept for several steps; nothing computed yet"
-        captures = ", ".join(f"{count} for {reason}" for reason, count in self.step.captures.items())
-        how = f"recorded as a CUDA graph ({captures})" if captures else "neighbours kept for several steps"
-        if self.step.not_captured and self.step.device.type != "cpu":
-            how += f", no CUDA graph: {self.step.not_captured}"
-        renewals = f", {self.renewals} changes of the model" if self.renewals else ""
-        return f"{how}; {self.calls} calls, {self.step.rebuilds} lists of neighbours{renewals}"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StepState:
-        return StepState(self.kind)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StepState, (self.kind,)
+        return [ReportRow("calculate", type(calculator).__name__, not self.obstacle, self.note())]
 
 
 _COMPARED = ("positions", "numbers", "initial_charges", "initial_magmoms")
@@ -138,11 +106,18 @@ def _calculate(self: Any, atoms: Any = None, properties: Any = None, system_chan
 
 
 def _check_state(self: Any, atoms: Any, tol: float = 1e-15) -> list[str]:
-    """What has changed since the last calculation: ASE's answer, which takes it longer than a step of a few atoms."""
-    last = self.atoms
-    if last is None or last.info or atoms.info or last.arrays.keys() != atoms.arrays.keys() or self.ignored_changes:
-        changes: list[str] = self._came_as.check_state(self, atoms, tol)
-        return changes
+    """What has changed since the last calculation."""
+    changes = None if self.ignored_changes else quick_changes(self.atoms, atoms, tol)
+    return self._came_as.check_state(self, atoms, tol) if changes is None else changes
+
+
+def quick_changes(last: Any, atoms: Any, tol: float) -> list[str] | None:
+    """What differs between two structures: ASE's answer, which takes it longer than a step of a few atoms.
+
+    None where ASE has to be asked, because there is none of before or one holds what the other does not.
+    """
+    if last is None or last.info or atoms.info or last.arrays.keys() != atoms.arrays.keys():
+        return None
     pairs = {"cell": (last.cell.array, atoms.cell.array), "pbc": (last.pbc, atoms.pbc)}
     pairs |= {name: (last.arrays[name], atoms.arrays[name]) for name in _COMPARED if name in atoms.arrays}
     return [name for name, (a, b) in pairs.items() if a.shape != b.shape or not _close(a, b, tol)]
@@ -171,28 +146,10 @@ def restore_calculator(calculator: Any) -> None:
         del vars(calculator)[_STATE]
 
 
-def step_state(calculator: Any) -> StepState | None:
-    """What the step of a patched calculator keeps; None for others."""
-    return vars(calculator).get(_STATE)
-
-
-def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
-    """A potential whose parameters and buffers are those of a model, which stays as it is.
-
-    Raises:
-        ExportError: If the model is none whose energy depends on the structure alone.
-    """
-    exporting = kind.exporting
-    if exporting is None or not exporting.accepts(model):
-        raise ExportError(f"{type(model).__name__} does not predict the energies of atoms")
-    exporting.check(model)
-    with torch.inference_mode(False), default_dtype(kind.dtype(model)):
-        tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-        duplicate = copy.deepcopy(model, tensors)
-        constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
-        potential = exporting.potential(duplicate, head, constants).eval()
-        potential.make_piecewise()
-        return potential
+def step_state(calculator: Any) -> KeptStep | None:
+    """What the step of a calculator keeps that computes by one; None for others."""
+    state: KeptStep | None = getattr(calculator, _STATE, None)
+    return state
 
 
 def _stepped_class(came_as: type, class_name: str) -> type:
@@ -210,90 +167,36 @@ def _blank(came_as: type, class_name: str) -> Any:
     return stepped.__new__(stepped)
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class _Watch:
-    """What models consist of, to notice any change.
-
-    Args:
-        models: The models.
-
-    Attributes:
-        obstacle: Why the models cannot be taken as they are; empty if they can.
-    """
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self.obstacle = next(filter(None, map(_obstacle, models)), "")
-        self._places: list[tuple[dict[str, Any], str]] = []  # where modules and tensors are, which come in this order
-        self._modules: list[nn.Module] = []
-        self._tensors: list[torch.Tensor] = []
-        self._hooks: list[Any] = []
-        everything = [module for model in models for module in model.modules()]
-        for module in everything:
-            if not isinstance(module, torch.jit.ScriptModule):  # those hand out what they hold in new dictionaries
-                own = vars(module)
-                self._hooks += [own[name] for name in _HOOKS if name in own]
-                self._add(own["_modules"], self._modules)
-        for module in everything:
-            if isinstance(module, torch.jit.ScriptModule):
-                held = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-                self._add(dict(enumerate(held)), self._tensors)
-            else:
-                self._add(vars(module)["_parameters"], self._tensors)
-                self._add(vars(module)["_buffers"], self._tensors)
-        self._state = self._now()
-
-    def _add(self, holder: dict[Any, Any], members: list[Any]) -> None:
-        found = {name: member for name, member in holder.items() if member is not None}
-        self._places += [(holder, name) for name in found]
-        members += found.values()
-
-    def _now(self) -> tuple[list[type], list[int], list[int]]:
-        tensors = self._tensors
-        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-        return list(map(type, self._modules)), [tensor.data_ptr() for tensor in tensors], versions
-
-    def holds(self) -> bool:
-        """Whether nothing has changed."""
-        present = (holder.get(name) for holder, name in self._places)
-        return (
-            not any(self._hooks)
-            and all(map(operator.is_, present, chain(self._modules, self._tensors)))
-            and self._now() == self._state
-        )
-
-
-def _obstacle(model: nn.Module) -> str:
-    if not isinstance(model, Entrance):
-        return f"{type(model).__name__} is not patched (any more)"
-    if len({t.device for t in model.parameters()}) > 1:
-        return "its parameters are on several devices"
-    hooked = next(
-        (name for name, module in model.named_modules() if any(getattr(module, h, None) for h in _HOOKS)), None
-    )
-    return "" if hooked is None else f"{hooked or 'the model'} has hooks, which see the ordinary calls"
-
-
 def find_calculators(target: Any, kinds: Sequence[ModelKind]) -> Iterator[tuple[str, Any, ModelKind]]:
     """The calculators in what a user handed over that a kind of model knows: path, calculator, kind."""
-    yield from _calculators_in(target, "", kinds)
+    for path, calculator in _calculators_in(target, ""):
+        for kind in kinds:
+            if kind.stepping is not None and library_class(calculator, kind.stepping.class_name):
+                yield path, calculator, kind
+                break
 
 
-def _calculators_in(target: Any, path: str, kinds: Sequence[ModelKind]) -> Iterator[tuple[str, Any, ModelKind]]:
+def find_steps(target: Any) -> Iterator[tuple[str, Any, KeptStep]]:
+    """The calculators in what a user handed over that compute by a step: path, calculator, what the step keeps."""
+    for path, calculator in _calculators_in(target, ""):
+        state = step_state(calculator)
+        if state is not None:
+            yield path, calculator, state
+
+
+def _calculators_in(target: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """What is neither a module nor a list, in the order in which a user sees it, with its path."""
     if isinstance(target, nn.Module):
         return
     if isinstance(target, (list, tuple)):
         members = {str(number): member for number, member in enumerate(target)}
     else:
-        kind = next((k for k in kinds if k.stepping is not None and library_class(target, k.stepping.class_name)), None)
-        if kind is not None:
-            yield path, target, kind
+        yield path, target
         # ASE's combinations have a mixer of calculators, and had the calculators themselves before.
         calculators = getattr(getattr(target, "mixer", target), "calcs", ())
         members = {f"calcs.{number}": member for number, member in enumerate(calculators)}
     for name, member in members.items():
-        yield from _calculators_in(member, f"{path}.{name}".lstrip("."), kinds)
+        yield from _calculators_in(member, f"{path}.{name}".lstrip("."))
 
 
 def library_class(calculator: Any, name: str) -> type | None:

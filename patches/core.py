@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from eqaccel.patches.calculator import find_calculators, make_stepped, restore_calculator, step_state
+from eqaccel.patches.calculator import find_calculators, find_steps, make_stepped, restore_calculator, step_state
 from eqaccel.patches.finder import KINDS, FoundModel, find_models
 from eqaccel.patches.kind import ModelKind, class_names
 from eqaccel.patches.replacement import Entrance, become, restore_all
-from eqaccel.patches.report import Report, ReportRow
+from eqaccel.patches.report import Report
 from eqaccel.patches.verify import Verification
 
 from eqaccel import settings
@@ -111,13 +111,14 @@ def report(model: Any) -> Report:
         PatchError: If eqaccel does not know this kind of model.
     """
     steps = [
-        ReportRow(f"{path}.calculate".lstrip("."), type(calculator).__name__, not state.obstacle, state.note())
-        for path, calculator, _ in find_calculators(model, KINDS)
-        if (state := step_state(calculator)) is not None
+        replace(row, path=f"{path}.{row.path}".lstrip("."))
+        for path, calculator, state in find_steps(model)
+        for row in state.rows(calculator)
     ]
+    own = step_state(model)
     rows = [
         replace(row, path=f"{found.path}.{row.path}".strip("."))
-        for found in _models(model)
+        for found in (_models(model) if own is None or own.has_model else ())
         for row in _known_kind(found).swapping.rows(found.model)
     ]
     return Report(type(model).__name__, (*steps, *rows))

@@ -8,7 +8,6 @@ Each kind has a folder here, and a place in the table of `eqaccel.patches.finder
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -154,9 +153,9 @@ class Exporting(ABC):
     def potential(self, model: nn.Module, head: int, constants: Tensor) -> Potential:
         """Turns a copy of the model, which is used up, into a module that can be scripted."""
 
-    def duplicate(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """Copies the model to a device and a floating-point type; raises `ExportError` if it has only its own."""
-        return copy.deepcopy(model).to(device, dtype)
+    def move(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """Moves a model to a device and a floating-point type; raises `ExportError` if it has only its own."""
+        return model.to(device, dtype)
 
 
 class Stepping(ABC):

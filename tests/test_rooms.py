@@ -60,6 +60,15 @@ def test_imports_go_left_to_right(room: str) -> None:
             assert parts[0] not in foreign, f"{file.relative_to(ROOT)} imports {name}"
 
 
+def test_ase_is_imported_where_its_calculator_is() -> None:
+    """Elsewhere it is imported when there is something of it, so that the library works without."""
+    for room in ROOMS:
+        for file in _files(room):
+            names = {node.module for node in ast.parse(file.read_text()).body if isinstance(node, ast.ImportFrom)}
+            uses_ase = any(name and name.split(".")[0] == "ase" for name in names)
+            assert not uses_ase or file.parent == FOLDERS["integrations"] / "ase", file
+
+
 def test_families_do_not_know_each_other() -> None:
     folders = [path for path in (ROOT / "eqaccel/families").iterdir() if (path / "__init__.py").exists()]
     for folder in folders:

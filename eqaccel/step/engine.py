@@ -72,6 +72,7 @@ class Step:
         dtype: float32 or float64, of the vectors that the potentials take.
         skin: Angstrom by which candidates go beyond the cutoff.
         capture: Whether to record CUDA graphs, on a GPU that can.
+        patient: Whether to record only when candidates serve a second call, for structures that come only once.
         weight_bytes: Memory that the weights of edges of a layer may take; where they would take more they are made in
             pieces, and once more for the gradient. None for what is fastest as a rule.
     """
@@ -85,10 +86,11 @@ class Step:
         *,
         skin: float = SKIN,
         capture: bool = True,
+        patient: bool = False,
         weight_bytes: float | None = None,
     ) -> None:
         self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.patient = device, dtype, patient
         self.weight_bytes = WEIGHT_BYTES[device.type] if weight_bytes is None else weight_bytes
         self.captures: Counter[str] = Counter()
         """How often a graph was recorded, by the reason."""
@@ -99,8 +101,12 @@ class Step:
         self._search = Neighbors().to(device)
         self._lock = threading.RLock()
         self._candidates: Candidates | None = None
+        self._served = False
+        """Whether the candidates are those of the call before."""
         self._memory: _Memory | None = None
         self._capture: Capture | None = None
+        self._reason = ""
+        """Why there is no recording yet."""
 
     def __call__(self, system: System) -> Outcome:
         """Evaluates the potentials.
@@ -122,7 +128,8 @@ class Step:
 
     def _follow(self, system: System) -> None:
         """Brings candidates and memory to what they have to be for a system."""
-        if self._candidates is None or not self._candidates.hold(system):
+        self._served = self._candidates is not None and self._candidates.hold(system)
+        if not self._served:
             self._candidates = None  # not to be kept if what follows fails
             found = Candidates.find(system, self.cutoff, self.skin, self.device)
             self.rebuilds += 1
@@ -158,16 +165,15 @@ class Step:
         """Makes room for the edges that there are now; what was recorded before is forgotten."""
         memory = self._memory
         assert memory is not None
-        self._capture = None
+        self._capture, self._reason = None, reason
         memory.capacity = int(self._count_edges() * _SLACK) + 64
         memory.row_ptr = self._search_edges(memory.capacity).graph[2 : len(memory.types) + 3].cpu().numpy()
-        if not self.not_captured:
-            self.captures[reason] += 1
 
     def _run(self) -> Tensor:
-        if not self.not_captured and self._capture is None:
+        if not self.not_captured and self._capture is None and (self._served or not self.patient):
             try:
                 self._capture = Capture(self._evaluate, self.device)
+                self.captures[self._reason] += 1
             except (RuntimeError, NotImplementedError) as error:
                 # The same work without a graph: where that fails too, its error is the one to see.
                 reason = f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import tempfile
@@ -16,8 +17,7 @@ from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.precompiled import add_entries, check_targets, precompiled_entries
 from eqaccel.integrations.export.scripting import script
-from eqaccel.patches.finder import KINDS, find_models
-from eqaccel.patches.kind import Exporting, ModelKind
+from eqaccel.integrations.export.sources import DTYPES, chosen_dtype, chosen_head, single_model
 from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.structures import Structure, small_structures
@@ -28,8 +28,6 @@ import eqaccel
 from eqaccel.errors import ExportError
 from eqaccel.ops import KernelModule
 from eqaccel.prepare import scalar_name
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def export(
@@ -77,22 +75,19 @@ def export(
     target = _checked_path(path)
     _check_format(format, target)
     check_targets(precompile)
-    model, kind, exporting = _exported_model(model)
+    model, kind, exporting = single_model(model)
     exporting.check(model)
-    heads = exporting.heads(model)
-    if head not in heads and (head is not None or len(heads) > 1):
-        raise ExportError(f"head: expected one of {', '.join(map(repr, heads))}, got {head!r}")
-    index = 0 if head is None else heads.index(head)
-    scalar_type = _checked_dtype(dtype, kind.dtype(model))
+    index = chosen_head(exporting.heads(model), head)
+    scalar_type = chosen_dtype(dtype, kind.dtype(model))
     place = _checked_device(device, model)
     if format == "aotinductor" and place.type != "cpu":
         raise ExportError(f"device: expected 'cpu' for format 'aotinductor', got '{place}'; pass device='cpu'")
 
-    duplicate = exporting.duplicate(model, place, scalar_type).eval().requires_grad_(False)
+    duplicate = exporting.move(copy.deepcopy(model), place, scalar_type).eval().requires_grad_(False)
     cutoff, num_elements = kind.extent(duplicate)
     description = {
         "family": kind.name.lower(),
-        "head": heads[index],
+        "head": exporting.heads(model)[index],
         "cutoff": cutoff,
         "type_names": exporting.type_names(duplicate),
     }
@@ -142,14 +137,6 @@ def _check_format(format: str, target: Path) -> None:
         raise ExportError(f"path: expected a name that ends in '.pt2' for format 'aotinductor', got '{target.name}'")
 
 
-def _checked_dtype(dtype: torch.dtype | str | None, own: torch.dtype) -> torch.dtype:
-    found = own if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
-    if found not in DTYPES.values():
-        got = f"a model in {found}" if dtype is None else repr(dtype)
-        raise ExportError(f"dtype: expected torch.float32 or torch.float64, got {got}")
-    return found
-
-
 def _checked_device(device: torch.device | str | None, model: nn.Module) -> torch.device:
     devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
     if len(devices) > 1 or "meta" in devices:
@@ -164,55 +151,6 @@ def _checked_device(device: torch.device | str | None, model: nn.Module) -> torc
             "CPU and open the file with load_exported(path, device='cuda')"
         )
     return found
-
-
-def _exported_model(target: Any) -> tuple[nn.Module, ModelKind, Exporting]:
-    """The one model in what the user handed over, which has to be of a kind that can be exported."""
-    models = find_models(target, ExportError)
-    if len(models) > 1:
-        raise ExportError(
-            f"model: expected one model, got {len(models)} in {type(target).__name__} "
-            f"({', '.join(found.path for found in models)}); export one after the other"
-        )
-    (found,) = models
-    if isinstance(found.model, torch.jit.ScriptModule):
-        raise ExportError(
-            "model: expected the Python model, got a scripted one; patch and export what it was made from"
-        )
-    exporting = None if found.kind is None else found.kind.exporting
-    if found.kind is None or exporting is None or not exporting.accepts(found.model):
-        known = ", ".join(kind.name.lower() for kind in KINDS if kind.exporting is not None)
-        raise ExportError(
-            f"model: expected a model of a kind that can be exported ({known}), got {type(found.model).__name__}; if "
-            "it holds such a model, as calculators do, pass the model inside"
-        )
-    reason = next(filter(None, map(_addition, [*_outside(target), *found.holders])), None)
-    if reason is not None:
-        raise ExportError(
-            f"model: expected a model, or what holds one and adds nothing to it, but {reason}; pass the model inside "
-            f"({found.path})"
-        )
-    return found.model, found.kind, exporting
-
-
-def _outside(target: Any) -> list[Any]:
-    """What holds a single module and is none itself: lists, and a calculator in them."""
-    outside = []
-    while isinstance(target, (list, tuple)):
-        outside.append(target)
-        target = target[0]
-    return outside if isinstance(target, nn.Module) else [*outside, target]
-
-
-def _addition(holder: Any) -> str | None:
-    """Why what holds a model may give other results than the model; None if it does not."""
-    if isinstance(holder, nn.Module):
-        computes = type(holder).forward is not nn.Module.forward
-        return f"{type(holder).__name__} has a forward method of its own" if computes else None
-    if hasattr(holder, "mixer") or hasattr(holder, "calcs"):
-        return f"{type(holder).__name__} combines calculators"
-    units = [name for name in ("energy_units_to_eV", "length_units_to_A") if getattr(holder, name, 1.0) != 1.0]
-    return f"{type(holder).__name__} converts units ({', '.join(units)})" if units else None
 
 
 def _metadata(

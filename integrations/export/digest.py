@@ -36,17 +36,23 @@ def append_digest(file: Path) -> None:
         stream.write(digest)
 
 
+def read_digest(file: Path) -> bytes:
+    """The digits that a file of `export` ends with; empty for any other file."""
+    with open(file, "rb") as stream:
+        stream.seek(max(file.stat().st_size - DIGITS - len(LABEL), 0))
+        label, digits = stream.read(len(LABEL)), stream.read()
+    return digits if label == LABEL else b""
+
+
 def check_digest(file: Path) -> None:
     """Raises `ExportError` unless a file is as `export` wrote it."""
     expected = "expected a file written by eqaccel.export"
     try:
         size = file.stat().st_size
-        with open(file, "rb") as stream:
-            stream.seek(max(size - DIGITS - len(LABEL), 0))
-            label, digits = stream.read(len(LABEL)), stream.read()
+        digits = read_digest(file)
         if size == 0:
             raise ExportError(f"path: {expected}, got '{file}', which is empty; copy or export it again")
-        if label != LABEL:
+        if not digits:
             raise ExportError(
                 f"path: {expected}, got '{file}', which is incomplete, or was not written by this version of it (it "
                 "does not end with a digest); copy it again, or export the model again"

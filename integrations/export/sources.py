@@ -1,18 +1,22 @@
-"""Opening the models that are to be exported, from the files that torch and the kinds of model write."""
+"""What a user hands over as a model, and wants of it: files that torch and the kinds of model write, objects, names."""
 
 from __future__ import annotations
 
 import os
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from eqaccel.patches.finder import KINDS
+from eqaccel.patches.finder import KINDS, find_models
+from eqaccel.patches.kind import Exporting, ModelKind
 from torch import nn
 
 from eqaccel.errors import ExportError
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def open_model(path: str | os.PathLike[str]) -> nn.Module:
@@ -62,3 +66,70 @@ def _cure(error: Exception) -> str:
     if isinstance(error, (EOFError, zipfile.BadZipFile)) or "central directory" in str(error):
         return "it is incomplete: copy it again"
     return "use an environment with the version of the library that made the model"
+
+
+def single_model(target: Any) -> tuple[nn.Module, ModelKind, Exporting]:
+    """The one model in what a user handed over, which has to be of a kind that can be exported.
+
+    Raises:
+        ExportError: If there are several, or something besides the model, or it is of an unknown kind.
+    """
+    models = find_models(target, ExportError)
+    if len(models) > 1:
+        raise ExportError(
+            f"model: expected one model, got {len(models)} in {type(target).__name__} "
+            f"({', '.join(found.path for found in models)}); take one after the other"
+        )
+    (found,) = models
+    if isinstance(found.model, torch.jit.ScriptModule):
+        raise ExportError("model: expected the Python model, got a scripted one; take what it was made from")
+    exporting = None if found.kind is None else found.kind.exporting
+    if found.kind is None or exporting is None or not exporting.accepts(found.model):
+        known = ", ".join(kind.name.lower() for kind in KINDS if kind.exporting is not None)
+        raise ExportError(
+            f"model: expected a model of a kind that can be exported ({known}), got {type(found.model).__name__}; if "
+            "it holds such a model, as calculators do, pass the model inside"
+        )
+    reason = next(filter(None, map(_addition, [*_outside(target), *found.holders])), None)
+    if reason is not None:
+        raise ExportError(
+            f"model: expected a model, or what holds one and adds nothing to it, but {reason}; pass the model inside "
+            f"({found.path})"
+        )
+    return found.model, found.kind, exporting
+
+
+def _outside(target: Any) -> list[Any]:
+    """What holds a single module and is none itself: lists, and a calculator in them."""
+    outside = []
+    while isinstance(target, (list, tuple)):
+        outside.append(target)
+        target = target[0]
+    return outside if isinstance(target, nn.Module) else [*outside, target]
+
+
+def _addition(holder: Any) -> str | None:
+    """Why what holds a model may give other results than the model; None if it does not."""
+    if isinstance(holder, nn.Module):
+        computes = type(holder).forward is not nn.Module.forward
+        return f"{type(holder).__name__} has a forward method of its own" if computes else None
+    if hasattr(holder, "mixer") or hasattr(holder, "calcs"):
+        return f"{type(holder).__name__} combines calculators"
+    units = [name for name in ("energy_units_to_eV", "length_units_to_A") if getattr(holder, name, 1.0) != 1.0]
+    return f"{type(holder).__name__} converts units ({', '.join(units)})" if units else None
+
+
+def chosen_head(heads: Sequence[str], head: str | None) -> int:
+    """The number of a head; raises `ExportError` if there is none of that name, or several and none is named."""
+    if head not in heads and (head is not None or len(heads) > 1):
+        raise ExportError(f"head: expected one of {', '.join(map(repr, heads))}, got {head!r}")
+    return 0 if head is None else heads.index(head)
+
+
+def chosen_dtype(dtype: torch.dtype | str | None, own: torch.dtype) -> torch.dtype:
+    """The dtype of a name, or a model's own; raises `ExportError` if it is neither float32 nor float64."""
+    found = own if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
+    if found not in DTYPES.values():
+        got = f"a model in {found}" if dtype is None else repr(dtype)
+        raise ExportError(f"dtype: expected torch.float32 or torch.float64, got {got}")
+    return found

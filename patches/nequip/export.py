@@ -6,7 +6,6 @@ a module for the exchange of ghosts, which does nothing until it is replaced.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
@@ -127,14 +126,14 @@ class NequipExporting(Exporting):
         """See `Exporting.potential`."""
         return NequipPotential(model, constants)
 
-    def duplicate(self, model: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """See `Exporting.duplicate`."""
+    def move(self, model: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        """See `Exporting.move`."""
         if dtype != model.model_dtype:
             raise ExportError(
                 f"dtype: NequIP models keep the type that they were built in, expected {model.model_dtype}, got "
                 f"{dtype}; leave dtype out, or build the model with another model_dtype"
             )
-        return copy.deepcopy(model).to(device)
+        return model.to(device)
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,175 @@
+"""A step that follows models: it is made anew when they have changed, whatever it is that has changed.
+
+Parameters, buffers, modules, devices and types of a model may change between two calls, by training, by `unpatch` or by
+hand.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from eqaccel.patches.kind import ModelKind
+from eqaccel.patches.potential import Potential
+from eqaccel.patches.replacement import Entrance
+from eqaccel.patches.torch_state import default_dtype, model_device
+from numpy.typing import NDArray
+from torch import nn
+
+from eqaccel.errors import ExportError
+from eqaccel.step import SKIN, Step
+
+
+@dataclass
+class FollowedStep:
+    """The step of some models. A copy of it starts empty.
+
+    Attributes:
+        kind: The kind of the models.
+        skin: Angstrom by which candidates for neighbours go beyond the cutoff.
+        patient: See `Step`.
+        step: The step; None until it is first needed, and after the models have changed.
+        constants: (num_types,) float64, energies of isolated atoms that the first model adds; None without a step.
+        renewals: How often the models had changed.
+    """
+
+    kind: ModelKind
+    skin: float = SKIN
+    patient: bool = False
+    step: Step | None = None
+    constants: NDArray[np.float64] | None = None
+    renewals: int = 0
+    _watch: _Watch | None = None
+    _settings: tuple[Any, ...] = ()
+
+    def follow(self, models: Sequence[nn.Module], head: int, cutoff: float) -> str:
+        """Makes the step anew if models or settings have changed; returns what keeps it from being made."""
+        settings = (tuple(map(id, models)), tuple(map(type, models)), head, cutoff)
+        if self.step is not None and self._settings == settings and not self.changed():
+            return ""
+        self.renewals += self.step is not None
+        self.step = None
+        watch = _Watch(models)
+        if watch.obstacle:
+            return watch.obstacle
+        device, dtype = model_device(models[0]), self.kind.dtype(models[0])
+        try:
+            potentials = [shared_potential(self.kind, model, head) for model in models]
+        except ExportError as error:
+            return str(error)
+        self.step = Step(potentials, cutoff, device, dtype, skin=self.skin, patient=self.patient)
+        self.constants = potentials[0].constants.cpu().numpy()
+        self._watch, self._settings = watch, settings
+        return ""
+
+    def changed(self) -> bool:
+        """Whether the models may have changed since the step was made; so of a copy, which has made none."""
+        return self._watch is None or not self._watch.holds()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FollowedStep:
+        return type(self)(self.kind, self.skin, self.patient)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.skin, self.patient)
+
+
+def step_note(step: Step | None, calls: int, renewals: int = 0) -> str:
+    """What a report says of a step."""
+    if step is None:
+        return "neighbours kept for several steps; nothing computed yet"
+    captures = ", ".join(f"{count} for {reason}" for reason, count in step.captures.items())
+    how = f"recorded as a CUDA graph ({captures})" if captures else "neighbours kept for several steps"
+    if step.not_captured and step.device.type != "cpu":
+        how += f", no CUDA graph: {step.not_captured}"
+    changes = f", {renewals} changes of the model" if renewals else ""
+    return f"{how}; {calls} calls, {step.rebuilds} lists of neighbours{changes}"
+
+
+def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
+    """A potential whose parameters and buffers are those of a model, which stays as it is.
+
+    Raises:
+        ExportError: If the model is none whose energy depends on the structure alone.
+    """
+    exporting = kind.exporting
+    if exporting is None or not exporting.accepts(model):
+        raise ExportError(f"{type(model).__name__} does not predict the energies of atoms")
+    exporting.check(model)
+    with torch.inference_mode(False), default_dtype(kind.dtype(model)):
+        tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+        duplicate = copy.deepcopy(model, tensors)
+        constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
+        potential = exporting.potential(duplicate, head, constants).eval()
+        potential.make_piecewise()
+        return potential
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class _Watch:
+    """What models consist of, to notice any change.
+
+    Args:
+        models: The models.
+
+    Attributes:
+        obstacle: Why the models cannot be taken as they are; empty if they can.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self.obstacle = next(filter(None, map(_obstacle, models)), "")
+        self._places: list[tuple[dict[str, Any], str]] = []  # where modules and tensors are, which come in this order
+        self._modules: list[nn.Module] = []
+        self._tensors: list[torch.Tensor] = []
+        self._hooks: list[Any] = []
+        everything = [module for model in models for module in model.modules()]
+        for module in everything:
+            if not isinstance(module, torch.jit.ScriptModule):  # those hand out what they hold in new dictionaries
+                own = vars(module)
+                self._hooks += [own[name] for name in _HOOKS if name in own]
+                self._add(own["_modules"], self._modules)
+        for module in everything:
+            if isinstance(module, torch.jit.ScriptModule):
+                held = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+                self._add(dict(enumerate(held)), self._tensors)
+            else:
+                self._add(vars(module)["_parameters"], self._tensors)
+                self._add(vars(module)["_buffers"], self._tensors)
+        self._state = self._now()
+
+    def _add(self, holder: dict[Any, Any], members: list[Any]) -> None:
+        found = {name: member for name, member in holder.items() if member is not None}
+        self._places += [(holder, name) for name in found]
+        members += found.values()
+
+    def _now(self) -> tuple[list[type], list[int], list[int]]:
+        tensors = self._tensors
+        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return list(map(type, self._modules)), [tensor.data_ptr() for tensor in tensors], versions
+
+    def holds(self) -> bool:
+        """Whether nothing has changed."""
+        present = (holder.get(name) for holder, name in self._places)
+        return (
+            not any(self._hooks)
+            and all(map(operator.is_, present, chain(self._modules, self._tensors)))
+            and self._now() == self._state
+        )
+
+
+def _obstacle(model: nn.Module) -> str:
+    if not isinstance(model, Entrance):
+        return f"{type(model).__name__} is not patched (any more)"
+    if len({t.device for t in model.parameters()}) > 1:
+        return "its parameters are on several devices"
+    hooked = next(
+        (name for name, module in model.named_modules() if any(getattr(module, h, None) for h in _HOOKS)), None
+    )
+    return "" if hooked is None else f"{hooked or 'the model'} has hooks, which see the ordinary calls"
