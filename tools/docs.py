@@ -22,7 +22,7 @@ from eqaccel.patches.finder import KINDS
 import eqaccel
 from eqaccel import errors, settings
 from eqaccel.__main__ import main
-from eqaccel.families import polynomial, tensor_product
+from eqaccel.families import linear, polynomial, tensor_product
 from eqaccel.families.tensor_product import ConnectionMode
 from eqaccel.runtime import include_path
 from eqaccel.targets import TARGETS
@@ -97,14 +97,14 @@ def home(name: str) -> str:
 def reference() -> str:
     """Every public name of the package, the words of specs, and the errors."""
     kinds = [error for _, error in inspect.getmembers(errors, inspect.isclass) if error.__module__ == errors.__name__]
-    words = [tensor_product.Instruction, tensor_product.Path, ConnectionMode, polynomial.Term]
+    words = [tensor_product.Instruction, tensor_product.Path, ConnectionMode, polynomial.Term, linear.LinearPath]
     lines = ["# Python", "", inspect.cleandoc(eqaccel.__doc__ or "").partition("\n\n")[0], ""]
     lines += [f"This is eqaccel {eqaccel.__version__}. `eqaccel.NAME` is each of:", ""]
     lines += entries(map(home, public_names()))
     lines += [
         "## Parts of specs",
         "",
-        "Imported from `eqaccel.families.tensor_product` and `eqaccel.families.polynomial`.",
+        "Imported from `eqaccel.families.tensor_product`, `eqaccel.families.polynomial` and `eqaccel.families.linear`.",
         "",
     ]
     lines += entries(f"{word.__module__}.{word.__qualname__}" for word in words)

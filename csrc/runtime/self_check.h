@@ -30,7 +30,8 @@ double number(uint32_t sequence, uint32_t position);
 // Elements of a row of each kind of operand.
 struct RowSizes {
   int64_t x, y, z, w;
-  // Whether all rows of a batch, which may have attributes then, share one row of weights. Gradients of both are no outputs.
+  // Whether all rows of a batch, which may have attributes then, share one row of weights. Gradients of both are no
+  // outputs.
   bool shared_weights;
 };
 

@@ -38,8 +38,9 @@ class LinearCall : public KernelCall {
     TORCH_CHECK(problem.columns == width, name, ": argument 'columns' must be ", width, ", as in the payload, got ",
                 problem.columns, ". Pass the values of one module.");
     const Tensor& first = factors[0];  // has rows: only w has none
-    TORCH_CHECK(first.dim() == 2, name, ": argument '", missing_ == 0 ? "y" : "x", "' must have shape (rows, columns), got ",
-                first.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
+    TORCH_CHECK(first.dim() == 2, name, ": argument '", missing_ == 0 ? "y" : "x",
+                "' must have shape (rows, columns), got ", first.sizes(),
+                ". Flatten leading dimensions with .flatten(0, -2).");
     TORCH_CHECK(first.size(0) < std::numeric_limits<int32_t>::max(), name, ": rows must number less than 2^31, got ",
                 first.size(0), ". Split a larger system.");
     ops_.num_receivers = ops_.num_senders = ops_.num_edges = first.size(0);
