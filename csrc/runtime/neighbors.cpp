@@ -50,21 +50,21 @@ void NeighborKernels::write(const NeighborCandidates& from, const int32_t* ends,
                             void* stream) const {
   NeighborCandidates c = from;
   NeighborEdges e = to;
-  int atoms = static_cast<int>(c.atoms), capacity = static_cast<int>(e.capacity);
+  int atoms = static_cast<int>(c.atoms), nodes = static_cast<int>(e.nodes), capacity = static_cast<int>(e.capacity);
   double square = c.cutoff * c.cutoff;
-  void* parameters[] = {&c.positions, &c.cells, &c.structure, &atoms,     &square,       &c.ptr,    &c.sender,
-                        &c.shift,     &ends,    &capacity,    &e.vectors, &e.edge_index, &e.packed, &e.slot_of};
+  void* parameters[] = {&c.positions, &c.cells, &c.structure, &atoms,     &square,       &c.ptr,    &c.sender, &c.shift,
+                        &ends,        &nodes,   &capacity,    &e.vectors, &e.edge_index, &e.packed, &e.slot_of};
   launch(write_, atoms, stream, parameters);
-  void* of_order[] = {&atoms, &c.t_ptr, &c.t_order, &e.slot_of, &ends, &capacity, &e.packed};
+  void* of_order[] = {&atoms, &c.t_ptr, &c.t_order, &e.slot_of, &ends, &nodes, &capacity, &e.packed};
   launch(order_, atoms, stream, of_order);
 }
 
-void NeighborKernels::add_forces(int64_t num_atoms, const NeighborEdges& of, const void* gradient, double* forces,
-                                 double* virials, void* stream) const {
+void NeighborKernels::add_forces(const NeighborEdges& of, const void* gradient, double* forces, double* virials,
+                                 void* stream) const {
   NeighborEdges e = of;
-  int atoms = static_cast<int>(num_atoms), capacity = static_cast<int>(e.capacity);
-  void* parameters[] = {&atoms, &capacity, &e.vectors, &gradient, &e.packed, &forces, &virials};
-  launch(forces_, atoms, stream, parameters);
+  int nodes = static_cast<int>(e.nodes), capacity = static_cast<int>(e.capacity);
+  void* parameters[] = {&nodes, &capacity, &e.vectors, &gradient, &e.packed, &forces, &virials};
+  launch(forces_, nodes, stream, parameters);
 }
 
 }  // namespace eqaccel

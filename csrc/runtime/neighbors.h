@@ -21,6 +21,7 @@ struct NeighborCandidates {
 
 // Room for edges; `packed` is laid out as csrc/torch/packed_index.h says.
 struct NeighborEdges {
+  int64_t nodes;        // the atoms, and at least one behind them
   int64_t capacity;
   void* vectors;        // (capacity, 3)
   int64_t* edge_index;  // (2, capacity)
@@ -36,9 +37,8 @@ class NeighborKernels {
   // All of these queue work on `stream`. Edges of each atom, (atoms); their sums, `ends`, are for the other one.
   void count(const NeighborCandidates&, int32_t* counts, void* stream) const;
   void write(const NeighborCandidates&, const int32_t* ends, const NeighborEdges&, void* stream) const;
-  // Forces (atoms, 3) and virials (atoms, 3, 3) of a gradient (capacity, 3).
-  void add_forces(int64_t atoms, const NeighborEdges&, const void* gradient, double* forces, double* virials,
-                  void* stream) const;
+  // Forces (nodes, 3) and virials (nodes, 3, 3) of a gradient (capacity, 3).
+  void add_forces(const NeighborEdges&, const void* gradient, double* forces, double* virials, void* stream) const;
 
  private:
   NeighborKernels(const Program&, Backend, Scalar, int device);

@@ -66,23 +66,24 @@ at::ScalarType checked(const char* op, at::ScalarType dtype) {
 struct Room {
   Tensor vectors, edge_index, packed;
 
-  Room(const Tensor& positions, at::ScalarType dtype, int64_t capacity) {
-    const int64_t atoms = positions.size(0);
+  Room(const Tensor& positions, at::ScalarType dtype, int64_t nodes, int64_t capacity) {
     vectors = at::empty({capacity, 3}, positions.options().dtype(dtype));
     edge_index = at::empty({2, capacity}, positions.options().dtype(at::kLong));
-    packed = at::empty({packed_length(atoms, atoms, capacity)}, positions.options().dtype(at::kInt));
+    packed = at::empty({packed_length(nodes, nodes, capacity)}, positions.options().dtype(at::kInt));
   }
 };
 
 Edges on_gpu(const Tensor& payload, int64_t key, const Tensor& positions, const Tensor& cells, const Tensor& structure,
              const Tensor& ptr, const Tensor& sender, const Tensor& shift, const Tensor& t_ptr, const Tensor& t_order,
-             double cutoff, int64_t capacity, at::ScalarType dtype) {
+             double cutoff, int64_t spare, int64_t capacity, at::ScalarType dtype) {
   const NeighborCandidates from = candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
   TORCH_CHECK(capacity > 0 && capacity < std::numeric_limits<int32_t>::max() / 3, op_name,
               ": argument 'capacity' must be positive and below 7.1e8 on a GPU, got ", capacity, ".");
+  TORCH_CHECK(spare > 0, op_name, ": argument 'spare' must be positive on a GPU, got ", spare, ".");
+  const int64_t nodes = from.atoms + spare;
   const c10::DeviceGuard guard(positions.device());
   const auto integers = positions.options().dtype(at::kInt);
-  Room room(positions, checked(op_name, dtype), capacity);
+  Room room(positions, checked(op_name, dtype), nodes, capacity);
   const Tensor counts = at::empty({from.atoms}, integers), slot_of = at::empty({sender.numel()}, integers);
   try {
     const auto program = program_of(op_name, payload, key);
@@ -93,10 +94,10 @@ Edges on_gpu(const Tensor& payload, int64_t key, const Tensor& positions, const 
     kernels.count(from, counts.mutable_data_ptr<int32_t>(), stream);
     const Tensor ends = at::cumsum(counts, 0, at::kInt);
     kernels.write(from, ends.const_data_ptr<int32_t>(),
-                  {capacity, room.vectors.mutable_data_ptr(), room.edge_index.mutable_data_ptr<int64_t>(),
+                  {nodes, capacity, room.vectors.mutable_data_ptr(), room.edge_index.mutable_data_ptr<int64_t>(),
                    room.packed.mutable_data_ptr<int32_t>(), slot_of.mutable_data_ptr<int32_t>()},
                   stream);
-    note_nodes(room.packed, from.atoms, from.atoms);
+    note_nodes(room.packed, nodes, nodes);
     return {room.vectors, room.edge_index, room.packed, ends.narrow(0, from.atoms - 1, 1)};
   } catch (const CompileError& error) {
     rethrow(error);
@@ -154,7 +155,7 @@ void write_edges(const NeighborCandidates& from, const Room& room, int32_t* slot
 
 Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cells, const Tensor& structure,
              const Tensor& ptr, const Tensor& sender, const Tensor& shift, const Tensor& t_ptr, const Tensor& t_order,
-             double cutoff, int64_t, at::ScalarType dtype) {
+             double cutoff, int64_t, int64_t, at::ScalarType dtype) {
   const NeighborCandidates from = candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
   const auto integers = positions.options().dtype(at::kInt);
   const Tensor row_ptr = at::zeros({from.atoms + 1}, integers), slot_of = at::empty({sender.numel()}, integers);
@@ -166,7 +167,7 @@ Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cell
   });
   for (int64_t atom = 0; atom < from.atoms; ++atom) ends[atom + 1] += ends[atom];
   const int64_t count = ends[from.atoms];
-  const Room room(positions, checked(op_name, dtype), count);
+  const Room room(positions, checked(op_name, dtype), from.atoms, count);
   int32_t* const packed = room.packed.mutable_data_ptr<int32_t>();
   packed[0] = packed[1] = static_cast<int32_t>(from.atoms);
   std::copy(ends, ends + from.atoms + 1, packed + 2);
@@ -175,28 +176,27 @@ Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cell
   return {room.vectors, room.edge_index, room.packed, row_ptr.narrow(0, from.atoms, 1)};
 }
 
-int64_t check_forces(const Tensor& vectors, const Tensor& gradient, const Tensor& graph, int64_t num_atoms) {
+int64_t check_forces(const Tensor& vectors, const Tensor& gradient, const Tensor& graph, int64_t num_nodes) {
   checked(forces_name, vectors.scalar_type());
   const int64_t capacity = vectors.size(0);
   check(forces_name, "vectors", vectors, vectors.scalar_type(), {capacity, 3}, vectors);
   check(forces_name, "gradient", gradient, vectors.scalar_type(), {capacity, 3}, vectors);
-  check_packed(forces_name, graph, {num_atoms, num_atoms, capacity});
+  check_packed(forces_name, graph, {num_nodes, num_nodes, capacity});
   return capacity;
 }
 
 Forces forces_on_gpu(const Tensor& payload, int64_t key, const Tensor& vectors, const Tensor& gradient,
-                     const Tensor& graph, int64_t num_atoms) {
-  const int64_t capacity = check_forces(vectors, gradient, graph, num_atoms);
+                     const Tensor& graph, int64_t num_nodes) {
+  const int64_t capacity = check_forces(vectors, gradient, graph, num_nodes);
   const c10::DeviceGuard guard(vectors.device());
   const auto doubles = vectors.options().dtype(at::kDouble);
-  const Tensor forces = at::empty({num_atoms, 3}, doubles), virials = at::empty({num_atoms, 3, 3}, doubles);
+  const Tensor forces = at::empty({num_nodes, 3}, doubles), virials = at::empty({num_nodes, 3, 3}, doubles);
   try {
     const auto program = program_of(forces_name, payload, key);
     const auto& kernels = NeighborKernels::get(*program, backend_of(vectors.device()),
                                                vectors.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64,
                                                vectors.device().index());
-    kernels.add_forces(num_atoms,
-                       {capacity, const_cast<void*>(vectors.const_data_ptr()), nullptr,
+    kernels.add_forces({num_nodes, capacity, const_cast<void*>(vectors.const_data_ptr()), nullptr,
                         const_cast<int32_t*>(graph.const_data_ptr<int32_t>()), nullptr},
                        gradient.const_data_ptr(), forces.mutable_data_ptr<double>(), virials.mutable_data_ptr<double>(),
                        current_stream(vectors.device()));
@@ -231,10 +231,10 @@ void add_forces(const Tensor& vectors, const Tensor& gradient, const Tensor& gra
 }
 
 Forces forces_on_cpu(const Tensor&, int64_t, const Tensor& vectors, const Tensor& gradient, const Tensor& graph,
-                     int64_t num_atoms) {
-  check_forces(vectors, gradient, graph, num_atoms);
+                     int64_t num_nodes) {
+  check_forces(vectors, gradient, graph, num_nodes);
   const auto doubles = vectors.options().dtype(at::kDouble);
-  const Tensor forces = at::zeros({num_atoms, 3}, doubles), virials = at::zeros({num_atoms, 3, 3}, doubles);
+  const Tensor forces = at::zeros({num_nodes, 3}, doubles), virials = at::zeros({num_nodes, 3, 3}, doubles);
   const auto add = vectors.scalar_type() == at::kFloat ? add_forces<float> : add_forces<double>;
   add(vectors, gradient, graph, forces.mutable_data_ptr<double>(), virials.mutable_data_ptr<double>());
   return {forces, virials};

@@ -75,8 +75,8 @@ RadialGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, c
 }
 
 RadialSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
-                                      const Tensor& w, const Tensor& a, const Tensor& c, double, double, double, int64_t,
-                                      bool of_w) {
+                                      const Tensor& w, const Tensor& a, const Tensor& c, double, double, double,
+                                      int64_t, bool of_w) {
   RadialCall call("eqaccel::radial_basis_double_backward", payload, key, x, w);
   eq_operands& ops = call.operands();
   ops.gz = call.rows("gz", gz, "z_dim");

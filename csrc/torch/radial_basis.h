@@ -10,7 +10,8 @@ namespace eqaccel::ops {
 struct RadialProblem {
   Tensor payload;  // sources of the kernels, uint8
   int64_t key;     // names the payload in the process-wide table of programs
-  double factor, r_max, unit;  // these and the power are in the kernels too; derivatives beyond the second need them here
+  double factor, r_max,
+      unit;  // these and the power are in the kernels too; derivatives beyond the second need them here
   int64_t power;
 };
 

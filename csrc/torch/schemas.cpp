@@ -42,9 +42,9 @@ TORCH_LIBRARY(eqaccel, library) {
   // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them.
   library.def(
       "neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
-      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int capacity, ScalarType dtype) "
+      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype) "
       "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
-  library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_atoms) -> "
+  library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_nodes) -> "
               "(Tensor forces, Tensor virials)");
   // Lengths x: (rows, 1); frequencies w: (num_basis,), of all rows; z: (rows, num_basis), or (rows, 1) if there are none;
   // tangent c of w: (num_basis,), or (0,) for none. of_w: whether gw is wanted; otherwise it is (0,). The numbers at
@@ -65,7 +65,8 @@ TORCH_LIBRARY(eqaccel, library) {
               tags);
   // linear.h; three of x: (rows, x_dim), y: (rows, y_dim), w: (w_dim,) and gz: (rows, z_dim), without the one that is
   // missing, which the result, of so many columns, belongs to.
-  library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor", tags);
+  library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor",
+              tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -28,7 +28,8 @@ Tensor call_backward(const Problem& p, const Tensor& gz, const Tensor& x) {
   return op.call(p.payload, p.key, gz, x, p.factor, p.scale);
 }
 SecondGradients call_double_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
-  using Signature = SecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, double, double);
+  using Signature =
+      SecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, double, double);
   static const auto op = find_operator<Signature>("eqaccel::silu_double_backward");
   return op.call(p.payload, p.key, gz, x, a, p.factor, p.scale);
 }
@@ -152,8 +153,11 @@ SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor
 
 // Shapes without data, for fake tensors.
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, double, double) { return contiguous_like(x); }
-Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, double, double) { return contiguous_like(x); }
-SecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor&, double, double) {
+Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, double, double) {
+  return contiguous_like(x);
+}
+SecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor&, double,
+                                      double) {
   return {contiguous_like(x), contiguous_like(x)};
 }
 

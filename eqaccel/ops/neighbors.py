@@ -39,7 +39,8 @@ class EdgeTensors(NamedTuple):
         vectors: (capacity, 3), from sender to receiver, periodic shifts included; beyond the last edge, vectors that
             are longer than the cutoff.
         edge_index: (2, capacity) int64, senders and receivers.
-        graph: Packed index of the edges, as `Graph.index`; edges beyond the last belong to no receiver.
+        graph: Packed index of the edges, as `Graph.index`, for the atoms and the spare nodes behind them; edges beyond
+            the last belong to no receiver.
         num_edges: (1,) int32, how many edges there are; more than the capacity if they did not fit.
     """
 
@@ -64,6 +65,7 @@ class Neighbors(KernelModule):
         structure: Tensor,
         candidates: CandidateTensors,
         cutoff: float,
+        spare: int,
         capacity: int,
         dtype: torch.dtype,
     ) -> EdgeTensors:
@@ -75,6 +77,7 @@ class Neighbors(KernelModule):
             structure: (num_atoms,) int32, the structure of each atom; any tensor where there is one structure.
             candidates: Which pairs to look at. Indices are not checked.
             cutoff: Angstrom.
+            spare: On a GPU, so many nodes follow the atoms, which edges beyond the last are between; at least one.
             capacity: Room for so many edges on a GPU; a CPU makes as much room as there are edges.
             dtype: float32 or float64, of the vectors.
 
@@ -82,25 +85,25 @@ class Neighbors(KernelModule):
             OperandError: If an operand does not fit.
             CompileError: If the kernels do not compile.
         """
-        arguments = (self.payload, self.key, positions, cells, structure, *candidates, cutoff, capacity, dtype)
+        arguments = (self.payload, self.key, positions, cells, structure, *candidates, cutoff, spare, capacity, dtype)
         return EdgeTensors(*call_operator(torch.ops.eqaccel.neighbors, *arguments))
 
-    def forces(self, edges: EdgeTensors, gradient: Tensor, num_atoms: int) -> tuple[Tensor, Tensor]:
+    def forces(self, edges: EdgeTensors, gradient: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
         """The forces and virials that the gradient of an energy in the vectors of edges makes.
 
         Args:
             edges: Of `forward`.
             gradient: (capacity, 3), dtype of the vectors.
-            num_atoms: Number of atoms.
+            num_nodes: Number of atoms, and of spare nodes behind them on a GPU.
 
         Returns:
-            Forces (num_atoms, 3) float64; and (num_atoms, 3, 3) float64, for each atom the sum of vector times gradient
+            Forces (num_nodes, 3) float64; and (num_nodes, 3, 3) float64, for each node the sum of vector times gradient
             over the edges that it receives: summed over atoms, the derivative of the energy in the strain.
 
         Raises:
             OperandError: If an operand does not fit.
             CompileError: If the kernels do not compile.
         """
-        arguments = (self.payload, self.key, edges.vectors, gradient, edges.graph, num_atoms)
+        arguments = (self.payload, self.key, edges.vectors, gradient, edges.graph, num_nodes)
         forces, virials = call_operator(torch.ops.eqaccel.edge_forces, *arguments)
         return forces, virials

@@ -91,12 +91,18 @@ def _list_of(
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Receivers (num_pairs,) int64, senders (num_pairs,) int64 and shifts (num_pairs, 3) int32 of one structure."""
-    # A GPU of another kind has no list of its own; vesin takes a tensor where it should work.
-    on_gpu = device.type == "cuda" and not torch.version.hip
-    points = torch.from_numpy(positions).to(device if on_gpu else "cpu")
-    box = torch.from_numpy(completed(cell, periodic)).to(points.device)
+    points, box = torch.from_numpy(positions), torch.from_numpy(completed(cell, periodic))
     search = vesin.NeighborList(cutoff=reach, full_list=True)
-    first, second, shift = search.compute(points, box, periodic.tolist(), "ijS")
+    if device.type == "cuda" and not torch.version.hip:  # vesin has no list for other GPUs
+        try:
+            found = search.compute(points.to(device), box.to(device), periodic.tolist(), "ijS")
+        except RuntimeError as error:
+            if "maximum capacity" not in str(error):  # of pairs of an atom, as in a small cell, which a CPU soon has
+                raise
+            found = search.compute(points, box, periodic.tolist(), "ijS")
+    else:
+        found = search.compute(points, box, periodic.tolist(), "ijS")
+    first, second, shift = found
     return first.to(device).long(), second.to(device).long(), shift.to(device).int()
 
 

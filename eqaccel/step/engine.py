@@ -26,8 +26,11 @@ PotentialFunction = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, T
 SKIN = 0.5
 """Angstrom by which candidates go beyond the cutoff."""
 
-WEIGHT_BYTES = {"cpu": math.inf, "cuda": 2**29}
-"""Memory that weights of edges of a layer take at a time."""
+WEIGHT_SHARE = 1 / 16
+"""Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
+
+_ROUNDINGS = 1024
+"""Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
 
 _SLACK = 1.04
 """Room for edges on a GPU, of those there are when memory is taken: in a fluid their number varies by a few percent."""
@@ -91,7 +94,7 @@ class Step:
     ) -> None:
         self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
         self.device, self.dtype, self.patient = device, dtype, patient
-        self.weight_bytes = WEIGHT_BYTES[device.type] if weight_bytes is None else weight_bytes
+        self.weight_bytes = _weight_bytes(device) if weight_bytes is None else weight_bytes
         self.captures: Counter[str] = Counter()
         """How often a graph was recorded, by the reason."""
         self.rebuilds = 0
@@ -172,7 +175,9 @@ class Step:
     def _run(self) -> Tensor:
         if not self.not_captured and self._capture is None and (self._served or not self.patient):
             try:
-                self._capture = Capture(self._evaluate, self.device)
+                recording = Capture(self._evaluate, self.device)
+                self._verify(recording.replay())
+                self._capture = recording
                 self.captures[self._reason] += 1
             except (RuntimeError, NotImplementedError) as error:
                 # The same work without a graph: where that fails too, its error is the one to see.
@@ -189,29 +194,45 @@ class Step:
                 return outputs
         return self._evaluate(True) if self._capture is None else self._capture.replay()
 
+    def _verify(self, outputs: Tensor) -> None:
+        """Raises `RuntimeError` unless recorded results are those without room for further edges, but for rounding."""
+        if float(outputs[1]) > 0:  # the edges did not fit: this is no result yet
+            return
+        exact = self._evaluate(True, max(1, int(outputs[0])))
+        found, expected = (self._unpack(t.cpu().numpy(), self._candidates.system) for t in (outputs, exact))
+        bound = _ROUNDINGS * torch.finfo(self.dtype).eps
+        work = self.cutoff * np.abs(expected.forces).sum()
+        for name, scale in (("energies", work), ("forces", 0.0), ("virials", work)):
+            value, right = getattr(found, name), getattr(expected, name)
+            error, size = np.abs(value - right).max(initial=0.0), np.abs(right).sum() + scale
+            if np.isfinite(right).all() and not error <= bound * size:
+                raise RuntimeError(f"{name} differ by {error:.3e} where room for edges must not matter")
+
     def _search_edges(self, capacity: int) -> EdgeTensors:
         memory = self._memory
         assert memory is not None
         search = memory.positions, memory.cells, memory.structure, memory.candidates
-        edges: EdgeTensors = self._search(*search, self.cutoff, capacity, self.dtype)
+        edges: EdgeTensors = self._search(*search, self.cutoff, memory.spare, capacity, self.dtype)
         return edges
 
-    def _evaluate(self, check: bool) -> Tensor:
-        """From positions to one vector of all results: number of edges, and for each potential what it gives."""
+    def _evaluate(self, check: bool, capacity: int | None = None) -> Tensor:
+        """From positions to one vector of results: number of edges, excess, and for each potential what it gives."""
         memory = self._memory
         assert memory is not None
-        edges, num_atoms = self._search_edges(memory.capacity), len(memory.types)
+        edges = self._search_edges(memory.capacity if capacity is None else capacity)
+        num_nodes, num_atoms = len(memory.types), len(memory.positions)
         row_ptr = memory.row_ptr
         if self.device.type == "cpu":
-            row_ptr = edges.graph[2 : num_atoms + 3].numpy()
-        given = GivenEdges(edges.edge_index, edges.graph, num_atoms, check, row_ptr, self.weight_bytes, memory.slack)
+            row_ptr = edges.graph[2 : num_nodes + 3].numpy()
+        given = GivenEdges(edges.edge_index, edges.graph, num_nodes, check, row_ptr, self.weight_bytes, memory.slack)
         results = []
         with given_edges(given):
             for potential in self.potentials:
-                energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_atoms, 0)
-                forces, virials = self._search.forces(edges, gradient.contiguous(), num_atoms)
-                results += [energies, forces.flatten(), _sums(virials.flatten(1), memory.sizes).flatten()]
-        excess = torch.cat([edges.num_edges - memory.capacity, *given.excess]).max().reshape(1)
+                energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_nodes, 0)
+                forces, virials = self._search.forces(edges, gradient.contiguous(), num_nodes)
+                sums = _sums(virials[:num_atoms].flatten(1), memory.sizes)
+                results += [energies[:num_atoms], forces[:num_atoms].flatten(), sums.flatten()]
+        excess = torch.cat([edges.num_edges - edges.vectors.size(0), *given.excess]).max().reshape(1)
         return torch.cat([edges.num_edges.double(), excess.double(), *results])
 
     def _unpack(self, values: NDArray[np.float64], system: System) -> Outcome:
@@ -231,10 +252,11 @@ class _Memory:
         positions: (num_atoms, 3) float64.
         cells: (num_structures, 3, 3) float64.
         structure: (num_atoms,) int32, the structure of each atom.
-        types: (num_atoms,) int64.
+        types: (num_atoms + spare,) int64.
+        spare: Nodes behind the atoms, for edges beyond the last; none on a CPU.
         candidates: Room for some more than there are.
         capacity: Room for edges; not used on a CPU.
-        row_ptr: (num_atoms + 1,), first edge of each atom when room was made; not used on a CPU.
+        row_ptr: (num_atoms + spare + 1,), first edge of each node when room was made; not used on a CPU.
         slack: Room for the edges of a range of atoms, of those that there were then.
     """
 
@@ -249,7 +271,9 @@ class _Memory:
                 ((num_atoms,), torch.int64),
             )
         ]
-        self.positions, self.cells, self.types = (torch.empty_like(t, device=device) for t in self._staged)
+        self.positions, self.cells, types = (torch.empty_like(t, device=device) for t in self._staged)
+        self.spare = 0 if device.type == "cpu" else max(8, num_atoms // 64)
+        self.types = torch.cat([types, types.new_zeros(self.spare)])
         numbers = torch.arange(len(sizes), dtype=torch.int32)
         self.structure = numbers.repeat_interleave(torch.tensor(sizes)).to(device)
         room = int(len(candidates.sender) * _CANDIDATE_SLACK)
@@ -260,7 +284,7 @@ class _Memory:
             )
         )
         self.capacity = 0
-        self.row_ptr = np.zeros(num_atoms + 1, dtype=np.int32)
+        self.row_ptr = np.zeros(len(self.types) + 1, dtype=np.int32)
         self.slack = 1.0 if device.type == "cpu" else _RANGE_SLACK
         self._results: Tensor | None = None
         self.fill(candidates)
@@ -283,7 +307,8 @@ class _Memory:
     def move(self, system: System) -> None:
         """Puts a system in."""
         arrays = (system.positions, system.cells, system.types)
-        for to, staged, array in zip((self.positions, self.cells, self.types), self._staged, arrays, strict=True):
+        tensors = (self.positions, self.cells, self.types[: len(system.types)])
+        for to, staged, array in zip(tensors, self._staged, arrays, strict=True):
             np.copyto(staged.numpy(), array)
             to.copy_(staged, non_blocking=True)
 
@@ -293,6 +318,12 @@ def _sums(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
     if len(sizes) == 1:
         return rows.sum(0, keepdim=True)
     return torch.stack([part.sum(0) for part in rows.split(sizes)])
+
+
+def _weight_bytes(device: torch.device) -> float:
+    if device.type == "cpu":
+        return math.inf
+    return WEIGHT_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 def _on(device: torch.device) -> torch.cuda.device | torch.device:

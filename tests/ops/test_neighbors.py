@@ -13,6 +13,7 @@ from eqaccel.step import System
 from eqaccel.step.candidates import Candidates
 
 CUTOFF = 1.7
+SPARE = 3
 CELL = np.array([[3.0, 0.0, 0.0], [0.4, 2.2, 0.0], [0.0, -0.3, 1.5]])
 
 
@@ -22,12 +23,17 @@ def system(num_atoms: int, periodic: bool, seed: int = 0) -> System:
     return System(positions, CELL[None], periods, np.zeros(num_atoms, dtype=np.int64), (num_atoms,))
 
 
-def edges_of(atoms: System, device: torch.device, dtype: torch.dtype, capacity: int = 2000) -> EdgeTensors:
+def num_nodes(num_atoms: int, device: torch.device) -> int:
+    """With the spare ones."""
+    return num_atoms + (SPARE if device.type == "cuda" else 0)
+
+
+def edges_of(atoms: System, device: torch.device, dtype: torch.dtype, capacity: int = 8000) -> EdgeTensors:
     candidates = Candidates.find(atoms, CUTOFF, 0.3, device)
     positions, cells = (torch.from_numpy(a).to(device) for a in (atoms.positions, atoms.cells))
     structure = torch.zeros(len(positions), dtype=torch.int32, device=device)
     search = Neighbors().to(device)
-    edges: EdgeTensors = search(positions, cells, structure, candidates.tensors, CUTOFF, capacity, dtype)
+    edges: EdgeTensors = search(positions, cells, structure, candidates.tensors, CUTOFF, SPARE, capacity, dtype)
     return edges
 
 
@@ -46,6 +52,7 @@ def test_edges_are_those_of_all_pairs(num_atoms: int, periodic: bool, device: to
     assert error <= 8 * 20 * np.finfo(np.float64).eps + CUTOFF * torch.finfo(dtype).eps / 2
     lengths = edges.vectors[count:].norm(dim=1)
     assert bool((lengths > CUTOFF).all())
+    assert bool((edges.edge_index[:, count:] >= num_atoms).all())
 
 
 def test_the_packed_index_is_that_of_a_graph(device: torch.device) -> None:
@@ -53,11 +60,12 @@ def test_the_packed_index_is_that_of_a_graph(device: torch.device) -> None:
     edges = edges_of(atoms, device, torch.float64)
     count = int(edges.num_edges)
     graph = Graph.from_edge_index(edges.edge_index[:, :count], 30)
-    capacity = edges.vectors.size(0)
-    sizes = [2, 31, capacity, capacity, 31, capacity]
+    capacity, nodes = edges.vectors.size(0), num_nodes(30, device)
+    sizes = [2, nodes + 1, capacity, capacity, nodes + 1, capacity]
     _, row_ptr, edge, sender, t_row_ptr, t_slot = edges.graph.split(sizes)
     for own, other in ((row_ptr, graph.row_ptr), (t_row_ptr, graph.t_row_ptr)):
-        assert torch.equal(own, other)
+        assert torch.equal(own[:31], other)
+        assert bool((own[31:] == count).all())
     for own, other in ((edge, graph.edge), (sender, graph.sender), (t_slot, graph.t_slot)):
         assert torch.equal(own[:count], other)
 
@@ -77,18 +85,18 @@ def test_forces_and_virials(device: torch.device, dtype: torch.dtype) -> None:
     count = int(edges.num_edges)
     gradient = torch.randn(edges.vectors.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     gradient = gradient.to(device, dtype)
-    forces, virials = Neighbors().to(device).forces(edges, gradient, 40)
+    forces, virials = Neighbors().to(device).forces(edges, gradient, num_nodes(40, device))
     g, v = (t[:count].double().cpu() for t in (gradient, edges.vectors))
     sender, receiver = edges.edge_index[:, :count].cpu()
     expected = torch.zeros(40, 3, dtype=torch.float64).index_add(0, sender, g).index_add(0, receiver, -g)
     terms = torch.zeros(40, 3, dtype=torch.float64).index_add(0, sender, g.abs()).index_add(0, receiver, g.abs())
     eps = np.finfo(np.float64).eps
-    assert bool(((forces.cpu() - expected).abs() <= 40 * eps * terms).all())
+    assert bool(((forces[:40].cpu() - expected).abs() <= 40 * eps * terms).all())
     outer = v[:, :, None] * g[:, None, :]
     expected = torch.zeros(40, 3, 3, dtype=torch.float64).index_add(0, receiver, outer)
     terms = torch.zeros(40, 3, 3, dtype=torch.float64).index_add(0, receiver, outer.abs())
-    assert bool(((virials.cpu() - expected).abs() <= 40 * eps * terms).all())
-    again = Neighbors().to(device).forces(edges, gradient, 40)
+    assert bool(((virials[:40].cpu() - expected).abs() <= 40 * eps * terms).all())
+    again = Neighbors().to(device).forces(edges, gradient, num_nodes(40, device))
     assert torch.equal(forces, again[0])
     assert torch.equal(virials, again[1])
 
@@ -98,12 +106,12 @@ def test_wrong_operands_are_named(device: torch.device) -> None:
     edges = edges_of(atoms, device, torch.float32)
     search = Neighbors().to(device)
     with pytest.raises(OperandError, match="argument 'gradient' must be contiguous"):
-        search.forces(edges, edges.vectors.double(), 5)
+        search.forces(edges, edges.vectors.double(), num_nodes(5, device))
     with pytest.raises(OperandError, match="argument 'graph' must be"):
-        search.forces(edges, edges.vectors, 4)
+        search.forces(edges, edges.vectors, num_nodes(4, device))
     candidates = Candidates.find(atoms, CUTOFF, 0.3, device).tensors
     positions = torch.zeros(6, 3, dtype=torch.float64, device=device)
     cells = torch.from_numpy(CELL[None]).to(device)
     structure = torch.zeros(6, dtype=torch.int32, device=device)
     with pytest.raises(OperandError, match="argument 'ptr' must be contiguous"):
-        search(positions, cells, structure, candidates, CUTOFF, 100, torch.float32)
+        search(positions, cells, structure, candidates, CUTOFF, SPARE, 100, torch.float32)

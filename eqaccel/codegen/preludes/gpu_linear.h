@@ -233,7 +233,7 @@ EQ_FN void run_block(const eq_operands& o, Shared<P>& shared) {
 }  // namespace
 
 #define EQ_EXPORT_LINEAR(P)                                                                                            \
-  EQ_KERNEL void __launch_bounds__(32 * P::warps, 2) eq_linear(const EQ_PARAMETER eq_operands o) {                        \
+  EQ_KERNEL void __launch_bounds__(32 * P::warps, 2) eq_linear(const EQ_PARAMETER eq_operands o) {                     \
     __shared__ Shared<P> shared;                                                                                       \
     run_block(o, shared);                                                                                              \
   }

@@ -57,6 +57,7 @@ EQ_FN void count_edges(const Atoms& atoms, const int32_t* ptr, const int32_t* se
 
 struct Edges {
   const int32_t* ends;  // of the edges of each atom
+  int nodes;  // the atoms, and nodes behind them for edges beyond the last
   int capacity;
   T* vectors;  // (capacity, 3)
   int64_t *senders, *receivers;
@@ -66,14 +67,14 @@ struct Edges {
 };
 
 // The parts of an index of a packed graph, see csrc/torch/packed_index.h.
-EQ_FN Edges edges_of(const int32_t* ends, int atoms, int capacity, T* vectors, int64_t* edge_index, int32_t* packed) {
-  int32_t *row_ptr = packed + 2, *edge = row_ptr + atoms + 1, *sender = edge + capacity, *t_row_ptr = sender + capacity;
-  return {ends,    capacity, vectors, edge_index, edge_index + capacity,
-          row_ptr, edge,     sender,  t_row_ptr,  t_row_ptr + atoms + 1};
+EQ_FN Edges edges_of(const int32_t* ends, int nodes, int capacity, T* vectors, int64_t* edge_index, int32_t* packed) {
+  int32_t *row_ptr = packed + 2, *edge = row_ptr + nodes + 1, *sender = edge + capacity, *t_row_ptr = sender + capacity;
+  return {ends,    nodes, capacity, vectors,   edge_index,           edge_index + capacity,
+          row_ptr, edge,  sender,   t_row_ptr, t_row_ptr + nodes + 1};
 }
 
-// Writes the edges in order. Those beyond the last belong to no row; they are vectors beyond the cutoff, spread over the
-// atoms, so that what is computed for them is finite and changes nothing.
+// Writes the edges in order. Those beyond the last belong to no row, and are between the nodes behind the atoms: whatever
+// is computed for them, and whoever adds it up, no atom has a part in it. Their vectors are beyond the cutoff.
 EQ_FN void write_edges(const Atoms& atoms, const int32_t* ptr, const int32_t* sender, const int32_t* shift,
                        const Edges& to, int32_t* slot_of) {
   const Lane lane(atoms.count);
@@ -81,7 +82,7 @@ EQ_FN void write_edges(const Atoms& atoms, const int32_t* ptr, const int32_t* se
     int slot = to.begin(lane.atom);
     if (lane.number == 0) {
       if (lane.atom == 0) {
-        to.row_ptr[-2] = to.row_ptr[-1] = atoms.count;
+        to.row_ptr[-2] = to.row_ptr[-1] = to.nodes;
         to.row_ptr[0] = to.t_row_ptr[0] = 0;
       }
       to.row_ptr[lane.atom + 1] = to.t_row_ptr[lane.atom + 1] = min(to.ends[lane.atom], to.capacity);
@@ -105,13 +106,16 @@ EQ_FN void write_edges(const Atoms& atoms, const int32_t* ptr, const int32_t* se
     }
   }
   const double beyond = 2 * sqrt(atoms.square);
-  for (int64_t e = to.ends[atoms.count - 1] + int64_t(blockIdx.x) * blockDim.x + threadIdx.x; e < to.capacity;
-       e += int64_t(gridDim.x) * blockDim.x) {
+  const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, threads = int64_t(gridDim.x) * blockDim.x;
+  const int found = to.ends[atoms.count - 1], spare = to.nodes - atoms.count;
+  for (int64_t node = atoms.count + thread; node < to.nodes; node += threads)
+    to.row_ptr[node + 1] = to.t_row_ptr[node + 1] = min(found, to.capacity);
+  for (int64_t e = found + thread; e < to.capacity; e += threads) {
 #pragma unroll
     for (int c = 0; c < 3; ++c) to.vectors[3 * e + c] = c == 0 ? T(beyond) : T(0);
     to.edge[e] = int32_t(e);
     to.t_slot[e] = int32_t(e);
-    to.senders[e] = to.receivers[e] = to.slot_sender[e] = int32_t(e % atoms.count);
+    to.senders[e] = to.receivers[e] = to.slot_sender[e] = atoms.count + int32_t(e % spare);
   }
 }
 
@@ -169,17 +173,18 @@ EQ_FN void add_forces(int atoms, const T* vectors, const T* gradient, const int3
   }                                                                                                                    \
   EQ_KERNEL void eq_write_edges(const double* positions, const double* cells, const int32_t* structure, int atoms,     \
                                 double square, const int32_t* ptr, const int32_t* sender, const int32_t* shift,        \
-                                const int32_t* ends, int capacity, T* vectors, int64_t* edge_index, int32_t* packed,   \
-                                int32_t* slot_of) {                                                                    \
+                                const int32_t* ends, int nodes, int capacity, T* vectors, int64_t* edge_index,         \
+                                int32_t* packed, int32_t* slot_of) {                                                   \
     write_edges(Atoms{positions, cells, structure, atoms, square}, ptr, sender, shift,                                 \
-                edges_of(ends, atoms, capacity, vectors, edge_index, packed), slot_of);                                \
+                edges_of(ends, nodes, capacity, vectors, edge_index, packed), slot_of);                                \
   }                                                                                                                    \
   EQ_KERNEL void eq_order_by_sender(int atoms, const int32_t* t_ptr, const int32_t* t_candidate,                       \
-                                    const int32_t* slot_of, const int32_t* ends, int capacity, int32_t* packed) {      \
-    order_by_sender(atoms, t_ptr, t_candidate, slot_of, edges_of(ends, atoms, capacity, nullptr, nullptr, packed));    \
+                                    const int32_t* slot_of, const int32_t* ends, int nodes, int capacity,              \
+                                    int32_t* packed) {                                                                 \
+    order_by_sender(atoms, t_ptr, t_candidate, slot_of, edges_of(ends, nodes, capacity, nullptr, nullptr, packed));    \
   }                                                                                                                    \
-  EQ_KERNEL void eq_add_forces(int atoms, int capacity, const T* vectors, const T* gradient, const int32_t* packed,    \
+  EQ_KERNEL void eq_add_forces(int nodes, int capacity, const T* vectors, const T* gradient, const int32_t* packed,    \
                                double* forces, double* virials) {                                                      \
-    const int32_t *row_ptr = packed + 2, *t_row_ptr = row_ptr + atoms + 1 + 2 * int64_t(capacity);                     \
-    add_forces(atoms, vectors, gradient, row_ptr, t_row_ptr, t_row_ptr + atoms + 1, forces, virials);                  \
+    const int32_t *row_ptr = packed + 2, *t_row_ptr = row_ptr + nodes + 1 + 2 * int64_t(capacity);                     \
+    add_forces(nodes, vectors, gradient, row_ptr, t_row_ptr, t_row_ptr + nodes + 1, forces, virials);                  \
   }

@@ -43,8 +43,7 @@ EQ_FN Bessel bessel(V k, V rest_of_k, V r) {
   const Radial series = {k * alternating<Sine, 0, is_double ? 10 : 6>(z),
                          k * k * angle * (T(-1) * alternating<Slope, 1, is_double ? 12 : 7>(z)),
                          k * k * k * (T(-1) * alternating<Curvature, 1, is_double ? 12 : 7>(z))};
-  const Radial by_r = {near ? series.value : value, near ? series.slope : slope,
-                       near ? series.curvature : curvature};
+  const Radial by_r = {near ? series.value : value, near ? series.slope : slope, near ? series.curvature : curvature};
   return {by_r, of.cosine, T(-1) * k * of.sine, T(-1) * r * of.sine};
 }
 
