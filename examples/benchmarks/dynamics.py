@@ -6,17 +6,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ase
 import numpy as np
 import torch
-from ase import units
-from ase.md.verlet import VelocityVerlet
 from eqaccel.benchmarks.timing import Timing, measure
 from eqaccel.patches.calculator import step_state
 
 from eqaccel.step import Step
+
+if TYPE_CHECKING:  # the command line has to answer without it
+    import ase
 
 TIMESTEP = 1.0  # fs
 _NS_PER_DAY = 86.4 * TIMESTEP  # at a millisecond a step
@@ -64,6 +64,9 @@ def simulate(atoms: ase.Atoms, warm_up: int, steps: int, budget: float) -> Run:
         steps: Steps to time.
         budget: Seconds after which no step is begun, once three are timed.
     """
+    from ase import units
+    from ase.md.verlet import VelocityVerlet
+
     on_gpu = torch.cuda.is_initialized()
     if on_gpu:
         torch.cuda.synchronize()

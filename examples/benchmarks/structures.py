@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ase.build
 import numpy as np
-from ase.md.velocitydistribution import Stationary, thermalize_momenta
 from eqaccel.benchmarks.graphs import water_box
+
+if TYPE_CHECKING:  # the command line has to answer without it
+    import ase
 
 _LATTICE = {"C": 3.567, "Si": 5.431}  # of diamond, in angstrom
 _SPRINGS = {"C": 36.0, "Si": 13.0, "H": 5.0, "O": 5.0}  # eV/A^2: about as stiff as bonds hold atoms in solids and water
@@ -18,17 +19,21 @@ TEMPERATURE = 300.0  # kelvin
 
 def diamond(atoms: int, element: str = "C", rattle: float = 0.02) -> ase.Atoms:
     """A cube of diamond of about so many atoms, jittered so that no force is zero."""
+    from ase.build import bulk
+
     cells = max(1, round((atoms / 8) ** (1 / 3)))
-    crystal = ase.build.bulk(element, "diamond", a=_LATTICE[element], cubic=True) * (cells, cells, cells)
+    crystal = bulk(element, "diamond", a=_LATTICE[element], cubic=True) * (cells, cells, cells)
     crystal.rattle(rattle, seed=0)
     return crystal
 
 
 def water(atoms: int) -> ase.Atoms:
     """A cube of water of about so many atoms; of 5184 it has the edges of the graph "water"."""
+    from ase import Atoms
+
     cells = max(1, round((atoms / 3) ** (1 / 3)))
     positions, box, _ = water_box(cells, np.random.default_rng(0))
-    return ase.Atoms("OH2" * cells**3, positions, cell=[box] * 3, pbc=True)
+    return Atoms("OH2" * cells**3, positions, cell=[box] * 3, pbc=True)
 
 
 SYSTEMS: dict[str, Callable[[int], ase.Atoms]] = {
@@ -54,6 +59,8 @@ def read_system(name: str) -> tuple[str, int]:
 
 def make_system(name: str) -> ase.Atoms:
     """A system with velocities, its atoms held by springs; they lose half of the velocities to these at once."""
+    from ase.md.velocitydistribution import Stationary, thermalize_momenta
+
     kind, number = read_system(name)
     atoms = SYSTEMS[kind](number)
     thermalize_momenta(atoms, temperature_K=2 * TEMPERATURE, rng=np.random.default_rng(0))
