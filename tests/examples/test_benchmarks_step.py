@@ -63,16 +63,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(Family, "load", lambda _: found)
     monkeypatch.setattr(steps.Prepared, "of", lambda *_: SimpleNamespace(dtype=torch.float32))
     monkeypatch.setattr(steps, "_simulate", simulate)
-    monkeypatch.setattr(
-        "eqaccel.benchmarks.command.BENCHMARKS",
-        {"step": steps_without_tables()},
-    )
+    # Rows are too poor for tables here.
+    command = SimpleNamespace(help="", add_arguments=steps.add_arguments, run=steps.run, table=lambda _: "")
+    monkeypatch.setattr("eqaccel.benchmarks.command.BENCHMARKS", {"step": command})
     return found
-
-
-def steps_without_tables() -> SimpleNamespace:
-    """The sub-command; its rows are too poor for tables here."""
-    return SimpleNamespace(help="", add_arguments=steps.add_arguments, run=steps.run, table=lambda _: "")
 
 
 def test_springs_hold_atoms_and_conserve_energy() -> None:
@@ -119,6 +113,24 @@ def test_parts_of_a_step_sum_to_its_mean() -> None:
     assert dynamics.split(samples, rebuilt, 3.0) == {"device_ms": 3.0, "host_ms": 2.0, "neighbours_ms": 1.0}
     assert sum(dynamics.split(samples, rebuilt, 3.0).values()) == np.mean(samples)
     assert dynamics.split((5.0,), (True,), 6.0) == {"device_ms": 6.0, "host_ms": 0.0, "neighbours_ms": 0.0}
+
+
+def test_parts_are_those_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = dynamics.Run(8, 1.0, (5.0, 9.0, 5.0, 5.0), (False, True, False, False), None)
+    assert dynamics.parts(run, SimpleNamespace(_capture=None)) is None
+
+    replayed = []
+
+    def measure(setups, device, **_):
+        assert device == "cuda"
+        for setup in setups.values():
+            setup()()
+        return dict.fromkeys(setups, dynamics.Timing((2.0, 3.0, 4.0)))
+
+    monkeypatch.setattr(dynamics, "measure", measure)
+    step = SimpleNamespace(_capture=SimpleNamespace(replay=lambda: replayed.append(1)))
+    assert dynamics.parts(run, step) == {"device_ms": 3.0, "host_ms": 2.0, "neighbours_ms": 1.0}
+    assert replayed == [1]
 
 
 def test_lack_of_memory_is_an_entry(library: SimpleNamespace, tmp_path: Path) -> None:
