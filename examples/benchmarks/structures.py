@@ -58,7 +58,7 @@ def read_system(name: str) -> tuple[str, int]:
 
 
 def make_system(name: str) -> ase.Atoms:
-    """A system with velocities, its atoms held by springs; they lose half of the velocities to these at once."""
+    """A system with velocities, its atoms held by springs, which take half of the kinetic energy on average."""
     from ase.md.velocitydistribution import Stationary, thermalize_momenta
 
     kind, number = read_system(name)
