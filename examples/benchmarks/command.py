@@ -16,7 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eqaccel.benchmarks import machines, matrices, model_tables, models, overhead, pictures, products, report
+from eqaccel.benchmarks import (
+    machines,
+    matrices,
+    model_tables,
+    models,
+    overhead,
+    pictures,
+    products,
+    report,
+    step_tables,
+    steps,
+)
 
 EXTRAS = "ase matplotlib scipy tqdm"
 """What benchmarks need besides eqaccel: the extra `bench`."""
@@ -107,6 +118,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         model_tables.format_tables,
         model_tables.compact,
         model_tables.draw,
+    ),
+    "step": Benchmark(
+        "whole steps of molecular dynamics in ASE",
+        steps.add_arguments,
+        steps.run,
+        step_tables.format_table,
+        step_tables.compact,
+        step_tables.draw,
     ),
 }
 

@@ -11,7 +11,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,35 @@ class ModelCase(ABC):
     @abstractmethod
     def sizes(model: str, device: str) -> Sequence[int]:
         """Numbers of atoms that a model is timed on unless others are asked for."""
+
+    @staticmethod
+    @abstractmethod
+    def systems(model: str, device: str) -> Sequence[str]:
+        """Names of the systems that a model simulates unless others are asked for."""
+
+    @staticmethod
+    @abstractmethod
+    def plain_model(model: str, options: argparse.Namespace) -> torch.nn.Module:
+        """A model, by its name, as its own library builds it, on the CPU."""
+
+    @staticmethod
+    @abstractmethod
+    def multiply_energies(model: torch.nn.Module, factor: float) -> None:
+        """Multiplies what a model adds to the energies of lone atoms, and so its forces."""
+
+    @staticmethod
+    @abstractmethod
+    def calculator(model: torch.nn.Module, device: str, compiled: bool = False) -> Any:
+        """The library's own ASE calculator of a model, compiled by the library's own option or not.
+
+        Raises:
+            NotImplementedError: If it has no such option.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def working_dtype(dtype: torch.dtype) -> torch.dtype:
+        """What torch's default has to be while calculators of models of a dtype work."""
 
     @classmethod
     @abstractmethod

@@ -18,6 +18,7 @@ from eqaccel.patches import Replacement
 from eqaccel.patches.torch_state import default_dtype
 from mace import data as mace_data
 from mace import modules
+from mace.calculators import MACECalculator
 from mace.tools import torch_geometric, utils
 from mace.tools.scatter import scatter_sum
 from torch import Tensor
@@ -115,13 +116,42 @@ class Case(ModelCase):
         """A crystal of each kind that GPUs are used for; one between them on a CPU."""
         return (64, 1000) if device == "cuda" else (216,)
 
+    @staticmethod
+    def systems(model: str, device: str) -> Sequence[str]:
+        """Crystals of carbon of all sizes, and the silicon of other benchmarks of steps."""
+        sizes = (8, 64, 216, 1000, 8000, 46656, 157464) if device == "cuda" else (8, 64, 216)
+        return [*(f"carbon-{atoms}" for atoms in sizes), *(["silicon-1000"] if device == "cuda" else [])]
+
+    @staticmethod
+    def plain_model(model: str, options: argparse.Namespace) -> torch.nn.Module:
+        """The model, of other sizes if these are given."""
+        given = {"elements": options.elements, "channels": options.channels}
+        shape = replace(MODELS[model], **{key: value for key, value in given.items() if value})
+        return build_model(getattr(torch, options.dtype), shape)
+
+    @staticmethod
+    def multiply_energies(model: torch.nn.Module, factor: float) -> None:
+        """By its `scale_shift`."""
+        model.scale_shift.scale *= factor
+        model.scale_shift.shift *= factor
+
+    @staticmethod
+    def calculator(model: torch.nn.Module, device: str, compiled: bool = False) -> MACECalculator:
+        """MACE's, with its `compile_mode` or without."""
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        mode = "default" if compiled else None
+        return MACECalculator(models=model, device=device, default_dtype=dtype, compile_mode=mode)
+
+    @staticmethod
+    def working_dtype(dtype: torch.dtype) -> torch.dtype:
+        """That of the model, which its calculator sets by itself."""
+        return dtype
+
     @classmethod
     def build(cls, model: str, atoms: int, options: argparse.Namespace) -> Case:
         """The model, of other sizes if these are given; its own numbers count as right."""
         dtype = getattr(torch, options.dtype)
-        given = {"elements": options.elements, "channels": options.channels}
-        shape = replace(MODELS[model], **{key: value for key, value in given.items() if value})
-        plain = build_model(dtype, shape).to(options.device)
+        plain = cls.plain_model(model, options).to(options.device)
         crystal = diamond(atoms)
         return cls(plain, plain, make_batch(plain, crystal, dtype, options.device), len(crystal))
 

@@ -25,8 +25,10 @@ import eqaccel
 from eqaccel import Polynomial, TensorProductConv
 
 # e3nn 0.4 keeps some of its constants in float32, and the peers do not.
-_LIMITS = {torch.float32: 1e-4, torch.float64: 1e-6}
-_WORDS = {"cue": "cuEquivariance", "oeq": "OpenEquivariance"}
+LIMITS = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""Relative difference of energies and forces that a variant may have."""
+PEERS = {"cue": "cuEquivariance", "oeq": "OpenEquivariance"}
+"""Names on the command line."""
 _PARTS = ("call", "replayed", "forward", "backward")
 
 
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--atoms", type=suite.names(None), help="default: for MACE 64,1000 or, on a CPU, 216")
     parser.add_argument("--elements", type=int, help="instead of those of a MACE model")
     parser.add_argument("--channels", type=int, help="of every irrep, instead of those of the model")
-    parser.add_argument("--compare", type=suite.names([*_WORDS, "none"]), default="cue,oeq")
+    parser.add_argument("--compare", type=suite.names([*PEERS, "none"]), default="cue,oeq")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--budget", type=float, help="seconds for each thing that is timed (2 or 60)")
     parser.add_argument("--backends", default="cpu,cuda", help="backends whose compiler is timed, or none")
@@ -105,7 +107,7 @@ def _time_case(case: ModelCase, arguments: argparse.Namespace) -> list[dict[str,
     makers: dict[str, Variant] = {
         "e3nn": lambda plain, _: plain,
         "eqaccel": lambda plain, _: eqaccel.patch(copy.deepcopy(plain)),
-        **{_WORDS[word]: case.variants[_WORDS[word]] for word in arguments.compare if word != "none"},
+        **{PEERS[word]: case.variants[PEERS[word]] for word in arguments.compare if word != "none"},
     }
     expected = _numbers(case, case.exact)
     rows: list[dict[str, Any]] = []
@@ -125,7 +127,7 @@ def _time_case(case: ModelCase, arguments: argparse.Namespace) -> list[dict[str,
         }
         if model is not case.exact:
             rows[-1] |= {f"{key}_difference": difference for key, difference in differences.items()}
-        if all(difference < _LIMITS[getattr(torch, arguments.dtype)] for difference in differences.values()):
+        if all(difference < LIMITS[getattr(torch, arguments.dtype)] for difference in differences.values()):
             models[name] = model
         else:
             wrong = ", ".join(f"{key} {difference:.1e}" for key, difference in differences.items())

@@ -17,7 +17,9 @@ from eqaccel.benchmarks.structures import diamond, water
 from eqaccel.patches.torch_state import default_dtype
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+from nequip.integrations.ase import NequIPCalculator
 from nequip.model import NequIPGNNModel, PresetNequIPGNNModel, modify
+from nequip.nn import PerTypeScaleShift
 from nequip.nn.interaction_block import InteractionBlock
 from nequip.utils.global_state import set_global_state
 from torch import Tensor
@@ -70,11 +72,16 @@ def build_model(dtype: torch.dtype, options: Mapping[str, Any]) -> torch.nn.Modu
     return model.eval().requires_grad_(False)
 
 
+def _transforms() -> list[Callable[..., Any]]:
+    """What makes the input of a model out of a structure."""
+    return [ChemicalSpeciesToAtomTypeMapper(ELEMENTS), NeighborListTransform(r_max=CUTOFF)]
+
+
 def make_inputs(atoms: ase.Atoms, device: str) -> dict[str, Tensor]:
     """The input of a model, as NequIP's own calculator makes it."""
     with _nequip_defaults():
         data = from_ase(atoms)
-        for transform in (ChemicalSpeciesToAtomTypeMapper(ELEMENTS), NeighborListTransform(r_max=CUTOFF)):
+        for transform in _transforms():
             data = transform(data)
     return AtomicDataDict.to_(data, device)
 
@@ -109,14 +116,42 @@ class Case(ModelCase):
         """One for each model."""
         return (MODELS[model].atoms,)
 
+    @staticmethod
+    def systems(model: str, device: str) -> Sequence[str]:
+        """Carbon and a large box of water."""
+        return ("carbon-1000", "water-5184") if device == "cuda" else ("carbon-64", "water-192")
+
+    @staticmethod
+    def plain_model(model: str, options: argparse.Namespace) -> torch.nn.Module:
+        """The model, of other multiplicities if these are given."""
+        return build_model(getattr(torch, options.dtype), _options(model, options))
+
+    @staticmethod
+    def multiply_energies(model: torch.nn.Module, factor: float) -> None:
+        """By its `PerTypeScaleShift`."""
+        for module in model.modules():
+            if isinstance(module, PerTypeScaleShift):
+                module.scales *= factor
+
+    @staticmethod
+    def calculator(model: torch.nn.Module, device: str, compiled: bool = False) -> NequIPCalculator:
+        """NequIP's; it compiles models in files of their own, ahead of time."""
+        if compiled:
+            raise NotImplementedError("NequIP compiles packaged models, ahead of time")
+        return NequIPCalculator(model, device, transforms=_transforms())
+
+    @staticmethod
+    def working_dtype(dtype: torch.dtype) -> torch.dtype:
+        """That of NequIP's data, whatever a model computes in."""
+        return torch.float64
+
     @classmethod
     def build(cls, model: str, atoms: int, options: argparse.Namespace) -> Case:
         """The model, of other multiplicities if these are given."""
-        shape, dtype = MODELS[model], getattr(torch, options.dtype)
-        given = shape.options | ({"num_features": options.channels} if options.channels else {})
-        plain = build_model(dtype, given).to(options.device)
-        structure = shape.structure(atoms)
-        exact = plain if dtype == torch.float64 else _exact(plain, build_model(torch.float64, given))
+        plain = cls.plain_model(model, options).to(options.device)
+        structure = MODELS[model].structure(atoms)
+        wide = getattr(torch, options.dtype) == torch.float64
+        exact = plain if wide else _exact(plain, build_model(torch.float64, _options(model, options)))
         return cls(plain, exact, make_inputs(structure, options.device), len(structure))
 
     def evaluate(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -132,6 +167,11 @@ class Case(ModelCase):
     def convolve(self, product: torch.nn.Module, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
         """Calls it as the interaction blocks do, whose edges start at their receivers."""
         return product(x, y, w, edge_index[0], edge_index[1])
+
+
+def _options(model: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What NequIP's builders are called with."""
+    return {**MODELS[model].options, **({"num_features": options.channels} if options.channels else {})}
 
 
 def _exact(plain: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:

@@ -121,10 +121,7 @@ def scaling(results: Results, path: Path) -> list[Path]:
             rows = [row for row in results["rows"] if row["problem"] == problem and direction in row]
             for name, colour in zip(implementations, _COLOURS * 2, strict=False):
                 points = sorted((r["edges"], r[direction]["median_ms"]) for r in rows if r["implementation"] == name)
-                if points:
-                    axes.plot(
-                        *zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, color=colour, label=name
-                    )
+                _curve(axes, name, points, colour)
             floors = sorted({(row["edges"], _floor(row, direction)) for row in rows})
             if floors:
                 axes.plot(*zip(*floors, strict=True), color="black", linewidth=1, linestyle="--", label="floor")
@@ -178,6 +175,65 @@ def by_machine(results: Results, path: Path) -> list[Path]:
     return [_save(figure, panels, path, f"Plans by shared memory of a block, {_where(results)}")]
 
 
+def over_atoms(
+    results: Results,
+    path: Path,
+    panels: Sequence[Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]],
+    title: str,
+) -> Path:
+    """Lines of panels of values over the number of atoms.
+
+    Args:
+        results: Whose machine the title names.
+        path: Picture to write.
+        panels: Of each panel its title and the points of each series.
+        title: In front of the machine.
+    """
+    figure, grid = _grid(len(panels), len(panels[0]), 3.8, 2.9, sharey="none")
+    names = dict.fromkeys(name for line in panels for _, series in line for name in series)
+    others = iter(colour for colour in _COLOURS * 2 if colour not in _FAMILY_COLOURS.values())
+    colours = {name: _FAMILY_COLOURS.get(name) or next(others) for name in names}
+    for line, contents in zip(grid, panels, strict=True):
+        for axes, (what, series) in zip(line, contents, strict=True):
+            for name, points in series.items():
+                _curve(axes, name, points, colours[name])
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            sizes = sorted({atoms for points in series.values() for atoms, _ in points})
+            axes.set_xticks(sizes, [f"{atoms:.0f}" for atoms in sizes], fontsize=8)
+            axes.set_xticks([], minor=True)
+            _plain_numbers(axes.yaxis)
+            axes.set_xlabel("atoms")
+            axes.set_title(what, fontsize=9)
+    return _save(figure, grid, path, f"{title}, {_where(results)}")
+
+
+def stacked(
+    results: Results, path: Path, groups: Sequence[str], series: Series, totals: Sequence[str], label: str, title: str
+) -> Path:
+    """One panel of bars, each of which is a stack of all series.
+
+    Args:
+        results: Whose machine the title names.
+        path: Picture to write.
+        groups: A name for each bar.
+        series: For each series a value for each bar, from the bottom up.
+        totals: What stands above each bar.
+        label: Of the axis.
+        title: In front of the machine.
+    """
+    figure, panels = _grid(1, 1, max(5.0, 1.5 + 0.7 * len(groups)), 2.6)
+    axes, heights = panels[0][0], [0.0] * len(groups)
+    for (name, values), colour in zip(series.items(), _COLOURS, strict=False):
+        axes.bar(range(len(groups)), values, 0.7, bottom=heights, label=name, color=colour)
+        heights = [height + value for height, value in zip(heights, values, strict=True)]
+    for number, (height, total) in enumerate(zip(heights, totals, strict=True)):
+        axes.annotate(total, (number, height), ha="center", va="bottom", fontsize=7)
+    axes.set_xticks(range(len(groups)), groups, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.set_ylabel(label)
+    return _save(figure, panels, path, f"{title}, {_where(results)}")
+
+
 def grouped(
     results: Results, path: Path, groups: Sequence[str], series: Series, label: str, title: str, log: bool = True
 ) -> list[Path]:
@@ -199,14 +255,19 @@ def grouped(
     return [_save(figure, panels, path, f"{title}, {_where(results)}")]
 
 
-def _grid(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
+def _curve(axes: Any, name: str, points: Sequence[tuple[float, float]], colour: str) -> None:
+    if points:
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1.2, color=colour, label=name)
+
+
+def _grid(rows: int, columns: int, width: float, height: float, sharey: str = "row") -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     size = (width * columns, height * rows + 1.2)  # names of groups and a legend are below
-    return pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", sharey="row")
+    return pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", sharey=sharey)
 
 
 def _bars(

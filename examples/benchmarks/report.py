@@ -95,13 +95,29 @@ def load(files: Iterable[Path]) -> Results:
         found = {part[key]["device"] if key == "environment" else part[key] for part in parts}
         if len(found) > 1:
             raise ValueError(f"results: expected files of one {name}, got {', '.join(map(str, sorted(found)))}")
-    names = ("model", "atoms", "problem", "graph", "edges", "layer", "direction", "implementation", "shared_kib")
+    names = (
+        "model",
+        "atoms",
+        "problem",
+        "graph",
+        "edges",
+        "layer",
+        "direction",
+        "implementation",
+        "shared_kib",
+        "system",
+    )
     rows = {}
     for row in (row for part in parts for row in part["rows"]):
-        rows[tuple(row.get(name) for name in names)] = row
+        key = tuple(row.get(name) for name in names)
+        if row.get("begun", True) or key not in rows:
+            rows[key] = row
 
     def case(row: Row) -> tuple[Any, ...]:
-        return tuple(row.get(key) for key in ("model", "problem", "graph", "shared_kib"))
+        known = ["model", "problem", "graph", "shared_kib"]
+        # Only these rows tell what each implementation did not begin.
+        known += ["system", "implementation"] if row.get("system") else []
+        return tuple(row.get(key) for key in known)
 
     begun = {case(row) for row in rows.values() if row.get("begun", True)}
     kept = [row for row in rows.values() if row.get("begun", True) or case(row) not in begun]

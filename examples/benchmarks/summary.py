@@ -21,6 +21,7 @@ BEGIN = "<!-- speed: written by examples/benchmarks/summary.py -->"
 END = "<!-- end of speed -->"
 
 _TITLES = {
+    "step": "Steps of molecular dynamics with MACE",
     "models": "Whole MACE models",
     "kernels": "Fused convolution",
     "batch": "Tensor product without a graph",
@@ -30,8 +31,7 @@ _TITLES = {
     "overhead": "What a call costs the host",
     "matrices": "Layers of radial networks",
 }
-_NEQUIP = "Whole NequIP models"
-
+_NEQUIP = {"step": "Steps of molecular dynamics with NequIP", "models": "Whole NequIP models"}
 
 PICTURE = "models_h200_float32.png"
 """The one picture of the README."""
@@ -52,11 +52,13 @@ def section(file: Path) -> str:
     """One result file: what it is, a short table, and where the rest is."""
     results = load([file])
     facts = results["environment"]
-    kind = _NEQUIP if file.name.startswith("models_nequip") else _TITLES[results["benchmark"]]
+    titles = _NEQUIP if "_nequip_" in file.name else _TITLES
+    kind = titles[results["benchmark"]]
     title = f"{kind}: {device(results)}, {results['dtype']}"
     picture = file.with_suffix(".png")
     shown = [f"![{title}]({link(picture, DOCS)})"] if picture.exists() else []
     links = [("everything", ".md"), ("roofline", "_roofline.png"), ("speed-up", "_speedup.png")]
+    links.append(("parts of a step", "_parts.png"))
     found = [
         f"[{what}]({link(path, DOCS)})"
         for what, path in ((what, file.with_name(file.stem + end)) for what, end in links)

@@ -412,7 +412,8 @@ def test_bench_is_a_command_of_eqaccel(tmp_path):
     command = [sys.executable, "-m", "eqaccel", "bench", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert all(
-        name in shown for name in ("kernels", "batch", "graphs", "scaling", "overhead", "matrices", "models", "report")
+        name in shown
+        for name in ("kernels", "batch", "graphs", "scaling", "overhead", "matrices", "models", "step", "report")
     )
 
 

@@ -23,10 +23,11 @@ from eqaccel import TensorProductSpec
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def rows(folder: Path, *options: str) -> list[dict]:
-    """Runs `python -m eqaccel bench models` on the CPU; returns what it wrote."""
+def rows(folder: Path, *options: str, kind: str = "models") -> list[dict]:
+    """Runs `python -m eqaccel bench` on the CPU; returns what it wrote."""
     threads, file = torch.get_num_threads(), folder / "result.json"
-    common = ["models", "--device", "cpu", "--threads", "1", "--repetitions", "3", "--json", str(file)]
+    repetitions = ["--repetitions", "3"] if kind == "models" else []
+    common = [kind, "--device", "cpu", "--threads", "1", *repetitions, "--json", str(file)]
     try:
         assert main([*common, *options]) == 0
     finally:
@@ -50,6 +51,24 @@ def test_patched_and_unpatched(dtype: str, limit: float, tmp_path: Path, capsys:
         assert row["backward"]["median_ms"] > 0
     assert f"nequip-water, 24/{plain['edges']}" in capsys.readouterr().out
     assert (tmp_path / "result.png").stat().st_size > 0
+
+
+def test_steps_as_they_come_and_patched(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    before = torch.get_default_dtype()
+    small = ["--models", "nequip-water", "--systems", "carbon-8,water-24", "--channels", "4", "--dtype", "float64"]
+    found = rows(tmp_path, *small, "--steps", "2", "--compare", "e3nn,compile", kind="step")
+    assert torch.get_default_dtype() == before
+    assert [(row["system"], row["implementation"]) for row in found] == [
+        (system, name) for system in ("carbon-8", "water-24") for name in ("eqaccel", "e3nn", "e3nn compiled")
+    ]
+    for row in found:
+        if row["implementation"] == "e3nn compiled":
+            assert row["note"].startswith("NotImplementedError: NequIP compiles packaged models")
+            continue
+        assert row["force_difference"] < 1e-11
+        assert row["step"]["repetitions"] == 2
+        assert row.get("rebuilds", 1) >= 1
+    assert "nequip-water, water-24" in capsys.readouterr().out
 
 
 def test_peers_that_are_not_installed_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

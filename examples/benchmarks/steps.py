@@ -1,0 +1,254 @@
+"""Times whole steps of molecular dynamics in ASE, as calculators come, patched by eqaccel, and with its peers.
+
+Models have random weights, and forces so small that springs hold the atoms to their sites: they move, and change their
+neighbours, as in the real thing. Every contender gets a model of its own, and has to give the forces of the model as it
+comes on a small cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from eqaccel.benchmarks import report, suite
+from eqaccel.benchmarks.dynamics import own_step, parts, simulate
+from eqaccel.benchmarks.families import FAMILIES, ModelCase
+from eqaccel.benchmarks.models import LIMITS, PEERS
+from eqaccel.benchmarks.structures import make_sample, make_system, read_system
+from eqaccel.benchmarks.timing import describe, free_memory
+from eqaccel.patches.calculator import step_state
+from eqaccel.patches.torch_state import default_dtype
+
+import eqaccel
+
+MEAN_FORCE = 0.1  # eV/A, of a model on the small cell where it is largest; springs are stronger
+
+Build = Callable[[type[ModelCase], torch.nn.Module, str], Any]
+"""Makes the calculator of a contender out of the library's case, a model of its own and a device."""
+
+
+def _converted(peer: str) -> Build:
+    return lambda case, model, device: case.calculator(case.variants[peer](model, device), device)
+
+
+CONTENDERS: dict[str, tuple[str, Build]] = {
+    "eqaccel": ("eqaccel", lambda case, model, device: eqaccel.patch(case.calculator(model, device))),
+    "e3nn": ("e3nn", lambda case, model, device: case.calculator(model, device)),
+    **{word: (name, _converted(name)) for word, name in PEERS.items()},
+    "compile": ("e3nn compiled", lambda case, model, device: case.calculator(model, device, compiled=True)),
+}
+"""Name in results and how to make the calculator, by the name on the command line."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    report.add_arguments(parser)
+    known = ", ".join(FAMILIES)
+    parser.add_argument("--models", type=suite.names(FAMILIES), default="mp0-medium", help=f"some of {known}")
+    parser.add_argument("--systems", type=_systems, help="as carbon-1000,silicon-1000,water-5184; default: the model's")
+    parser.add_argument("--elements", type=int, help="instead of those of a MACE model")
+    parser.add_argument("--channels", type=int, help="of every irrep, instead of those of the model")
+    choice = [name for name in CONTENDERS if name != "eqaccel"]
+    parser.add_argument(
+        "--compare", type=suite.names([*choice, "none"]), default="e3nn,cue,oeq", help=f"none, or some of {choice}"
+    )
+    parser.add_argument("--peer-atoms", type=int, help="atoms up to which peers run; default: all")
+    parser.add_argument("--warm-up", type=int, help="steps before the clock is looked at (20 or 1)")
+    parser.add_argument("--steps", type=int, help="steps that are timed (200 or 10)")
+    parser.add_argument("--budget", type=float, help="seconds for the steps of one contender on one system (10 or 60)")
+    parser.add_argument("--time-limit", type=float, default=math.inf, help="seconds after which whatever runs is ended")
+
+
+def run(arguments: argparse.Namespace) -> report.Results:
+    """Every contender on every system: eqaccel on all of them first, then its peers, one after the other."""
+    start = time.monotonic()
+    gpu = arguments.device == "cuda"
+    torch.set_num_threads(arguments.threads)
+    arguments.warm_up = arguments.warm_up or (20 if gpu else 1)
+    arguments.steps = arguments.steps or (200 if gpu else 10)
+    arguments.budget = arguments.budget or (10.0 if gpu else 60.0)
+    results = report.new_results("step", arguments)
+    jobs, blank = _jobs(arguments)
+    results["rows"] = blank
+    prepared: dict[str, Prepared] = {}
+    full: dict[tuple[str, str, str], int] = {}  # atoms at which a contender ran out of memory
+    with contextlib.suppress(KeyboardInterrupt), suite.progress(len(jobs)) as bar:
+        for row, word in jobs:
+            suite.describe_step(bar, f"{row['model']}, {row['system']}, {row['implementation']}")
+            left = arguments.time_limit - (time.monotonic() - start)
+            kind, atoms = read_system(row["system"])
+            too_large = full.get((row["model"], kind, word), math.inf)
+            if left <= 0:
+                pass  # the row says so already
+            elif atoms > too_large:
+                row |= {"note": f"not tried: out of memory with {too_large} atoms", "begun": True}
+            else:
+                row |= {"note": f"not finished within {arguments.time_limit:g} s", "begun": True}
+                with _limit(left):
+                    if row["model"] not in prepared:
+                        prepared[row["model"]] = Prepared.of(row["model"], _kinds(jobs, row["model"]), arguments)
+                    row |= _time(prepared[row["model"]], row["system"], word, arguments)
+                if row["note"] == _FULL:
+                    full[row["model"], kind, word] = atoms
+            if arguments.json:
+                report.write(arguments.json, json.dumps(results, indent=1) + "\n")
+            bar.update()
+    results["run_s"] = time.monotonic() - start
+    return results
+
+
+_FULL = "out of memory"
+Job = tuple[dict[str, Any], str]
+"""A row of the results and the name of the contender."""
+
+
+def _jobs(arguments: argparse.Namespace) -> tuple[list[Job], list[dict[str, Any]]]:
+    """What to do, in this order, and all rows, in the order of the table."""
+    words = ["eqaccel", *(word for word in arguments.compare if word != "none")]
+    rows, jobs = [], []
+    for model in arguments.models:
+        try:
+            family = FAMILIES[model].load()
+        except ImportError as missing:
+            package = FAMILIES[model].package
+            note = f"not installed: {missing}; use an environment with {package}: ./run shell {package}"
+            rows.append(_row(model, None, "eqaccel", note))
+            continue
+        for system in arguments.systems or family.systems(model, arguments.device):
+            atoms = read_system(system)[1]
+            for word in words:
+                if word == "eqaccel" or arguments.peer_atoms is None or atoms <= arguments.peer_atoms:
+                    note = f"not begun within {arguments.time_limit:g} s"
+                    rows.append(_row(model, system, CONTENDERS[word][0], note))
+                    jobs.append((rows[-1], word))
+    return sorted(jobs, key=lambda job: words.index(job[1])), rows
+
+
+def _row(model: str, system: str | None, implementation: str, note: str) -> dict[str, Any]:
+    known = {"model": model, "system": system, "atoms": None, "implementation": implementation}
+    return known | {"note": note, "begun": False}
+
+
+def _kinds(jobs: Sequence[Job], model: str) -> list[str]:
+    return list(dict.fromkeys(read_system(row["system"])[0] for row, _ in jobs if row["model"] == model))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that contenders get copies of.
+
+    Attributes:
+        case: What its library does with it.
+        model: The model as it comes, on the CPU.
+        forces: What it gives on the small cell of each kind of system, in eV/A.
+        dtype: What torch's default has to be while its calculators work.
+    """
+
+    case: type[ModelCase]
+    model: torch.nn.Module
+    forces: dict[str, np.ndarray]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, name: str, kinds: Sequence[str], arguments: argparse.Namespace) -> Prepared:
+        """Builds a model whose forces are small on all kinds of systems."""
+        case = FAMILIES[name].load()
+        dtype = case.working_dtype(getattr(torch, arguments.dtype))
+        with default_dtype(dtype):
+            model = case.plain_model(name, arguments)
+            calculator = case.calculator(copy.deepcopy(model), "cpu")
+            forces = {kind: calculator.get_forces(make_sample(kind)) for kind in kinds}
+            factor = MEAN_FORCE / max(float(np.linalg.norm(found, axis=1).mean()) for found in forces.values())
+            case.multiply_energies(model, factor)
+        return cls(case, model, {kind: factor * found for kind, found in forces.items()}, dtype)
+
+
+def _time(prepared: Prepared, system: str, word: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a row gets: times of a contender on a system, or why there are none."""
+    free_memory()
+    try:
+        with default_dtype(prepared.dtype):
+            found = _simulate(prepared, system, word, arguments)
+    except ImportError as missing:
+        found = {"note": f"not installed: {missing}"}
+    except Exception as failure:  # of a peer, of the memory: the others are still to be timed
+        # TorchScript and compilers wrap torch's error in errors of their own.
+        found = {"note": _FULL if "out of memory" in str(failure).lower() else describe(failure)}
+    if word == "compile":
+        torch.compiler.reset()
+    free_memory()
+    return found
+
+
+def _simulate(prepared: Prepared, system: str, word: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    start = time.perf_counter()
+    model = copy.deepcopy(prepared.model).to(arguments.device)
+    calculator = CONTENDERS[word][1](prepared.case, model, arguments.device)
+    setup_s = time.perf_counter() - start
+    atoms = make_system(system)
+    atoms.calc = calculator
+    run = simulate(atoms, arguments.warm_up, arguments.steps, arguments.budget)
+    row = run.to_json() | {"note": "", "atoms": len(atoms), "setup_s": setup_s} | _own(calculator)
+    step = own_step(calculator)
+    shares = None if step is None else parts(run, step)
+    if shares is not None:
+        row["parts"] = shares
+    expected = prepared.forces[read_system(system)[0]]
+    found = calculator.get_forces(make_sample(read_system(system)[0]))
+    row["force_difference"] = float(np.abs(found - expected).max() / np.abs(expected).max())
+    if not row["force_difference"] < LIMITS[getattr(torch, arguments.dtype)]:
+        return {"note": f"other numbers: relative difference of forces {row['force_difference']:.1e}"}
+    return row
+
+
+def _own(calculator: Any) -> dict[str, Any]:
+    """What the step of a patched calculator did; nothing for others."""
+    state = step_state(calculator)
+    if state is None:
+        return {}
+    if state.step is None:
+        return {"note": state.note()}
+    reason = state.step.not_captured if state.step.device.type == "cuda" else ""
+    counts = {"calls": state.calls, "rebuilds": state.step.rebuilds, "captures": dict(state.step.captures)}
+    return counts | {"note": f"no CUDA graph: {reason}" if reason else ""}
+
+
+class _LateError(BaseException):
+    """The time is up; no library may take it for an error of its own."""
+
+
+@contextlib.contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Ends what is done inside after so many seconds, whatever it is, and goes on behind it."""
+    if math.isinf(seconds):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _LateError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with contextlib.suppress(_LateError):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _systems(text: str) -> list[str]:
+    try:
+        return [name for name in text.split(",") if read_system(name)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
