@@ -28,10 +28,24 @@ class Capture:
         torch.cuda.current_stream(device).wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: only what this one does is recorded.
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-            self._output = body(False)
+        try:
+            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+                self._output = body(False)
+        except BaseException:
+            _end_recording(device)
+            raise
 
     def replay(self) -> Tensor:
         """Runs it on the current stream; the result is overwritten by the next run."""
         self._graph.replay()
         return self._output
+
+
+def _end_recording(device: torch.device) -> None:
+    """Puts torch's random numbers back to work: after a recording that failed, they wait for its end for ever.
+
+    They are set up when a recording begins, and set free when one ends well. So this makes one of nothing much.
+    """
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream(device)):
+        torch.empty(1, device=device).zero_()

@@ -198,8 +198,10 @@ class Step:
         """Raises `RuntimeError` unless recorded results are those without room for further edges, but for rounding."""
         if float(outputs[1]) > 0:  # the edges did not fit: this is no result yet
             return
+        assert self._candidates is not None
+        system = self._candidates.system
         exact = self._evaluate(True, max(1, int(outputs[0])))
-        found, expected = (self._unpack(t.cpu().numpy(), self._candidates.system) for t in (outputs, exact))
+        found, expected = (self._unpack(t.cpu().numpy(), system) for t in (outputs, exact))
         bound = _ROUNDINGS * torch.finfo(self.dtype).eps
         work = self.cutoff * np.abs(expected.forces).sum()
         for name, scale in (("energies", work), ("forces", 0.0), ("virials", work)):

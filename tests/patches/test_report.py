@@ -28,8 +28,6 @@ def test_a_good_patch_on_a_cpu_has_no_lines_about_gpus() -> None:
     import mace_models as mm
 
     found = report(patch(mm.energy_model()))
-    idle = [row for row in found.rows if row.idle]
-    assert idle
-    assert not any(row.accelerated for row in idle)
+    assert found.accelerated > 10
+    assert not any(row.accelerated for row in found.rows if row.idle)
     assert "on a GPU" not in str(found)
-    assert f"{len(idle)} more run as they came" in str(found)

@@ -260,3 +260,18 @@ def test_a_capture_that_fails_is_said_once() -> None:
         assert_right(step, crystal())
     assert_right(step, moved(crystal(), 0.01))
     assert "recording failed" in step.not_captured
+    assert torch.randn(3, device="cuda").isfinite().all(), "random numbers are free again"
+    other = new_step(torch.device("cuda"))
+    assert_right(other, crystal())
+    assert not other.not_captured
+
+
+@pytest.mark.gpu
+def test_a_potential_that_depends_on_room_for_edges_is_not_recorded() -> None:
+    def leaks(vectors: Tensor, edge_index: Tensor, types: Tensor, num_atoms: int, _: int) -> tuple[Tensor, Tensor]:
+        energies, gradient = lennard_jones(vectors, edge_index, types, num_atoms, 0)
+        return energies + vectors[:, 0].sum(), gradient
+
+    step = Step([leaks], CUTOFF, torch.device("cuda"), torch.float64, skin=0.3)
+    with pytest.warns(StepWarning, match="room for edges must not matter"):
+        step(crystal())

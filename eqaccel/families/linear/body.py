@@ -18,8 +18,8 @@ def print_linear(plan: LinearPlan, gpu_scalar_bytes: int | None = None) -> str:
         numbers = [output.first, output.mul, output.components, begin, end]
         outputs.append("{" + ", ".join(map(str, numbers)) + "},")
         for f in output.factors:
-            numbers = [f.first, f.terms, f.begin, f.stride, f.matrix_stride, f"T({f.coefficient!r})"]
-            factors.append("{" + ", ".join(map(str, numbers)) + "},")
+            numbers = [f.first, f.terms, f.begin, f.stride, f.matrix_stride]
+            factors.append("{" + ", ".join(map(str, numbers)) + f", T({f.coefficient!r})" + "},")
     cases = "\n".join(f"      case {n}: return run(Components<{n}>{{}});" for n in plan.components)
     lines = "\n    ".join
     if gpu_scalar_bytes is None:

@@ -38,6 +38,7 @@ def execute_linear(
     backward = direction is not Direction.FORWARD
     rows = len(gz if backward else x)
     attributes = y if spec.num_attributes else np.ones((rows, 1))
+    assert attributes is not None
     z, gx = np.zeros((rows, spec.irreps_out.dim)), np.zeros((rows, spec.irreps_in.dim))
     gy, gw = np.zeros(attributes.shape), np.zeros(spec.weight_numel)
     offsets = spec.weight_offsets

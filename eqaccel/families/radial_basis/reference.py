@@ -59,8 +59,11 @@ def execute_radial_basis(
     f = _functions(spec, x, w, absolute)
     if direction is Direction.FORWARD:
         return Result(z=f.value)
+    assert gz is not None
     if direction is Direction.BACKWARD:
         return Result(gx=(gz * f.r).sum(1, keepdims=True), gw=(unit * gz * f.k)[:, : spec.num_basis])
+    assert a is not None
+    assert c is not None
     c = unit * c if spec.num_basis else np.zeros_like(f.k)
     return Result(
         z=a * f.r + c * f.k,

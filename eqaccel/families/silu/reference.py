@@ -38,11 +38,14 @@ def execute_silu(
     s, rest = np.where(x >= 0, large, small), np.where(x >= 0, small, large)
     factor, scale = spec.factor, spec.scale
     if absolute:
-        x, gz, a, factor, scale = (None if v is None else np.abs(v) for v in (x, gz, a, factor, scale))
+        x, factor, scale = np.abs(x), abs(factor), abs(scale)
+        gz, a = (None if v is None else np.abs(v) for v in (gz, a))
     if direction is Direction.FORWARD:
         return Result(z=factor * x * s)
     slope = factor * scale * s * (1 + x * rest)
+    assert gz is not None
     if direction is Direction.BACKWARD:
         return Result(gx=gz * slope)
+    assert a is not None
     difference = rest + s if absolute else rest - s
     return Result(z=a * slope, gx=a * gz * factor * scale**2 * s * rest * (2 + x * difference))
