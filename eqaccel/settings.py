@@ -20,6 +20,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
         "EQACCEL_SHARED_KIB": "shared memory of a GPU block, to run kernels of smaller GPUs (default: the device's)",
         "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
+        "EQACCEL_WEIGHT_MIB": "memory of weights of edges in a step, else made in pieces (default: a 16th of a GPU's)",
         "EQACCEL_CXX": "host C++ compiler of the CPU backend (default: $CXX, else the first one found)",
         "EQACCEL_COMPILE_LIMIT": "seconds after which the host C++ compiler is ended, as one that hangs (default: 600)",
         "EQACCEL_NVRTC": "path of the libnvrtc to load (default: the one that came with torch or the CUDA toolkit)",
@@ -35,16 +36,19 @@ class Settings:
     Attributes:
         tune: Whether `warmup` and `patch` choose between plans by timing them.
         compile_limit: Seconds after which the host C++ compiler is ended.
+        weight_bytes: Memory that the weights of edges of a layer may take in a step; 0 for the default.
     """
 
     tune: bool = False
     compile_limit: float = 600.0
+    weight_bytes: int = 0
 
 
 def current() -> Settings:
     """Reads the settings from the environment as it is now; a variable set to the empty string counts as unset.
 
     Raises:
-        SettingsError: If EQACCEL_TUNE is neither a yes nor a no, or EQACCEL_COMPILE_LIMIT no positive number.
+        SettingsError: If EQACCEL_TUNE is neither a yes nor a no, EQACCEL_COMPILE_LIMIT no positive number, or
+            EQACCEL_WEIGHT_MIB no whole one.
     """
-    return Settings(tune=_runtime.tune(), compile_limit=_runtime.compile_limit())
+    return Settings(_runtime.tune(), _runtime.compile_limit(), _runtime.weight_bytes())

@@ -209,6 +209,7 @@ py::array_t<double> self_check_numbers(uint32_t sequence, uint32_t count) {
 // The settings that Python has to know; eqaccel/settings.py says what they are.
 void bind_settings(py::module_& m) {
   m.def("tune", &settings::tune);
+  m.def("weight_bytes", &settings::weight_bytes);
   m.def("compile_limit", [] { return settings::compile_limit().count(); });
   m.def("cache_limit", &settings::cache_limit);
 }

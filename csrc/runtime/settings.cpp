@@ -76,5 +76,10 @@ int64_t shared_bytes() {
 
 bool tune() { return flag("EQACCEL_TUNE"); }
 
+int64_t weight_bytes() {
+  constexpr int64_t most = 999'999'999;
+  return whole_number("EQACCEL_WEIGHT_MIB", 1, most, "a whole number of MiB, at least 1").value_or(0) << 20;
+}
+
 }  // namespace settings
 }  // namespace eqaccel

@@ -29,7 +29,8 @@ std::string nvrtc();                            // EQACCEL_NVRTC, "" if unset
 // EQACCEL_SHARED_KIB in bytes: a GPU counts as one whose blocks may take no more, so that the kernels of smaller GPUs
 // run on larger ones, with as many blocks at a time as there.
 int64_t shared_bytes();
-bool tune();  // EQACCEL_TUNE
+bool tune();             // EQACCEL_TUNE
+int64_t weight_bytes();  // EQACCEL_WEIGHT_MIB in bytes, 0 if unset
 
 }  // namespace settings
 }  // namespace eqaccel

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from eqaccel import settings
 from eqaccel.errors import StepWarning
 from eqaccel.ops import CandidateTensors, EdgeTensors, GivenEdges, Neighbors, given_edges
 from eqaccel.step.candidates import Candidates
@@ -77,7 +78,7 @@ class Step:
         capture: Whether to record CUDA graphs, on a GPU that can.
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
         weight_bytes: Memory that the weights of edges of a layer may take; where they would take more they are made in
-            pieces, and once more for the gradient. None for what is fastest as a rule.
+            pieces, and once more for the gradient. None for what EQACCEL_WEIGHT_MIB says.
     """
 
     def __init__(
@@ -323,8 +324,9 @@ def _sums(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 
 def _weight_bytes(device: torch.device) -> float:
-    if device.type == "cpu":
-        return math.inf
+    asked = settings.current().weight_bytes
+    if asked or device.type == "cpu":
+        return asked or math.inf
     return WEIGHT_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 

@@ -1,6 +1,6 @@
 """Writes where eqaccel stands, from the files in `results/`, between the markers of two texts.
 
-`docs/performance.md` gets a section of every result, the README one table of whole models.
+`docs/performance.md` gets a section of every result, the README two tables: steps of dynamics, and whole models.
 """
 
 from __future__ import annotations
@@ -92,6 +92,24 @@ def overview(files: Sequence[Path]) -> str:
     return "\n\n".join([table(lines, header), *shown])
 
 
+def simulations(files: Sequence[Path]) -> str:
+    """Steps of molecular dynamics before and after `eqaccel.patch`, on every device."""
+    lines = []
+    for results in (load([file]) for file in files):
+        rows = {(row["model"], row["system"], row["implementation"]): row for row in results["rows"] if "step" in row}
+        for (model, system, name), row in rows.items():
+            plain = rows.get((model, system, "e3nn"))
+            if name != "eqaccel" or plain is None:
+                continue
+            family, (kind, atoms) = FAMILIES[model], system.split("-")
+            what = f"{family.title} {model.removeprefix(f'{family.package}-')}, {atoms} atoms of {kind}"
+            before, after = (run["step"]["median_ms"] for run in (plain, row))
+            times = [f"{before:.1f} ms", f"{after:.1f} ms", f"**{before / after:.1f}x**"]
+            lines.append([what, device(results), *times, f"{row['ns_per_day']:.1f}"])
+    header = ["a step of molecular dynamics in ASE", "device", "as it comes", "patched", "speed-up", "ns a day"]
+    return table(lines, header)
+
+
 def write(file: Path, parts: Sequence[str]) -> None:
     """Replaces what stands between the markers of a text."""
     text = file.read_text()
@@ -104,7 +122,8 @@ def main() -> None:
     order = list(_TITLES)
     files = sorted(RESULTS.glob("*.json"), key=lambda file: (order.index(load([file])["benchmark"]), file.name))
     write(DOCS, [section(file) for file in files])
-    write(README, [overview([file for file in files if load([file])["benchmark"] == "models"])])
+    of_kind = {kind: [file for file in files if load([file])["benchmark"] == kind] for kind in ("step", "models")}
+    write(README, [simulations(of_kind["step"]), overview(of_kind["models"])])
 
 
 if __name__ == "__main__":

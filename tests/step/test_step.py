@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eqaccel.errors import StepWarning, StructureError
+from eqaccel.errors import SettingsError, StepWarning, StructureError
 from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.step import Step, System
 from eqaccel.step.candidates import Candidates
@@ -227,6 +227,16 @@ def test_bad_input(change: dict[str, float], message: str, device: torch.device)
         with pytest.raises(StructureError, match=message):
             step(replace(system, **{name: array}))
     assert_right(step, system)
+
+
+def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "3")
+    assert new_step(device).weight_bytes == 3 * 2**20
+    monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "0")
+    with pytest.raises(SettingsError, match=r"EQACCEL_WEIGHT_MIB: expected a whole number of MiB, at least 1, got '0'"):
+        new_step(device)
+    monkeypatch.delenv("EQACCEL_WEIGHT_MIB")
+    assert new_step(device).weight_bytes > 2**30
 
 
 def test_completed_cells_are_orthogonal() -> None:
