@@ -135,7 +135,7 @@ def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
 def make_stepped(calculator: Any, kind: ModelKind) -> None:
     """Has a calculator compute by a step, unless it does so already."""
     if step_state(calculator) is None and kind.stepping is not None:
-        vars(calculator)[_STATE] = StepState(kind)
+        vars(calculator)[_STATE] = StepState(kind, patient=True)  # structures that come only once need no recording
         calculator.__class__ = _stepped_class(type(calculator), kind.stepping.class_name)
 
 

@@ -84,7 +84,8 @@ def test_all_properties(device: torch.device, dtype: torch.dtype) -> None:
         for number in range(3):
             atoms.positions += 0.05 * np.random.default_rng(number).normal(size=atoms.positions.shape)
             assert_same(results(fast, atoms), results(plain, atoms), dtype)
-    assert step_state(fast).calls == 6
+        assert_same(results(fast, atoms), results(plain, atoms), dtype)
+    assert step_state(fast).calls == 8
     row = report(fast).rows[0]
     assert (row.path, row.kind, row.accelerated) == ("calculate", "MACECalculator", True)
 
@@ -95,8 +96,10 @@ def test_every_kind_of_block(device: torch.device) -> None:
         plain = MACECalculator(models=copy.deepcopy(made), device=str(device), default_dtype="float64")
         fast = patch(MACECalculator(models=made, device=str(device), default_dtype="float64"))
         for atoms in structures(device):
-            assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
-        assert step_state(fast).calls == 2, step_state(fast).note()
+            expected = results(plain, atoms)
+            for _ in range(2):  # of which a GPU records the second
+                assert_same(results(fast, atoms), expected, torch.float64)
+        assert step_state(fast).calls == 4, step_state(fast).note()
 
 
 def test_pieces_of_edges(device: torch.device) -> None:
