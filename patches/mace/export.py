@@ -176,7 +176,7 @@ class MacePotential(Potential):
         x = self.node_embedding(node_attrs)
         layers: List[Tensor] = []  # noqa: UP006 (TorchScript)
         for i, (interaction, product) in enumerate(zip(self.interactions, self.products)):  # noqa: B905 (TorchScript)
-            if i > 0 and exchange != 0:
+            if i > 0 and (exchange != 0 or num_local < num_nodes):  # else there are no ghosts
                 x = torch.ops.eqaccel.exchange(x, exchange, num_nodes)
             messages, skip = interaction(
                 node_attrs,

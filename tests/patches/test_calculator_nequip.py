@@ -6,10 +6,13 @@ import copy
 import pickle
 from typing import Any
 
-import nequip_models as nm
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("nequip", reason="needs nequip")
+
+import nequip_models as nm
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.rounding import ROUNDING
 from nequip.integrations.ase import NequIPCalculator
@@ -46,8 +49,7 @@ def assert_same(fast: dict[str, Any], plain: dict[str, Any], dtype: str = "float
         assert np.abs(other - value).max() <= bound * scale, name
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["small", "parity"])
+@pytest.mark.parametrize(("kind", "dtype"), [("small", "float32"), ("small", "float64"), ("parity", "float64")])
 def test_all_properties(kind: str, dtype: str, device: torch.device) -> None:
     plain, fast = calculator(device, kind, dtype), patch(calculator(device, kind, dtype))
     assert type(fast).__name__ == "NequIPCalculator"
