@@ -308,7 +308,7 @@ def test_report(model: Model) -> None:
         assert "eqaccel.Linear" in rows[f"layer1_convnet.{name}"].note
     assert not rows["layer1_convnet.equivariant_nonlin"].accelerated
     assert "on a GPU" in rows["layer1_convnet.equivariant_nonlin"].note
-    assert "15 modules accelerated" in str(after)
+    assert "16 modules accelerated" in str(after)
 
 
 def test_compiled_models_name_the_library_of_their_operators(model: Model) -> None:
