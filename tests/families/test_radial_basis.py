@@ -346,7 +346,7 @@ def test_warmup(device: torch.device) -> None:
 
 
 @NVRTC
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     for name in ("mace", "cutoff"):
         text = runtime.Program(radial_payload(SPECS[name])[0])

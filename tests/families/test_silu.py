@@ -175,7 +175,7 @@ def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeyp
 
 
 @NVRTC
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     text = runtime.Program(silu_payload(SPEC)[0])
     for direction in Direction:
