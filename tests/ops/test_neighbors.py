@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from eqaccel import runtime
+from eqaccel.codegen import Direction
 from eqaccel.errors import OperandError
+from eqaccel.families.neighbors import NEIGHBORS
 from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.ops import EdgeTensors, Graph, Neighbors
 from eqaccel.step import System
 from eqaccel.step.candidates import Candidates
+from eqaccel.targets import TARGETS
 
 CUTOFF = 1.7
 SPARE = 3
@@ -115,3 +119,10 @@ def test_wrong_operands_are_named(device: torch.device) -> None:
     structure = torch.zeros(6, dtype=torch.int32, device=device)
     with pytest.raises(OperandError, match="argument 'ptr' must be contiguous"):
         search(positions, cells, structure, candidates, CUTOFF, SPARE, 100, torch.float32)
+
+
+@pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
+@pytest.mark.parametrize("scalar_bytes", [4, 8])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
+def test_cuda_kernels_compile(arch: str, scalar_bytes: int) -> None:
+    runtime.compile_cuda(NEIGHBORS.source(None, Direction.FORWARD, TARGETS[arch], scalar_bytes), arch)
