@@ -12,7 +12,7 @@ from typing import Any, Tuple  # noqa: UP035 (TorchScript)
 import torch
 from torch import Tensor, nn
 
-from eqaccel.ops import EdgeWeights, KernelModule, TensorProductConv
+from eqaccel.ops import EdgeWeights, KernelModule, TensorProductConv, convolve_in_pieces
 from eqaccel.prepare import scalar_name
 
 
@@ -163,6 +163,24 @@ class DeferredNetwork(nn.Module):
     def forward(self, x: Tensor) -> EdgeWeights:
         """Maps (num_edges, inputs) to the weights that are to come."""
         return EdgeWeights(self.network, x)
+
+
+class PiecewiseConvolution(nn.Module):
+    """A `TensorProductConv` whose weights are to be made yet, by a `DeferredNetwork`.
+
+    A subclass adds the `forward` that a kind of model calls.
+
+    Args:
+        conv: The convolution of a patched model.
+    """
+
+    def __init__(self, conv: TensorProductConv) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def convolve(self, x: Tensor, y: Tensor, w: EdgeWeights, receiver: Tensor, sender: Tensor) -> Tensor:
+        """The convolution over edges from `sender` to `receiver`, (num_edges,) each; see `convolve_in_pieces`."""
+        return convolve_in_pieces(self.conv, x, y, w, receiver, sender)
 
 
 class Convolution(KernelModule):

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <memory>
-#include <mutex>
+#include <utility>
+
+#include "kept.h"
 
 namespace eqaccel {
 namespace {
@@ -16,13 +17,8 @@ constexpr int64_t tile_overhead = 24;
 }  // namespace
 
 const MatrixProduct& MatrixProduct::get(const Program& program, int device) {
-  // Leaked on purpose, like the programs: torch may launch while static objects are taken down.
-  static auto* const mutex = new std::mutex;
-  static auto* const loaded = new std::map<std::pair<const Program*, int>, std::unique_ptr<MatrixProduct>>;
-  const std::lock_guard<std::mutex> lock(*mutex);
-  std::unique_ptr<MatrixProduct>& found = (*loaded)[{&program, device}];
-  if (!found) found.reset(new MatrixProduct(program, device));
-  return *found;
+  return kept(std::pair(&program, device),
+              [&] { return std::unique_ptr<MatrixProduct>(new MatrixProduct(program, device)); });
 }
 
 MatrixProduct::MatrixProduct(const Program& program, int device)

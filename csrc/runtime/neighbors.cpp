@@ -1,9 +1,9 @@
 #include "neighbors.h"
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <tuple>
+
+#include "kept.h"
 
 namespace eqaccel {
 namespace {
@@ -13,13 +13,8 @@ constexpr int64_t lanes = 32;  // that look at one atom
 }  // namespace
 
 const NeighborKernels& NeighborKernels::get(const Program& program, Backend backend, Scalar scalar, int device) {
-  // Leaked on purpose, like the programs: torch may launch while static objects are taken down.
-  static auto* const mutex = new std::mutex;
-  static auto* const loaded = new std::map<std::tuple<const Program*, Scalar, int>, std::unique_ptr<NeighborKernels>>;
-  const std::lock_guard<std::mutex> lock(*mutex);
-  std::unique_ptr<NeighborKernels>& found = (*loaded)[{&program, scalar, device}];
-  if (!found) found.reset(new NeighborKernels(program, backend, scalar, device));
-  return *found;
+  return kept(std::tuple(&program, scalar, device),
+              [&] { return std::unique_ptr<NeighborKernels>(new NeighborKernels(program, backend, scalar, device)); });
 }
 
 NeighborKernels::NeighborKernels(const Program& program, Backend backend, Scalar scalar, int device)

@@ -48,18 +48,14 @@ class KernelCall {
 
   void run(Direction direction) {
     const auto backend = backend_of(like_.device());
-    const auto scalar = like_.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64;
+    const Scalar scalar = scalar_of(like_.scalar_type());
     const int device = std::max<int>(like_.device().index(), 0);
-    try {
+    translating_errors([&] {
       const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
       const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
       ops_.workspace = workspace.mutable_data_ptr();
       program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
-    } catch (const CompileError& error) {
-      rethrow(error);
-    } catch (const SettingsError& error) {
-      rethrow(error);
-    }
+    });
   }
 
   const char* op_;

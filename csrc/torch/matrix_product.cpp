@@ -57,17 +57,13 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
                           b.stride(0),
                           b.stride(1)};
   if (!MatrixProduct::takes(matrices)) return at::mm(a, b);
-  try {
+  translating_errors([&] {
     const auto program = program_of("eqaccel::matrix_product", payload, key);
     const MatrixProduct& kernel = MatrixProduct::get(*program, a.device().index());
     const Tensor workspace =
         at::empty({static_cast<int64_t>(kernel.workspace_bytes(matrices))}, a.options().dtype(at::kByte));
     kernel.launch(matrices, workspace.mutable_data_ptr(), current_stream(a.device()));
-  } catch (const CompileError& error) {
-    rethrow(error);
-  } catch (const SettingsError& error) {
-    rethrow(error);
-  }
+  });
   return c;
 }
 

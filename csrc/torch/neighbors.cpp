@@ -73,6 +73,13 @@ struct Room {
   }
 };
 
+const NeighborKernels& kernels_of(const char* op, const Tensor& payload, int64_t key, c10::Device device,
+                                  at::ScalarType dtype) {
+  return translating_errors([&]() -> const NeighborKernels& {
+    return NeighborKernels::get(*program_of(op, payload, key), backend_of(device), scalar_of(dtype), device.index());
+  });
+}
+
 Edges on_gpu(const Tensor& payload, int64_t key, const Tensor& positions, const Tensor& cells, const Tensor& structure,
              const Tensor& ptr, const Tensor& sender, const Tensor& shift, const Tensor& t_ptr, const Tensor& t_order,
              double cutoff, int64_t spare, int64_t capacity, at::ScalarType dtype) {
@@ -85,25 +92,16 @@ Edges on_gpu(const Tensor& payload, int64_t key, const Tensor& positions, const 
   const auto integers = positions.options().dtype(at::kInt);
   Room room(positions, checked(op_name, dtype), nodes, capacity);
   const Tensor counts = at::empty({from.atoms}, integers), slot_of = at::empty({sender.numel()}, integers);
-  try {
-    const auto program = program_of(op_name, payload, key);
-    const auto& kernels =
-        NeighborKernels::get(*program, backend_of(positions.device()),
-                             dtype == at::kFloat ? Scalar::float32 : Scalar::float64, positions.device().index());
-    void* const stream = current_stream(positions.device());
-    kernels.count(from, counts.mutable_data_ptr<int32_t>(), stream);
-    const Tensor ends = at::cumsum(counts, 0, at::kInt);
-    kernels.write(from, ends.const_data_ptr<int32_t>(),
-                  {nodes, capacity, room.vectors.mutable_data_ptr(), room.edge_index.mutable_data_ptr<int64_t>(),
-                   room.packed.mutable_data_ptr<int32_t>(), slot_of.mutable_data_ptr<int32_t>()},
-                  stream);
-    note_nodes(room.packed, nodes, nodes);
-    return {room.vectors, room.edge_index, room.packed, ends.narrow(0, from.atoms - 1, 1)};
-  } catch (const CompileError& error) {
-    rethrow(error);
-  } catch (const SettingsError& error) {
-    rethrow(error);
-  }
+  const NeighborKernels& kernels = kernels_of(op_name, payload, key, positions.device(), dtype);
+  void* const stream = current_stream(positions.device());
+  kernels.count(from, counts.mutable_data_ptr<int32_t>(), stream);
+  const Tensor ends = at::cumsum(counts, 0, at::kInt);
+  kernels.write(from, ends.const_data_ptr<int32_t>(),
+                {nodes, capacity, room.vectors.mutable_data_ptr(), room.edge_index.mutable_data_ptr<int64_t>(),
+                 room.packed.mutable_data_ptr<int32_t>(), slot_of.mutable_data_ptr<int32_t>()},
+                stream);
+  note_nodes(room.packed, nodes, nodes);
+  return {room.vectors, room.edge_index, room.packed, ends.narrow(0, from.atoms - 1, 1)};
 }
 
 // The same sums in the same order as on a GPU.
@@ -191,20 +189,11 @@ Forces forces_on_gpu(const Tensor& payload, int64_t key, const Tensor& vectors, 
   const c10::DeviceGuard guard(vectors.device());
   const auto doubles = vectors.options().dtype(at::kDouble);
   const Tensor forces = at::empty({num_nodes, 3}, doubles), virials = at::empty({num_nodes, 3, 3}, doubles);
-  try {
-    const auto program = program_of(forces_name, payload, key);
-    const auto& kernels = NeighborKernels::get(*program, backend_of(vectors.device()),
-                                               vectors.scalar_type() == at::kFloat ? Scalar::float32 : Scalar::float64,
-                                               vectors.device().index());
-    kernels.add_forces({num_nodes, capacity, const_cast<void*>(vectors.const_data_ptr()), nullptr,
-                        const_cast<int32_t*>(graph.const_data_ptr<int32_t>()), nullptr},
-                       gradient.const_data_ptr(), forces.mutable_data_ptr<double>(), virials.mutable_data_ptr<double>(),
-                       current_stream(vectors.device()));
-  } catch (const CompileError& error) {
-    rethrow(error);
-  } catch (const SettingsError& error) {
-    rethrow(error);
-  }
+  const NeighborKernels& kernels = kernels_of(forces_name, payload, key, vectors.device(), vectors.scalar_type());
+  kernels.add_forces({num_nodes, capacity, const_cast<void*>(vectors.const_data_ptr()), nullptr,
+                      const_cast<int32_t*>(graph.const_data_ptr<int32_t>()), nullptr},
+                     gradient.const_data_ptr(), forces.mutable_data_ptr<double>(), virials.mutable_data_ptr<double>(),
+                     current_stream(vectors.device()));
   return {forces, virials};
 }
 

@@ -33,4 +33,19 @@ std::shared_ptr<Program> program_of(const char* op, const Tensor& payload, int64
 [[noreturn]] void rethrow(const CompileError&);
 [[noreturn]] void rethrow(const SettingsError&);
 
+// Does work that compiles, loads or launches kernels, with errors in the form that Python takes apart.
+template <class Work>
+auto translating_errors(const Work& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const CompileError& error) {
+    rethrow(error);
+  } catch (const SettingsError& error) {
+    rethrow(error);
+  }
+}
+
+// What kernels call the type of a float32 or float64 tensor.
+inline Scalar scalar_of(at::ScalarType type) { return type == at::kFloat ? Scalar::float32 : Scalar::float64; }
+
 }  // namespace eqaccel::ops

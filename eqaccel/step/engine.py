@@ -128,7 +128,7 @@ class Step:
                 values = self._memory.fetch(self._run())
                 if self.device.type == "cpu" or values[1] <= 0:
                     return self._unpack(values, system)
-                self._renew("more edges")
+                self._renew("more edges", int(values[0]))
 
     def _follow(self, system: System) -> None:
         """Brings candidates and memory to what they have to be for a system."""
@@ -154,23 +154,20 @@ class Step:
             assert self._memory is not None
             self._memory.move(system)
             if self.device.type == "cuda":
-                count = self._count_edges()
+                # Without room edges are only counted.
+                count = int(self._search_edges(1).num_edges)
                 if reason or not count <= self._memory.capacity <= max(_ROOMY * _SLACK * count, 1024):
-                    self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"))
+                    self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"), count)
             return
         assert self._memory is not None
         self._memory.move(system)
 
-    def _count_edges(self) -> int:
-        """How many edges there are: without room they are only counted. Waits for the device."""
-        return int(self._search_edges(1).num_edges)
-
-    def _renew(self, reason: str) -> None:
-        """Makes room for the edges that there are now; what was recorded before is forgotten."""
+    def _renew(self, reason: str, num_edges: int) -> None:
+        """Makes room for so many edges, which there are now; what was recorded before is forgotten."""
         memory = self._memory
         assert memory is not None
         self._capture, self._reason = None, reason
-        memory.capacity = int(self._count_edges() * _SLACK) + 64
+        memory.capacity = int(num_edges * _SLACK) + 64
         memory.row_ptr = self._search_edges(memory.capacity).graph[2 : len(memory.types) + 3].cpu().numpy()
 
     def _run(self) -> Tensor:

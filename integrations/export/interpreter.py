@@ -68,6 +68,7 @@ _PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "prim::dtype": lambda tensor: tensor.dtype,
         "prim::is_cpu": lambda tensor: tensor.is_cpu,
         "prim::is_cuda": lambda tensor: tensor.is_cuda,
+        "prim::min.self_int": min,
         "prim::requires_grad": lambda tensor: tensor.requires_grad,
         "prim::unchecked_cast": lambda value: value,
     }

@@ -13,11 +13,11 @@ from typing import Any, List  # noqa: UP035 (TorchScript)
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.mace.swapping import LONG_RANGE
-from eqaccel.patches.potential import Convolution, DeferredNetwork, Potential
+from eqaccel.patches.potential import Convolution, DeferredNetwork, PiecewiseConvolution, Potential
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
-from eqaccel.ops import EdgeWeights, TensorProductConv, convolve_in_pieces
+from eqaccel.ops import EdgeWeights
 from eqaccel.prepare import model_dtype
 
 _SYMBOLS = (
@@ -37,20 +37,12 @@ class ExportedConvolution(Convolution):
         return self.convolve(node_feats, edge_attrs, tp_weights, edge_index[1], edge_index[0])
 
 
-class PiecewiseConvolution(nn.Module):
-    """The convolution of an interaction block whose weights are to be made yet.
-
-    Args:
-        conv: The convolution.
-    """
-
-    def __init__(self, conv: TensorProductConv) -> None:
-        super().__init__()
-        self.conv = conv
+class DeferredConvolution(PiecewiseConvolution):
+    """The convolution of an interaction block whose weights are to be made yet."""
 
     def forward(self, node_feats: Tensor, edge_attrs: Tensor, tp_weights: EdgeWeights, edge_index: Tensor) -> Tensor:
         """As a block calls it: `edge_index` (2, num_edges) holds senders and receivers."""
-        return convolve_in_pieces(self.conv, node_feats, edge_attrs, tp_weights, edge_index[1], edge_index[0])
+        return self.convolve(node_feats, edge_attrs, tp_weights, edge_index[1], edge_index[0])
 
 
 class Gate(nn.Module):
@@ -152,7 +144,7 @@ class MacePotential(Potential):
         """See `Potential.make_piecewise`."""
         for block in self.interactions:
             block.conv_tp_weights = DeferredNetwork(block.conv_tp_weights)
-            block.conv_tp = PiecewiseConvolution(block.conv_tp.eqaccel)
+            block.conv_tp = DeferredConvolution(block.conv_tp.eqaccel)
 
     def make_scriptable(self) -> None:
         """See `Potential.make_scriptable`."""

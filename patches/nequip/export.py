@@ -11,11 +11,11 @@ from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
-from eqaccel.patches.potential import Convolution, DeferredNetwork, Potential
+from eqaccel.patches.potential import Convolution, DeferredNetwork, PiecewiseConvolution, Potential
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
-from eqaccel.ops import EdgeWeights, TensorProductConv, convolve_in_pieces
+from eqaccel.ops import EdgeWeights
 
 
 class ExportedConvolution(Convolution):
@@ -26,22 +26,14 @@ class ExportedConvolution(Convolution):
         return self.convolve(x, edge_attr, edge_weight, edge_dst, edge_src)
 
 
-class PiecewiseConvolution(nn.Module):
-    """The convolution of an interaction block whose weights are to be made yet.
-
-    Args:
-        conv: The convolution.
-    """
-
-    def __init__(self, conv: TensorProductConv) -> None:
-        super().__init__()
-        self.conv = conv
+class DeferredConvolution(PiecewiseConvolution):
+    """The convolution of an interaction block whose weights are to be made yet."""
 
     def forward(
         self, x: Tensor, edge_attr: Tensor, edge_weight: EdgeWeights, edge_dst: Tensor, edge_src: Tensor
     ) -> Tensor:
         """As a block calls it: `edge_dst` (num_edges,) are the receivers, `edge_src` the senders."""
-        return convolve_in_pieces(self.conv, x, edge_attr, edge_weight, edge_dst, edge_src)
+        return self.convolve(x, edge_attr, edge_weight, edge_dst, edge_src)
 
 
 class GhostExchange(nn.Module):
@@ -72,7 +64,7 @@ class NequipPotential(Potential):
         """See `Potential.make_piecewise`."""
         for _, block in _blocks(self.network):
             block.edge_mlp = DeferredNetwork(block.edge_mlp)
-            block.tp_scatter = PiecewiseConvolution(block.tp_scatter.eqaccel)
+            block.tp_scatter = DeferredConvolution(block.tp_scatter.eqaccel)
 
     def make_scriptable(self) -> None:
         """See `Potential.make_scriptable`."""
