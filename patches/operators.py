@@ -63,7 +63,7 @@ def excesses(model: nn.Module, wide: nn.Module, dtype: torch.dtype) -> Iterator[
     for path, module in model.named_modules():
         if not isinstance(module, tuple(_CASES)):
             continue
-        kind = (type(module), module.key, getattr(module, "atomic", False))
+        kind = (type(module), module.key, getattr(module, "deterministic", True))
         if kind not in known:
             known.add(kind)
             yield from _excesses(path, module, twins[path], dtype)

@@ -199,12 +199,12 @@ class Convolution(KernelModule):
         self.tuned, self.key, self.payload = conv.tuned, conv.key, conv.payload.clone()
         self.z_dim = conv.z_dim
         self.mul_ir = conv.mul_ir
-        self.atomic = conv.atomic
+        self.deterministic = conv.deterministic
 
     def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""
         num_nodes = x.size(0)
         graph = torch.ops.eqaccel.graph(receiver, sender, num_nodes, num_nodes)
         return torch.ops.eqaccel.tensor_product(
-            self.payload, self.key, x, y, w, graph, num_nodes, self.z_dim, self.mul_ir, self.atomic
+            self.payload, self.key, x, y, w, graph, num_nodes, self.z_dim, self.mul_ir, self.deterministic
         )

@@ -40,7 +40,9 @@ def _row(name: str, value: str) -> str:
 
 def _kernels(backend: str, arch: str | None) -> list[str]:
     """Which families have kernels on a machine, and which of their examples it refuses."""
-    present, absent, refused = [], [], []
+    present: list[str] = []
+    absent: list[str] = []
+    refused: list[str] = []
     for family in FAMILIES.values():
         kernels = [
             (direction.value, scalar)

@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `show`."""
     families = [family.name for family in FAMILIES.values()]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "specs:\n" + "".join(
-        f"  --family {family.name} {_spelling(family)}\n" for family in FAMILIES.values()
-    )
+    parser.epilog = "\n".join(["specs, in words or by the name of an example:", *map(_spelling, FAMILIES.values())])
     parser.add_argument("spec", nargs="*", help="what the kernel computes, as below; default: the first example")
     parser.add_argument("--family", choices=families, default=families[0], help=f"default: {families[0]}")
     parser.add_argument("--target", default="", help="cpu-avx512, sm_90, gfx90a, ...; default: this machine's CPU")
