@@ -63,7 +63,7 @@ def _path_lines(spec: LinearSpec) -> list[str]:
 
 def linear_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_linear.h" if backend == "cpu" else "gpu_linear.h", backend)
+    return flatten_prelude("cpu_linear.h" if backend == "cpu" else "gpu_linear.h", backend, __package__)
 
 
 def explain(spec: LinearSpec, direction: Direction) -> str:

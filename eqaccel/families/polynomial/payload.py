@@ -43,7 +43,7 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
 
 def polynomial_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_polynomial.h" if backend == "cpu" else "gpu_polynomial.h", backend)
+    return flatten_prelude("cpu_polynomial.h" if backend == "cpu" else "gpu_polynomial.h", backend, __package__)
 
 
 def explain(spec: PolynomialSpec, direction: Direction) -> str:

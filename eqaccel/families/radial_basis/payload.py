@@ -36,7 +36,7 @@ def radial_payload(spec: RadialBasisSpec) -> tuple[bytes, int]:
 
 def radial_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_radial_basis.h" if backend == "cpu" else "gpu_radial_basis.h", backend)
+    return flatten_prelude("cpu_radial_basis.h" if backend == "cpu" else "gpu_radial_basis.h", backend, __package__)
 
 
 def explain(spec: RadialBasisSpec, direction: Direction) -> str:

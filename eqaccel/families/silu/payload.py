@@ -37,7 +37,7 @@ def silu_payload(spec: SiluSpec) -> tuple[bytes, int]:
 
 def silu_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_silu.h" if backend == "cpu" else "gpu_silu.h", backend)
+    return flatten_prelude("cpu_silu.h" if backend == "cpu" else "gpu_silu.h", backend, __package__)
 
 
 def explain(spec: SiluSpec, direction: Direction) -> str:
