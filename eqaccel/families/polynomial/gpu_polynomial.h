@@ -2,7 +2,7 @@
 #pragma once
 #include "abi.h"
 #include "direction.h"
-#include "gpu_lane.h"
+#include "gpu_batch.h"
 #include "machine.h"
 
 namespace {
@@ -15,30 +15,6 @@ struct Row {
   V x[P::x_dim], w[P::w_dim], z[P::z_dim], dx[P::x_dim], dw[P::w_dim];
 };
 
-template <int dim>
-EQ_FN void read_row(const void* rows, int64_t row, V (&values)[dim]) {
-  constexpr int width = EQ_ROW_WIDTH(dim, sizeof(T));
-  const T* from = static_cast<const T*>(rows) + row * dim;
-#pragma unroll
-  for (int n = 0; n < dim; n += width) {
-    const LaneOf<width> part = *reinterpret_cast<const LaneOf<width>*>(from + n);
-#pragma unroll
-    for (int u = 0; u < width; ++u) values[n + u] = part.v[u];
-  }
-}
-template <int dim>
-EQ_FN void write_row(void* rows, int64_t row, const V (&values)[dim]) {
-  constexpr int width = EQ_ROW_WIDTH(dim, sizeof(T));
-  T* to = static_cast<T*>(rows) + row * dim;
-#pragma unroll
-  for (int n = 0; n < dim; n += width) {
-    LaneOf<width> part;
-#pragma unroll
-    for (int u = 0; u < width; ++u) part.v[u] = values[n + u];
-    *reinterpret_cast<LaneOf<width>*>(to + n) = part;
-  }
-}
-
 }  // namespace
 
 // csrc/runtime/row_kernel.cpp launches it.
@@ -47,13 +23,13 @@ EQ_FN void write_row(void* rows, int64_t row, const V (&values)[dim]) {
     const int64_t row = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;                                                \
     if (row >= o.num_edges) return;                                                                                    \
     Row<P> in, out;                                                                                                    \
-    read_row(o.x, row, in.x);                                                                                          \
-    read_row(o.w, row, in.w);                                                                                          \
-    if (has_gradient) read_row(o.gz, row, in.z);                                                                       \
-    if (has_tangents) read_row(o.a, row, in.dx);                                                                       \
-    if (has_tangents) read_row(o.c, row, in.dw);                                                                       \
+    read_row<P::x_dim>(o.x, row * P::x_dim, in.x);                                                                     \
+    read_row<P::w_dim>(o.w, row * P::w_dim, in.w);                                                                     \
+    if (has_gradient) read_row<P::z_dim>(o.gz, row * P::z_dim, in.z);                                                  \
+    if (has_tangents) read_row<P::x_dim>(o.a, row * P::x_dim, in.dx);                                                  \
+    if (has_tangents) read_row<P::w_dim>(o.c, row * P::w_dim, in.dw);                                                  \
     run_row(in, out);                                                                                                  \
-    if (writes_z) write_row(o.z, row, out.z);                                                                          \
-    if (has_gradient) write_row(o.gx, row, out.x);                                                                     \
-    if (has_gradient) write_row(o.gw, row, out.w);                                                                     \
+    if (writes_z) write_row<P::z_dim>(o.z, row * P::z_dim, out.z);                                                     \
+    if (has_gradient) write_row<P::x_dim>(o.gx, row * P::x_dim, out.x);                                                \
+    if (has_gradient) write_row<P::w_dim>(o.gw, row * P::w_dim, out.w);                                                \
   }
