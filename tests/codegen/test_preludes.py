@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hosts import assemble_hip, needs_hipcc
+from hosts import assemble_hip, needs_hipcc, needs_nvrtc
 
 from eqaccel import families, runtime
 from eqaccel.codegen import preludes
@@ -23,10 +23,6 @@ GPU = [file for file in FILES if file.name.startswith("gpu") or file.name in ("m
 HIP = [file for file in GPU if file.name != "matrix_product.h"]
 SPEC = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 HEAD = "#define EQ_DIRECTION 2\n#define EQ_SCALAR float\n"
-
-needs_nvrtc = pytest.mark.skipif(
-    runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed"
-)
 
 
 def package(file: Path) -> str:
