@@ -7,7 +7,7 @@ the operator `eqaccel::exchange` between two layers, so a layer never computes w
 
 from __future__ import annotations
 
-from typing import Any, Tuple  # noqa: UP035 (TorchScript)
+from typing import TYPE_CHECKING, Any, Tuple  # noqa: UP035 (TorchScript)
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,11 @@ class Potential(nn.Module):
         constants: (num_types,) float64, energies of isolated atoms in eV, which are added in float64: they are
             thousands of eV where models are trained on all electrons, and float32 has seven digits.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Buffers and parts of the model; torch says that they are tensors or modules."""
 
     def __init__(self, dtype: torch.dtype, exchange_widths: list[int], constants: Tensor) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ def numbers(name: str, rows: int, columns: int) -> NDArray:
     return _numbers(OPERANDS.index(name), rows, columns)
 
 
-def batch_operands(direction: Direction, widths: Mapping[str, int]) -> dict[str, NDArray]:
+def batch_operands(direction: Direction, widths: Mapping[str, int]) -> dict[str, Any]:
     """The operands that a direction reads, of a problem without a graph; `widths` has the columns of all."""
     read = OPERANDS[: {Direction.FORWARD: 3, Direction.BACKWARD: 4}.get(direction, len(OPERANDS))]
     return {name: numbers(name, PROBLEM["batch_rows"], width) for name, width in widths.items() if name in read}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,8 @@ class TensorProductTask(Task):
     @classmethod
     def of(cls, module: KernelModule, direction: Direction, dtype: torch.dtype, device: Device) -> TensorProductTask:
         """See `Task`."""
-        options = (module.batch, module.deterministic, module.mul_ir)
+        product: Any = module  # one of tensor products, the task of whose family this is
+        options = (product.batch, product.deterministic, product.mul_ir)
         return cls(module.family, module.spec, direction, dtype, device, *options)
 
     @property
@@ -119,7 +121,7 @@ class TensorProductTask(Task):
         """See `Task`."""
         names = ("gz", "x", "y", "w", "a", "b", "c")[self.direction is Direction.FORWARD :][: len(problem.operands)]
         arrays = {name: operand.double().cpu().numpy() for name, operand in zip(names, problem.operands, strict=True)}
-        graph = {"receiver": problem.receiver.cpu().numpy(), "sender": problem.sender.cpu().numpy()}
+        graph: dict[str, Any] = {"receiver": problem.receiver.cpu().numpy(), "sender": problem.sender.cpu().numpy()}
         graph["num_receivers"] = problem.num_receivers
         sums = self.family.reference(self.spec, self.direction, absolute=True, **arrays, **graph)
         return [torch.from_numpy(getattr(sums, name)).to(self.device.torch_device) for name in OUTPUTS[self.direction]]

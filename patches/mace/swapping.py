@@ -134,7 +134,7 @@ class MaceSwapping(Swapping):
         return rows
 
 
-def _interactions(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _interactions(model: Any) -> Iterator[tuple[str, Any]]:
     # Only these: long-range models own tensor products elsewhere, which are not convolutions.
     for name, interaction in model.interactions.named_children():
         yield f"interactions.{name}", interaction
@@ -159,7 +159,7 @@ def _check(path: str, interaction: Any) -> None:
             f"{path}: the block fuses its convolution already (it has `{_SWITCH}`); load the model without another "
             f"accelerator"
         )
-    product = getattr(interaction, "conv_tp", None)
+    product: Any = getattr(interaction, "conv_tp", None)
     check_product(f"{path}.conv_tp", product)
     if not _honours_switch(interaction):
         raise PatchError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from eqaccel.patches.kind import class_names
@@ -48,7 +48,10 @@ class TypeMatrices(torch.nn.Module):
         linear: The product with one attribute for each type.
     """
 
-    def __init__(self, embedding: torch.nn.Module, linear: Linear) -> None:
+    if TYPE_CHECKING:  # buffers
+        table: Tensor
+
+    def __init__(self, embedding: Any, linear: Linear) -> None:
         super().__init__()
         self.embedding = (embedding,)  # in a tuple, since it is no child of this one
         self.linear = linear

@@ -43,7 +43,7 @@ class PolynomialSpec:
     terms: tuple[Term, ...]
 
     def __post_init__(self) -> None:
-        sums: dict[tuple[int, int, tuple[int, ...]], float] = {}
+        sums: dict[tuple[tuple[int, ...], int, int], float] = {}
         for number, (output, weight, features, coefficient) in enumerate(self.terms):
             self._check(number, output, weight, features, coefficient)
             key = (tuple(sorted(features)), output, weight)
@@ -60,11 +60,9 @@ class PolynomialSpec:
         Raises:
             SpecError: As for the class.
         """
-        features = [feature for term in terms for feature in term.features]
-        sizes = (
-            1 + max(indices, default=-1) for indices in (features, [t.weight for t in terms], [t.output for t in terms])
-        )
-        return cls(*sizes, terms)
+        columns = [[f for t in terms for f in t.features], [t.weight for t in terms], [t.output for t in terms]]
+        num_features, num_weights, num_outputs = (1 + max(indices, default=-1) for indices in columns)
+        return cls(num_features, num_weights, num_outputs, terms)
 
     def _check(self, number: int, output: int, weight: int, features: tuple[int, ...], coefficient: float) -> None:
         if len(features) > MAX_POWER:
