@@ -21,6 +21,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from eqaccel.patches import operators
@@ -243,7 +244,7 @@ class Verification:
             outputs, positions = self._kind.run(model, structure, training=True)
             values = {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
             weights = {name: _random(name, value) for name, value in values.items() if outputs[name].requires_grad}
-            loss = sum((outputs[name] * weight.to(outputs[name])).sum() for name, weight in weights.items())
+            loss: Any = sum((outputs[name] * weight.to(outputs[name])).sum() for name, weight in weights.items())
             variables = {**parameters, "positions": positions}
             gradients = torch.autograd.grad(loss, list(variables.values()), allow_unused=True)
         derivatives = {

@@ -29,14 +29,14 @@ class _Product(KernelModule):
     family = TENSOR_PRODUCT
     batch: ClassVar[bool]
 
-    def __init__(self, spec: TensorProductSpec, *, atomic: bool, layout: Layout) -> None:
+    def __init__(self, spec: TensorProductSpec, *, deterministic: bool, layout: Layout) -> None:
         if layout not in ("mul_ir", "ir_mul"):
             raise OperandError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
         super().__init__(spec)
         self.x_dim = spec.x_dim
         self.z_dim = spec.z_dim
         self.mul_ir = layout == "mul_ir"
-        self.atomic = atomic
+        self.deterministic = deterministic
 
     def retune(self, kernels: Iterable[TunedKernel]) -> None:
         """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
@@ -55,7 +55,7 @@ class _Product(KernelModule):
         self.tuned = tuned
 
     def _arguments(self, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> tuple[Any, ...]:
-        return self.payload, self.key, x, y, w, graph, num_receivers, self.z_dim, self.mul_ir, self.atomic
+        return self.payload, self.key, x, y, w, graph, num_receivers, self.z_dim, self.mul_ir, self.deterministic
 
     def extra_repr(self) -> str:
         """The irreps, the options and what was tuned, for print(module)."""
@@ -75,7 +75,7 @@ class TensorProduct(_Product):
     batch = True
 
     def __init__(self, spec: TensorProductSpec, *, layout: Layout = "mul_ir") -> None:
-        super().__init__(spec, atomic=False, layout=layout)
+        super().__init__(spec, deterministic=True, layout=layout)
 
     def forward(self, x: Tensor, y: Tensor, w: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """Computes z = F(x, y, w), differentiable any number of times in x, y and w.
@@ -117,7 +117,7 @@ class TensorProductConv(_Product):
     batch = False
 
     def __init__(self, spec: TensorProductSpec, *, deterministic: bool = True, layout: Layout = "mul_ir") -> None:
-        super().__init__(spec, atomic=not deterministic, layout=layout)
+        super().__init__(spec, deterministic=deterministic, layout=layout)
 
     def forward(
         self,
@@ -160,7 +160,7 @@ class TensorProductConv(_Product):
             if edge_index.dim() == 2:
                 index = torch.ops.eqaccel.graph(edge_index[1], edge_index[0], receivers, num_senders)
             return torch.ops.eqaccel.tensor_product(
-                self.payload, self.key, x, y, weights, index, receivers, self.z_dim, self.mul_ir, self.atomic
+                self.payload, self.key, x, y, weights, index, receivers, self.z_dim, self.mul_ir, self.deterministic
             )
         else:
             index = packed_index(edge_index, receivers, num_senders)

@@ -28,7 +28,7 @@ def matrix_payload() -> tuple[bytes, int]:
 
 def matrix_prelude() -> str:
     """The text in front of the body; there is one for CUDA alone."""
-    return flatten_prelude("matrix_product.h", "cuda")
+    return flatten_prelude("matrix_product.h", "cuda", __package__)
 
 
 def explain() -> str:
