@@ -37,7 +37,118 @@ EQ_FN void add_to(T* sum, T value, bool atomic) {
   else *sum += value;
 }
 
-// The paths of a shape, on a tile of pairs from `first` on, `count` of them.
+// The tile of pairs that is worked on: `count` of them from `first` on.
+struct Tile {
+  T* shared;
+  int lane, first, count;
+};
+
+// Mixing by a dense matrix (pair, channel), of all paths with as many components and channels: their code is one, because
+// it is long. Pointers are those of the path.
+template <int tile, int array_of_groups, int d3, int mul3, bool weighted>
+struct DenseMixing {
+  static EQ_FN T weight(const T* w, int n) { return weighted ? w[n] : T(1); }
+
+  // Lanes are channels, or several groups of lanes all channels.
+  template <int width>
+  static EQ_FN void mix_columns(const Tile& at, const T* w, const T* t, T* z, int column) {
+    constexpr int groups = warp / width;
+    const int group = at.lane / width, c = at.lane % width;
+    const bool active = group < groups;
+    T sum[d3] = {};
+#pragma unroll 4
+    for (int p = group; p < at.count; p += groups) {
+      const T value = active ? weight(w, (at.first + p) * mul3 + column + c) : T(0);
+#pragma unroll
+      for (int k = 0; k < d3; ++k) sum[k] += t[k * tile + p] * value;
+    }
+    if constexpr (groups > 1) {
+      T* const of_groups = at.shared + array_of_groups + at.lane;
+#pragma unroll
+      for (int k = 0; k < d3; ++k) of_groups[k * warp] = sum[k];
+      __syncthreads();
+      if (at.lane < width) {
+#pragma unroll
+        for (int k = 0; k < d3; ++k)
+          for (int of = 1; of < groups; ++of) sum[k] += of_groups[k * warp + of * width];
+      }
+      __syncthreads();
+    }
+    if (at.lane < width) {
+#pragma unroll
+      for (int k = 0; k < d3; ++k) z[k * mul3 + column + c] += sum[k];
+    }
+  }
+  static __device__ __noinline__ void mix(const Tile at, const T* w, const T* t, T* z) {
+    constexpr int rest = mul3 % warp;
+#pragma unroll 1
+    for (int column = 0; column < mul3 - rest; column += warp) mix_columns<warp>(at, w, t, z, column);
+    if constexpr (rest > 0) mix_columns<rest>(at, w, t, z, mul3 - rest);
+  }
+
+  // gt = transposed matrix times gz; with `writes` also the gradient of the matrix, from the couplings t.
+  template <bool writes>
+  static __device__ __noinline__ void unmix(const Tile at, const T* w, const T* gz, T* gt, const T* t, T* gw) {
+    if constexpr (mul3 < warp / 2) unmix_pairs<writes>(at, w, gz, gt, t, gw);
+    else unmix_columns<writes>(at, w, gz, gt, t, gw);
+  }
+  // Few channels: lanes are pairs, and then weights.
+  template <bool writes>
+  static EQ_FN void unmix_pairs(const Tile& at, const T* w, const T* gz, T* gt, const T* t, T* gw) {
+    for (int p = at.lane; p < at.count; p += warp) {
+      T sum[d3] = {};
+#pragma unroll 4
+      for (int c = 0; c < mul3; ++c) {
+        const T value = weight(w, (at.first + p) * mul3 + c);
+#pragma unroll
+        for (int k = 0; k < d3; ++k) sum[k] += value * gz[k * mul3 + c];
+      }
+#pragma unroll
+      for (int k = 0; k < d3; ++k) gt[k * tile + p] = sum[k];
+    }
+    if (!writes) return;
+    for (int n = at.lane; n < at.count * mul3; n += warp) {
+      const int p = n / mul3, c = n % mul3;
+      T sum = 0;
+#pragma unroll
+      for (int k = 0; k < d3; ++k) sum += t[k * tile + p] * gz[k * mul3 + c];
+      gw[at.first * mul3 + n] = sum;
+    }
+  }
+  // Lanes are channels, and some pairs are taken at a time, so that 32 sums over lanes take as many shuffles.
+  template <bool writes>
+  static EQ_FN void unmix_columns(const Tile& at, const T* w, const T* gz, T* gt, const T* t, T* gw) {
+    constexpr int together = warp / d3;
+#pragma unroll 1
+    for (int begin = 0; begin < at.count; begin += together) {
+      T sum[warp] = {};
+#pragma unroll 1
+      for (int c = at.lane; c < (mul3 + warp - 1) / warp * warp; c += warp) {
+        const bool active = mul3 % warp == 0 || c < mul3;
+        T g[d3];
+#pragma unroll
+        for (int k = 0; k < d3; ++k) g[k] = active ? gz[k * mul3 + c] : T(0);
+#pragma unroll
+        for (int q = 0; q < together; ++q) {
+          const int p = min(begin + q, at.count - 1), n = (at.first + p) * mul3 + c;
+          const T value = active ? weight(w, n) : T(0);
+          T gradient = 0;
+#pragma unroll
+          for (int k = 0; k < d3; ++k) {
+            sum[q * d3 + k] += value * g[k];
+            if (writes) gradient += t[k * tile + p] * g[k];
+          }
+          if (writes && active && begin + q < at.count) gw[n] = gradient;
+        }
+      }
+      add_over_lanes<warp, warp / 2>(sum, at.lane);
+      const int q = at.lane / d3, k = at.lane % d3;
+      if (q < together && begin + q < at.count) gt[k * tile + begin + q] = sum[0];
+    }
+  }
+};
+
+// A path on a tile of pairs.
 template <class P, class S>
 struct PairTile {
   typedef PairLayout<P> L;
@@ -93,97 +204,6 @@ struct PairTile {
     }
   }
 
-  // ---- mixing by a dense matrix (pair, channel): lanes are channels, or several groups of lanes all channels
-  template <int width>
-  EQ_FN void mix_columns(const T* w, int array, int column) const {
-    constexpr int groups = warp / width;
-    const int group = lane / width, c = lane % width;
-    const bool active = group < groups;
-    T sum[d3] = {};
-#pragma unroll 4
-    for (int p = group; p < count; p += groups) {
-      const T value = active ? weight(w, (first + p) * mul3 + column + c) : T(0);
-#pragma unroll
-      for (int k = 0; k < d3; ++k) sum[k] += shared[array + k * tile + p] * value;
-    }
-    if constexpr (groups > 1) {
-#pragma unroll
-      for (int k = 0; k < d3; ++k) shared[L::groups + k * warp + lane] = sum[k];
-      __syncthreads();
-      if (lane < width) {
-#pragma unroll
-        for (int k = 0; k < d3; ++k)
-          for (int of = 1; of < groups; ++of) sum[k] += shared[L::groups + k * warp + of * width + lane];
-      }
-      __syncthreads();
-    }
-    if (lane < width) {
-#pragma unroll
-      for (int k = 0; k < d3; ++k) rows.z[at.z + k * mul3 + column + c] += sum[k];
-    }
-  }
-  EQ_FN void mix_dense(const T* w, int array) const {
-    constexpr int rest = mul3 % warp;
-#pragma unroll 1
-    for (int column = 0; column < mul3 - rest; column += warp) mix_columns<warp>(w, array, column);
-    if constexpr (rest > 0) mix_columns<rest>(w, array, mul3 - rest);
-  }
-  // gt = transposed matrix times gz, and with `writes` the gradient of the matrix from the couplings in array `of`.
-  template <bool writes>
-  EQ_FN void unmix_dense(const T* w, int array, int of) const {
-    const T* gz = rows.gz + at.z;
-    if constexpr (mul3 < warp / 2) {
-      for (int p = lane; p < count; p += warp) {
-        T sum[d3] = {};
-#pragma unroll 4
-        for (int c = 0; c < mul3; ++c) {
-          const T value = weight(w, (first + p) * mul3 + c);
-#pragma unroll
-          for (int k = 0; k < d3; ++k) sum[k] += value * gz[k * mul3 + c];
-        }
-        put<d3>(array, p, sum);
-      }
-      if (writes) {
-        for (int n = lane; n < count * mul3; n += warp) {
-          const int p = n / mul3, c = n % mul3;
-          T sum = 0;
-#pragma unroll
-          for (int k = 0; k < d3; ++k) sum += shared[of + k * tile + p] * gz[k * mul3 + c];
-          rows.gw[at.w + first * mul3 + n] = sum;
-        }
-      }
-    } else {
-      // Some pairs at a time, so that 32 sums over lanes take as many shuffles.
-      constexpr int together = warp / d3;
-#pragma unroll 1
-      for (int begin = 0; begin < count; begin += together) {
-        T sum[warp] = {};
-#pragma unroll 1
-        for (int c = lane; c < (mul3 + warp - 1) / warp * warp; c += warp) {
-          const bool active = mul3 % warp == 0 || c < mul3;
-          T g[d3];
-#pragma unroll
-          for (int k = 0; k < d3; ++k) g[k] = active ? gz[k * mul3 + c] : T(0);
-#pragma unroll
-          for (int q = 0; q < together; ++q) {
-            const int p = min(begin + q, count - 1), n = (first + p) * mul3 + c;
-            const T value = active ? weight(w, n) : T(0);
-            T gradient = 0;
-#pragma unroll
-            for (int k = 0; k < d3; ++k) {
-              sum[q * d3 + k] += value * g[k];
-              if (writes) gradient += shared[of + k * tile + p] * g[k];
-            }
-            if (writes && active && begin + q < count) rows.gw[at.w + n] = gradient;
-          }
-        }
-        add_over_lanes<warp, warp / 2>(sum, lane);
-        const int q = lane / d3, k = lane % d3;
-        if (q < together && begin + q < count) shared[array + k * tile + begin + q] = sum[0];
-      }
-    }
-  }
-
   // ---- mixing with a weight for each pair: lanes are channels of the output, or pairs
   EQ_FN void mix_pairs(const T* w, int array) const {
     constexpr int end = S::mixing == own_channels ? Pairs::count : mul3;
@@ -226,14 +246,20 @@ struct PairTile {
     }
   }
 
+  typedef DenseMixing<tile, L::groups, d3, mul3, S::weighted> Dense;
+  EQ_FN Tile here() const { return {shared, lane, first, count}; }
   EQ_FN void mix(const T* w, int array) const {
-    if constexpr (S::mixing == dense) mix_dense(w, array);
+    if constexpr (S::mixing == dense) Dense::mix(here(), w + at.w, shared + array, rows.z + at.z);
     else mix_pairs(w, array);
   }
   template <bool writes>
   EQ_FN void unmix(const T* w, int array, int of) const {
-    if constexpr (S::mixing == dense) unmix_dense<writes>(w, array, of);
-    else unmix_pairs<writes>(w, array, of);
+    if constexpr (S::mixing == dense) {
+      const T* const gz = rows.gz + at.z;
+      Dense::template unmix<writes>(here(), w + at.w, gz, shared + array, shared + of, rows.gw + at.w);
+    } else {
+      unmix_pairs<writes>(w, array, of);
+    }
   }
 
   // ---- gradients of x and y
