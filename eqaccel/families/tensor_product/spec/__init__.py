@@ -1,14 +1,25 @@
 """What a tensor product computes, and nothing about how: a frozen, validated `TensorProductSpec` and its paths."""
 
-from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, InstructionLike
+from eqaccel.families.tensor_product.spec.instruction import (
+    ConnectionMode,
+    Instruction,
+    InstructionLike,
+    Mixing,
+    Pairs,
+)
 from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.families.tensor_product.spec.tensor_product import MAX_DEGREE, TensorProductSpec
+from eqaccel.families.tensor_product.spec.unmixed import UnmixedProduct, unmixed
 
 __all__ = [
     "MAX_DEGREE",
     "ConnectionMode",
     "Instruction",
     "InstructionLike",
+    "Mixing",
+    "Pairs",
     "Path",
     "TensorProductSpec",
+    "UnmixedProduct",
+    "unmixed",
 ]
