@@ -16,7 +16,7 @@ import torch
 from eqaccel.patches import dense
 from eqaccel.patches.coefficients import sharpen
 from eqaccel.patches.dense import FlatActivations, FlatGate
-from eqaccel.patches.harmonics import PolynomialHarmonics, harmonics_polynomial
+from eqaccel.patches.harmonics import PolynomialHarmonics, polynomial_of
 from eqaccel.patches.linear import AttributeProduct, LinearMap, attribute_product, linear_map
 from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
 from eqaccel.patches.report import ReportRow
@@ -213,7 +213,7 @@ def _gate(model: torch.nn.Module, gate: Any) -> Form:
 
 def _harmonics(model: torch.nn.Module, harmonics: Any) -> Form:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    return PolynomialHarmonics, harmonics_polynomial(harmonics).to(like.device), (random_rows(4, 3, like),)
+    return PolynomialHarmonics, polynomial_of(harmonics).to(like.device), (random_rows(4, 3, like),)
 
 
 E3NN_FORMS: NodeForms = MappingProxyType(

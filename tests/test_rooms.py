@@ -19,6 +19,7 @@ ROOMS = [
     "families",
     "runtime",
     "ops",
+    "o3",
     "prepare",
     "step",
     "patches",
@@ -79,7 +80,7 @@ def test_families_do_not_know_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["codegen", "families", "runtime", "ops", "prepare", "step", "patches", "integrations"]
+    "room", ["codegen", "families", "runtime", "ops", "o3", "prepare", "step", "patches", "integrations"]
 )
 def test_every_room_says_what_it_is_for(room: str) -> None:
     folder = FOLDERS.get(room, ROOT / "eqaccel" / room)
