@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from eqaccel.families.tensor_product import TensorProductSpec
+from eqaccel.families.tensor_product import Mixing, Pairs, Path, TensorProductSpec
 
 ERROR_CONSTANT = 8.0
 """C in |result - reference| <= C * eps(dtype) * scale, where scale is the same sum over absolute values.
@@ -122,16 +122,36 @@ def reference(
         if absolute:
             coupling = coupling.abs()
         dim1, dim2, _ = coupling.shape
-        block = rows.narrow(1, path.x_offset, path.mul * dim1)
-        block = block.unflatten(1, (path.mul, dim1)) if layout == "mul_ir" else block.unflatten(1, (dim1, path.mul)).mT
-        out = torch.einsum("ijk,nui,nj->nuk", coupling, block, y.narrow(1, path.y_offset, dim2))
-        if path.weight_offset is not None:
-            out = out * weights.narrow(1, path.weight_offset, path.mul).unsqueeze(-1)
-        out = (out if layout == "mul_ir" else out.mT).flatten(1)
+        block = rows.narrow(1, path.x_offset, path.mul1 * dim1)
+        ir_mul = layout == "ir_mul"
+        block = block.unflatten(1, (dim1, path.mul1)).mT if ir_mul else block.unflatten(1, (path.mul1, dim1))
+        attributes = y.narrow(1, path.y_offset, path.mul2 * dim2).unflatten(1, (path.mul2, dim2))
+        out = _mixed(path, weights, torch.einsum("ijk,nui,nvj->nuvk", coupling, block, attributes))
+        out = (out.mT if ir_mul else out).flatten(1)
         z = z + torch.nn.functional.pad(out, (path.z_offset, spec.z_dim - path.z_offset - out.shape[1]))
     if edge_index is None:
         return z
     return z.new_zeros(len(x) if num_receivers is None else num_receivers, spec.z_dim).index_add(0, edge_index[1], z)
+
+
+def _mixed(path: Path, weights: Tensor, pairs: Tensor) -> Tensor:
+    """Pairs of channels, (rows, mul1, mul2, 2l+1), weighted and added up to channels, (rows, mul3, 2l+1)."""
+    mode = path.mode
+    if mode.pairs is Pairs.EQUAL:
+        pairs = pairs.diagonal(dim1=1, dim2=2).mT
+    elif mode.pairs is Pairs.ORDERED:
+        u, v = torch.triu_indices(path.mul1, path.mul1, 1, device=pairs.device)
+        pairs = pairs[:, u, v]
+    if path.weight_offset is not None:
+        w = weights.narrow(1, path.weight_offset, path.weight_numel).unflatten(1, path.weight_shape)
+        if mode.mixing is Mixing.DENSE:
+            return torch.einsum("npw,npk->nwk", w.flatten(1, -2), pairs.flatten(1, -2))
+        pairs = pairs * w.unsqueeze(-1)
+    if mode.mixing is Mixing.DENSE:
+        return pairs.flatten(1, -2).sum(1, keepdim=True)
+    if mode.mixing is Mixing.OWN:
+        return pairs.flatten(1, -2)
+    return pairs.sum(2 if mode.mixing is Mixing.OVER_V else 1)
 
 
 def derivatives(

@@ -20,7 +20,7 @@ from e3nn import o3
 from executor_checks import sums_agree
 
 from eqaccel.errors import SpecError, UnsupportedError
-from eqaccel.families.tensor_product import ConnectionMode, Instruction, Path, TensorProductSpec, payload
+from eqaccel.families.tensor_product import Instruction, Path, TensorProductSpec, payload
 from eqaccel.wigner import WignerConvention
 
 SH = "0e+1o+2e+3o"
@@ -325,17 +325,53 @@ def test_errors_name_the_instruction(instruction: Any, part: str) -> None:
     assert not isinstance(caught.value, UnsupportedError)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in ConnectionMode if mode is not ConnectionMode.UVU])
-def test_other_modes_are_unsupported(mode: ConnectionMode) -> None:
-    with pytest.raises(UnsupportedError, match=f"instruction 0: mode {mode} .*expected uvu"):
-        TensorProductSpec("4x0e", "4x0e", "4x0e", [(0, 0, 0, mode, True)])
+@pytest.mark.parametrize(
+    ("mode", "weighted", "out", "part"),
+    [
+        ("uvu", True, "2x0e", "equal multiplicities of in1 and out"),
+        ("uvv", True, "3x0e", "equal multiplicities of in2 and out"),
+        ("uuw", True, "2x0e", "equal multiplicities of in1 and in2"),
+        ("uuu", True, "2x0e", "equal multiplicities of in1 and in2"),
+        ("uvuv", False, "5x0e", "multiplicity 6 of out"),
+        ("uvu<v", True, "3x0e", "equal multiplicities of in1 and in2"),
+        ("u<vw", True, "3x0e", "equal multiplicities of in1 and in2"),
+        ("uvw", False, "4x0e", "expected weights"),
+    ],
+)
+def test_multiplicities_of_each_mode(mode: str, weighted: bool, out: str, part: str) -> None:
+    with pytest.raises(SpecError, match=f"instruction 1: 3x0e .* in mode {mode}: ") as caught:
+        TensorProductSpec("3x0e", "2x0e", f"4x0e+{out}", [(0, 0, 0, "uvw"), (0, 0, 1, mode, weighted)])
+    assert part in str(caught.value)
 
 
-def test_unsupported_multiplicity_and_degree() -> None:
-    with pytest.raises(UnsupportedError, match=r"instruction 0: .*multiplicity 2 of in2"):
-        TensorProductSpec("4x0e", "2x0e", "4x0e", [(0, 0, 0)])
-    with pytest.raises(UnsupportedError, match="degrees above 7"):
-        TensorProductSpec("4x0e", "8e", "4x8e", [(0, 0, 0)])
+@pytest.mark.parametrize(
+    ("mode", "weighted", "out", "part"),
+    [
+        ("uuw", False, "2x0e", "expected weights, or multiplicity 1 of out"),
+        ("uuu", True, "2x0e", "multiplicity 3 of out"),
+        ("uvu<v", True, "2x0e", "multiplicity 3 of out"),
+        ("u<vw", False, "3x0e", "expected weights"),
+    ],
+)
+def test_multiplicities_of_modes_of_equal_ones(mode: str, weighted: bool, out: str, part: str) -> None:
+    with pytest.raises(SpecError, match=f"instruction 0: 3x0e .* in mode {mode}: ") as caught:
+        TensorProductSpec("3x0e", "3x0e", out, [(0, 0, 0, mode, weighted)])
+    assert part in str(caught.value)
+
+
+def test_unsupported_degree() -> None:
+    with pytest.raises(UnsupportedError, match=r"instruction 0: .*degrees above 11"):
+        TensorProductSpec("4x0e", "12e", "4x12e", [(0, 0, 0)])
+
+
+@pytest.mark.parametrize("mode", ["uvuv", "uvu"])
+def test_what_is_channel_by_channel_has_one_mode(mode: str) -> None:
+    spec = TensorProductSpec("4x1o", "1x2e", "4x1o", [(0, 0, 0, mode)])
+    assert spec.is_channelwise
+    assert spec == TensorProductSpec("4x1o", "1x2e", "4x1o", [(0, 0, 0, "uvu")])
+    of_one = [TensorProductSpec("1o", "2e", "1o", [(0, 0, 0, mode, True)]) for mode in ("uvw", "uuu", "uuw", "uvv")]
+    assert len({*of_one, TensorProductSpec("1o", "2e", "1o", [(0, 0, 0)])}) == 1
+    assert not TensorProductSpec("4x1o", "2x2e", "4x1o", [(0, 0, 0)]).is_channelwise
 
 
 def test_bad_options() -> None:
@@ -353,8 +389,6 @@ def test_bad_options() -> None:
 def test_from_e3nn_errors() -> None:
     with pytest.raises(SpecError, match="Linear without irreps_in1"):
         TensorProductSpec.from_e3nn(torch.nn.Linear(2, 2))
-    with pytest.raises(UnsupportedError, match="instruction 0: mode uvw"):
-        TensorProductSpec.from_e3nn(o3.FullyConnectedTensorProduct("2x0e", "0e", "2x0e"))
     item = SimpleNamespace(i_in1=0, i_in2=0, i_out=0, connection_mode="uvu", has_weight=True, path_weight=-2.0)
     module = SimpleNamespace(
         irreps_in1="2x0e", irreps_in2="0e", irreps_out="2x0e", instructions=[item], shared_weights=True, weight_numel=2

@@ -1,9 +1,11 @@
-"""Tensor products of irreps, channel by channel, of rows or summed over the edges of a graph.
+"""Tensor products of irreps, of any connection mode, of rows or summed over the edges of a graph.
 
 spec: irreps, instructions and normalisations become paths, with offsets and one number each.
 plan: paths become edge matrices, segments and launch numbers, for a target; tunings of that.
 reference: runs a plan in NumPy, and so defines what every backend has to compute.
 body: a plan becomes one C++ text, whatever the backend.
+pairs: plan, reference and body of products that are not channel by channel.
+generators: which of the two a spec is computed by.
 check, payload: what right kernels give on a small graph; all kernels in one string of bytes.
 """
 
@@ -11,6 +13,7 @@ from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
 from eqaccel.families.tensor_product.body import print_body
 from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
+from eqaccel.families.tensor_product.generators import plan_of
 from eqaccel.families.tensor_product.payload import gpu_plans, payload, source, travelling_plan
 from eqaccel.families.tensor_product.plan import (
     UNTUNED,
@@ -26,6 +29,8 @@ from eqaccel.families.tensor_product.spec import (
     ConnectionMode,
     Instruction,
     InstructionLike,
+    Mixing,
+    Pairs,
     Path,
     TensorProductSpec,
 )
@@ -38,6 +43,8 @@ __all__ = [
     "Instruction",
     "InstructionLike",
     "KernelPlan",
+    "Mixing",
+    "Pairs",
     "Path",
     "Plan",
     "TensorProductSpec",
@@ -49,6 +56,7 @@ __all__ = [
     "gpu_plans",
     "make_plan",
     "payload",
+    "plan_of",
     "print_body",
     "source",
     "travelling_plan",

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from eqaccel.codegen import OUTPUTS, Direction
 from eqaccel.codegen.check import OPERANDS, PROBLEM, numbers, projections
-from eqaccel.families.tensor_product.plan import Plan
-from eqaccel.families.tensor_product.reference import execute
+from eqaccel.families.tensor_product.generators import AnyPlan, generator
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 
 RECEIVER, SENDER = np.array(PROBLEM["receiver"]), np.array(PROBLEM["sender"])
@@ -28,13 +27,14 @@ def blocks(spec: TensorProductSpec) -> str:
     return "".join(f"{kind} {channels} {components}\n" for kind, channels, components in _blocks(spec))
 
 
-def checksums(plan: Plan) -> str:
+def checksums(plan: AnyPlan) -> str:
     """A line "<output> <size> <projection> <projection>" for each block of each output of a plan's direction.
 
     The size is the root of the sum of squares of the sums of absolute values that the elements of the block consist of.
     """
     operands = problem(plan.spec, plan.direction)
     graph = {"receiver": RECEIVER, "sender": SENDER, "num_receivers": _ROWS["z"]}
+    execute = generator(plan.spec).execute
     result, absolute = (execute(plan, **operands, **graph, absolute=flag) for flag in (False, True))
     lines = []
     for name in OUTPUTS[plan.direction]:
@@ -53,7 +53,7 @@ def _blocks(spec: TensorProductSpec) -> list[tuple[str, int, int]]:
     rows = [("x", block.mul, block.ir.dim) for block in spec.irreps_in1]
     rows += [("y", 1, block.dim) for block in spec.irreps_in2]
     rows += [("z", block.mul, block.ir.dim) for block in spec.irreps_out]
-    rows += [("w", path.mul, 1) for path in spec.paths if path.weight_offset is not None]
+    rows += [("w", path.weight_numel, 1) for path in spec.paths if path.weight_offset is not None]
     return [row for row in rows if row[1] * row[2] > 0]
 
 

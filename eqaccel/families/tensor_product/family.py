@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from eqaccel.codegen import Direction, Result
+from eqaccel.codegen import Direction, Result, translation_unit
 from eqaccel.families.family import KernelFamily, TunedKernel
-from eqaccel.families.tensor_product.body import print_body
-from eqaccel.families.tensor_product.payload import NAME, payload, prelude, travelling_plan
-from eqaccel.families.tensor_product.plan import Tuning, candidates, make_plan
-from eqaccel.families.tensor_product.reference import execute
+from eqaccel.families.tensor_product.generators import CHANNELWISE, body_of, generator, plan_of
+from eqaccel.families.tensor_product.payload import NAME, payload, travelling_plan
+from eqaccel.families.tensor_product.plan import Tuning
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 from eqaccel.targets import Target, host_target
 
@@ -21,7 +20,19 @@ class _TensorProducts(KernelFamily):
         return payload(spec, tuned)
 
     def prelude(self, backend: str) -> str:
-        return prelude(backend)
+        """That of products channel by channel; `source` has the right one for each spec."""
+        return CHANNELWISE.prelude(backend)
+
+    def source(
+        self,
+        spec: TensorProductSpec,
+        direction: Direction,
+        target: Target,
+        scalar_bytes: int,
+        tuning: Tuning | None = None,
+    ) -> str:
+        body = self.body(spec, direction, target, scalar_bytes, tuning)
+        return translation_unit(direction, scalar_bytes, generator(spec).prelude(target.backend), body)
 
     def body(
         self,
@@ -32,21 +43,23 @@ class _TensorProducts(KernelFamily):
         tuning: Tuning | None = None,
     ) -> str:
         if tuning is None:
-            return print_body(travelling_plan(spec, direction, target, scalar_bytes))
-        return print_body(make_plan(spec, direction, target, scalar_bytes, tuning))
+            return body_of(travelling_plan(spec, direction, target, scalar_bytes))
+        return body_of(plan_of(spec, direction, target, scalar_bytes, tuning))
 
     def explain(self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> str:
-        return travelling_plan(spec, direction, target, scalar_bytes).explain()
+        account: str = travelling_plan(spec, direction, target, scalar_bytes).explain()
+        return account
 
     def reference(
         self, spec: TensorProductSpec, direction: Direction, *, absolute: bool = False, **operands: Any
     ) -> Result:
-        return execute(make_plan(spec, direction, host_target(), 8), absolute=absolute, **operands)
+        plan = plan_of(spec, direction, host_target(), 8)
+        return generator(spec).execute(plan, absolute=absolute, **operands)
 
     def tunings(
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int
     ) -> tuple[Tuning, ...]:
-        return candidates(spec, direction, target, scalar_bytes)
+        return generator(spec).tunings(spec, direction, target, scalar_bytes)
 
 
 TENSOR_PRODUCT: KernelFamily = _TensorProducts()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
-from eqaccel.codegen import SCALAR_BYTES, SCALARS, Direction, flatten_prelude, pack, translation_unit
+from eqaccel.codegen import SCALAR_BYTES, SCALARS, Direction, pack, translation_unit
 from eqaccel.errors import UnsupportedError
 from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
-from eqaccel.families.tensor_product.body import print_body, print_code
-from eqaccel.families.tensor_product.plan import Plan, make_plan
+from eqaccel.families.tensor_product.generators import AnyPlan, body_of, generator, plan_of
 from eqaccel.families.tensor_product.spec import TensorProductSpec
-from eqaccel.families.tensor_product.spelling import spelling
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target, host_target
 
 NAME = "tensor_product"
@@ -33,7 +32,8 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     Raises:
         TuningError: A processor cannot run what was tuned for it.
     """
-    entries: dict[str, str] = {f"prelude/{backend}": prelude(backend) for backend in ("cpu", "cuda", "hip")}
+    way = generator(spec)
+    entries: dict[str, str] = {f"prelude/{backend}": way.prelude(backend) for backend in ("cpu", "cuda", "hip")}
     meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
     meta["w_dim"] = spec.weight_numel
     meta["covers_all"] = int(_covers_all(spec))
@@ -41,48 +41,47 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     entries["check/blocks"] = check.blocks(spec)
     codes: dict[str, int] = {}
     for direction in Direction:
-        plan = make_plan(spec, direction, host_target(), 4)
-        _add_body(entries, f"cpu/{direction.value}", plan, print_body(plan))
+        plan = way.plan(spec, direction, host_target(), 4)
+        _add_body(entries, f"cpu/{direction.value}", plan, body_of(plan))
         entries[f"check/{direction.value}"] = check.checksums(plan)
         for scalar, scalar_bytes in SCALAR_BYTES.items():
             for plan in gpu_plans(spec, direction, scalar_bytes):
-                backend = spelling(plan)
                 name = f"{plan.target.name}/{direction.value}/{scalar}"
-                _add_body(entries, name, plan, backend.launch(plan))
-                meta |= backend.launch_numbers(name, plan)
+                _add_body(entries, name, plan, way.launch(plan))
+                meta |= way.launch_numbers(name, plan)
                 # Machines, and the two scalars, differ in launches more often than in code, which is long.
-                meta[f"{name}/code"] = codes.setdefault(print_code(plan), len(codes))
+                meta[f"{name}/code"] = codes.setdefault(way.code(plan), len(codes))
     entries |= {f"code/{number}": text for text, number in codes.items()}
     for kernel in tuned:
-        plan = make_plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
+        plan = way.plan(spec, kernel.direction, kernel.target, kernel.scalar_bytes, kernel.tuning)
         name = f"tuned/{kernel.target.name}/{kernel.direction.value}/{SCALARS[kernel.scalar_bytes]}"
-        _add_body(entries, name, plan, print_body(plan))
-        meta |= spelling(plan).launch_numbers(name, plan)
+        _add_body(entries, name, plan, body_of(plan))
+        meta |= way.launch_numbers(name, plan)
     return pack(NAME, meta, entries)
 
 
-def _add_body(entries: dict[str, str], name: str, plan: Plan, text: str) -> None:
+def _add_body(entries: dict[str, str], name: str, plan: AnyPlan, text: str) -> None:
     entries[name] = text
     # What EQACCEL_DUMP writes beside a source, also where no Python is: some kilobytes, where a body has tens of them.
     entries[f"plan/{name}"] = plan.explain() + "\n"
 
 
-def gpu_plans(spec: TensorProductSpec, direction: Direction, scalar_bytes: int) -> list[Plan]:
+def gpu_plans(spec: TensorProductSpec, direction: Direction, scalar_bytes: int) -> list[Any]:
     """The plans of a kernel that travel in its payload, the one that takes most shared memory first.
 
     A device runs the first one that fits it; a class of machines has a plan of its own only where those of larger ones
     do not fit it.
     """
-    plans: list[Plan] = []
+    plans: list[Any] = []
     for target in MACHINE_CLASSES:
         if any(plan.shared_bytes() <= target.shared_bytes for plan in plans):
             continue
         with contextlib.suppress(UnsupportedError):  # the runtime says so where it is asked for a kernel
-            plans.append(make_plan(spec, direction, target, scalar_bytes))
+            plans.append(plan_of(spec, direction, target, scalar_bytes))
     return plans
 
 
-def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> Plan:
+def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> Any:
     """The plan of the kernel that a target runs: on a GPU the one in its payload for machines of the target's class.
 
     Raises:
@@ -92,21 +91,19 @@ def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Targe
         for plan in gpu_plans(spec, direction, scalar_bytes):
             if plan.shared_bytes() <= target.shared_bytes:
                 return plan
-    return make_plan(spec, direction, target, scalar_bytes)
+    return plan_of(spec, direction, target, scalar_bytes)
 
 
-def prelude(backend: str) -> str:
-    """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
-    return flatten_prelude("cpu.h" if backend == "cpu" else "gpu.h", backend)
-
-
-def source(plan: Plan) -> str:
+def source(plan: AnyPlan) -> str:
     """The whole translation unit of a plan."""
-    return translation_unit(plan.direction, plan.scalar_bytes, prelude(plan.target.backend), print_body(plan))
+    prelude = generator(plan.spec).prelude(plan.target.backend)
+    return translation_unit(plan.direction, plan.scalar_bytes, prelude, body_of(plan))
 
 
 def _covers_all(spec: TensorProductSpec) -> bool:
-    """Whether every element of x and z belongs to a path; a GPU kernel leaves the others to be zeroed beforehand."""
+    """Whether kernels for a GPU write every element of x and z; if not, rows are zeroed beforehand."""
+    if not spec.is_channelwise:
+        return True  # they add up whole rows
     x = {path.x_offset: path.mul * (2 * path.l1 + 1) for path in spec.paths}
     z = {path.z_offset: path.mul * (2 * path.l3 + 1) for path in spec.paths}
     return sum(x.values()) == spec.x_dim and sum(z.values()) == spec.z_dim

@@ -32,12 +32,13 @@ def edge_matrices(
         key = (path.l1, path.l2, path.l3, path.y_offset, path.coefficient)
         if key not in known:
             known[key] = len(matrices)
-            matrices.append(_edge_matrix(path, distinct, by_entry))
+            matrices.append(edge_matrix(path, distinct, by_entry))
         of_path.append(known[key])
     return tuple(matrices), tuple(of_path)
 
 
-def _edge_matrix(path: Path, distinct: bool, by_entry: bool) -> EdgeMatrix:
+def edge_matrix(path: Path, distinct: bool, by_entry: bool = False) -> EdgeMatrix:
+    """The edge matrix of a path; see `edge_matrices` for the arguments."""
     cg = path.cg()
     entries: dict[tuple[tuple[int, float], ...], int] = {}
     forms: list[tuple[tuple[int, float], ...]] = []

@@ -1,6 +1,12 @@
 """What a tensor product computes, and nothing about how: a frozen, validated `TensorProductSpec` and its paths."""
 
-from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, InstructionLike
+from eqaccel.families.tensor_product.spec.instruction import (
+    ConnectionMode,
+    Instruction,
+    InstructionLike,
+    Mixing,
+    Pairs,
+)
 from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.families.tensor_product.spec.tensor_product import MAX_DEGREE, TensorProductSpec
 
@@ -9,6 +15,8 @@ __all__ = [
     "ConnectionMode",
     "Instruction",
     "InstructionLike",
+    "Mixing",
+    "Pairs",
     "Path",
     "TensorProductSpec",
 ]

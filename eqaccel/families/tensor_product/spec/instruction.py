@@ -12,20 +12,82 @@ from typing import Any, TypeAlias
 from eqaccel.errors import SpecError
 
 
-class ConnectionMode(Enum):
-    """How the multiplicities u (in1), v (in2) and w (out) of an instruction connect; e3nn's names."""
+class Pairs(Enum):
+    """Which channels u of in1 and v of in2 are coupled, in the order (u, v), v fastest."""
 
-    UVW = "uvw"
-    UVU = "uvu"
-    UVV = "uvv"
-    UUW = "uuw"
-    UUU = "uuu"
-    UVUV = "uvuv"
-    UVU_LT_V = "uvu<v"
-    U_LT_VW = "u<vw"
+    ALL = "all"
+    EQUAL = "u = v"
+    ORDERED = "u < v"
+
+    def count(self, mul1: int, mul2: int) -> int:
+        """Number of pairs."""
+        return {Pairs.ALL: mul1 * mul2, Pairs.EQUAL: mul1, Pairs.ORDERED: mul1 * (mul1 - 1) // 2}[self]
+
+
+class Mixing(Enum):
+    """What becomes of the pairs: the channels of the output."""
+
+    OWN = "a channel for each pair"
+    OVER_V = "a channel for each u, a sum over v"
+    OVER_U = "a channel for each v, a sum over u"
+    DENSE = "a matrix of weights from all pairs to all channels"
+
+
+class ConnectionMode(Enum):
+    """How the multiplicities u (in1), v (in2) and w (out) of an instruction connect; e3nn's names.
+
+    Attributes:
+        pairs: Which pairs are coupled.
+        mixing: What becomes of them.
+    """
+
+    UVW = "uvw", Pairs.ALL, Mixing.DENSE
+    UVU = "uvu", Pairs.ALL, Mixing.OVER_V
+    UVV = "uvv", Pairs.ALL, Mixing.OVER_U
+    UUW = "uuw", Pairs.EQUAL, Mixing.DENSE
+    UUU = "uuu", Pairs.EQUAL, Mixing.OWN
+    UVUV = "uvuv", Pairs.ALL, Mixing.OWN
+    UVU_LT_V = "uvu<v", Pairs.ORDERED, Mixing.OWN
+    U_LT_VW = "u<vw", Pairs.ORDERED, Mixing.DENSE
+
+    def __new__(cls, value: str, pairs: Pairs, mixing: Mixing) -> ConnectionMode:
+        """A member whose value is e3nn's name."""
+        member = object.__new__(cls)
+        member._value_ = value
+        member.pairs, member.mixing = pairs, mixing
+        return member
+
+    pairs: Pairs
+    mixing: Mixing
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
+
+    def weight_shape(self, mul1: int, mul2: int, mul3: int) -> tuple[int, ...]:
+        """The weights of an instruction, as in e3nn: its last index runs fastest."""
+        pairs = (mul1, mul2) if self.pairs is Pairs.ALL else (self.pairs.count(mul1, mul2),)
+        return (*pairs, mul3) if self.mixing is Mixing.DENSE else pairs
+
+    def summed(self, mul1: int, mul2: int) -> int:
+        """Pairs that are added up to an element of the output."""
+        if self.mixing is Mixing.DENSE:
+            return self.pairs.count(mul1, mul2)
+        return {Mixing.OWN: 1, Mixing.OVER_V: mul2, Mixing.OVER_U: mul1}[self.mixing]
+
+    def misfit(self, mul1: int, mul2: int, mul3: int, has_weight: bool) -> str | None:
+        """What is wrong with the multiplicities of an instruction; None if nothing is."""
+        if self.pairs is not Pairs.ALL and mul1 != mul2:
+            return "expected equal multiplicities of in1 and in2"
+        if self.mixing is not Mixing.DENSE:
+            expected, of = {
+                Mixing.OWN: (self.pairs.count(mul1, mul2), f"multiplicity {self.pairs.count(mul1, mul2)} of out"),
+                Mixing.OVER_V: (mul1, "equal multiplicities of in1 and out"),
+                Mixing.OVER_U: (mul2, "equal multiplicities of in2 and out"),
+            }[self.mixing]
+            return None if mul3 == expected else f"expected {of}"
+        if has_weight or (self is ConnectionMode.UUW and mul3 == 1):
+            return None
+        return "expected weights" + (", or multiplicity 1 of out" if self is ConnectionMode.UUW else "")
 
 
 @dataclass(frozen=True)
@@ -37,7 +99,7 @@ class Instruction:
         i_in2: Index of the block of the second input.
         i_out: Index of the block of the output; several instructions may add to the same one.
         mode: How multiplicities connect.
-        has_weight: Whether the instruction consumes weights, `mul` of them in mode uvu.
+        has_weight: Whether the instruction consumes weights, of the shape that its mode says.
         path_weight: What this instruction contributes to the output, >= 0. As in e3nn it is a variance: the output
             scales with its square root.
     """

@@ -34,7 +34,7 @@ def path_coefficients(
     path_normalization: str,
     variances: tuple[Iterable[float] | None, Iterable[float] | None, Iterable[float] | None],
 ) -> tuple[float, ...]:
-    """The coefficient of each instruction, to the last bit as `e3nn.o3.TensorProduct` computes it (mode uvu).
+    """The coefficient of each instruction, to the last bit as `e3nn.o3.TensorProduct` computes it.
 
     Args:
         irreps: in1, in2 and out.
@@ -52,8 +52,8 @@ def path_coefficients(
     var1, var2, var3 = (_variances(*args) for args in zip(names, variances, irreps, strict=True))
 
     def variance(path: Instruction) -> float:
-        # In mode uvu an output element sums over the multiplicity v of in2.
-        return var1[path.i_in1] * var2[path.i_in2] * irreps[1][path.i_in2].mul
+        summed = path.mode.summed(irreps[0][path.i_in1].mul, irreps[1][path.i_in2].mul)
+        return var1[path.i_in1] * var2[path.i_in2] * summed
 
     coefficients = []
     for path in instructions:

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from eqaccel.families.tensor_product.spec.instruction import ConnectionMode
 from eqaccel.irreps import Irrep
 from eqaccel.wigner import scaled_wigner_3j
 
 
 @dataclass(frozen=True)
 class Path:
-    """One coupling in mode uvu: z[u, k] += w[u] * sum_ij cg[i, j, k] x[u, i] y[j], for every channel u < mul.
+    """One coupling of every pair of channels (u, v) that its mode has, and what becomes of the pairs.
+
+    A pair's coupling is t[u, v, k] = sum_ij cg[i, j, k] x[u, i] y[v, j]. In mode uvu it adds w[u, v] t[u, v, k] to
+    z[u, k]; see `ConnectionMode` for the others. A path that is in effect of mode uvu with one channel of in2 has that
+    mode, whichever the instruction had.
 
     Offsets count elements from the start of a row of x, y, z or w. Those of x and z are where the whole block starts,
-    which is the same in the layouts mul_ir and ir_mul.
+    which is the same in the layouts mul_ir and ir_mul; y is always laid out (mul, 2l+1), as in e3nn.
 
     Attributes:
         in1: Index of the in1 block.
-        in2: Index of the in2 block, whose multiplicity is 1.
+        in2: Index of the in2 block.
         out: Index of the out block; several paths may add to the same one.
-        mul: Number of channels, > 0.
+        mode: How channels connect.
+        mul1: Number of channels u of the in1 block, > 0.
+        mul2: Number of channels v of the in2 block, > 0.
+        mul3: Number of channels of the out block, > 0.
         ir1: Irrep of the in1 block.
         ir2: Irrep of the in2 block.
         ir3: Irrep of the out block.
         x_offset: Start of the in1 block in a row of x.
         y_offset: Start of the in2 block in a row of y.
         z_offset: Start of the out block in a row of z.
-        weight_offset: Start of this path's `mul` weights in a row of w, or None for a path without weights.
+        weight_offset: Start of this path's weights in a row of w, or None for a path without weights.
         coefficient: The factor in front of `wigner_3j` in the convention of e3nn 0.5 and later, whichever the
             spec has, with every normalisation folded in; it may be negative. To the last bit that of e3nn, whose
             rounding `cg` undoes where it is the root of a simple rational.
@@ -38,7 +47,10 @@ class Path:
     in1: int
     in2: int
     out: int
-    mul: int
+    mode: ConnectionMode
+    mul1: int
+    mul2: int
+    mul3: int
     ir1: Irrep
     ir2: Irrep
     ir3: Irrep
@@ -47,6 +59,31 @@ class Path:
     z_offset: int
     weight_offset: int | None
     coefficient: float
+
+    @property
+    def mul(self) -> int:
+        """Number of channels of the output."""
+        return self.mul3
+
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of channels that are coupled."""
+        return self.mode.pairs.count(self.mul1, self.mul2)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the path's weights, as in e3nn; () for a path without weights."""
+        return () if self.weight_offset is None else self.mode.weight_shape(self.mul1, self.mul2, self.mul3)
+
+    @property
+    def weight_numel(self) -> int:
+        """Number of the path's weights."""
+        return 0 if self.weight_offset is None else math.prod(self.weight_shape)
+
+    @property
+    def is_channelwise(self) -> bool:
+        """Whether each channel of in1 becomes one of the output, by the same matrix for all of them."""
+        return self.mode is ConnectionMode.UVU and self.mul2 == 1
 
     @property
     def l1(self) -> int:
@@ -71,4 +108,5 @@ class Path:
         return scaled_wigner_3j(self.l1, self.l2, self.l3, self.coefficient).copy()
 
     def __str__(self) -> str:
-        return f"{self.mul}x{self.ir1} (x) 1x{self.ir2} -> {self.mul}x{self.ir3}"
+        text = f"{self.mul1}x{self.ir1} (x) {self.mul2}x{self.ir2} -> {self.mul3}x{self.ir3}"
+        return text if self.is_channelwise else f"{text} {self.mode}"

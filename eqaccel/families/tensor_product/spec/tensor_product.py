@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,8 +17,10 @@ from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.irreps import Irrep, Irreps, IrrepsLike
 from eqaccel.wigner import WignerConvention, depends_on_convention, wigner_sign
 
-MAX_DEGREE = 7
-"""Largest degree l of an irrep that a path may have."""
+MAX_DEGREE = 11
+"""Largest degree l of an irrep that a path may have; the tables of e3nn 0.4 end there."""
+
+_MAX_CHANNELWISE_DEGREE = 7  # above, edge matrices take too many registers
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -25,12 +28,12 @@ class TensorProductSpec:
     """The mathematics of a tensor product x (x) y -> z with weights w, in the sense of `e3nn.o3.TensorProduct`.
 
     Specs are equal, and have the same digest, when they compute the same: the same irreps, paths and weight layout,
-    whichever normalisation led there. Weights are laid out as in e3nn: in the order of the weighted instructions,
-    `mul` for each.
+    whichever normalisation led there. Weights are laid out as in e3nn: in the order of the weighted instructions, those
+    of each in the shape that its mode says.
 
     Args:
         irreps_in1: Irreps of x (node features).
-        irreps_in2: Irreps of y (edge attributes); the blocks used have multiplicity 1 (or 0).
+        irreps_in2: Irreps of y (edge attributes).
         irreps_out: Irreps of z; blocks that no path writes are zero.
         instructions: Couplings, as `Instruction` or e3nn's tuples.
         shared_weights: Whether w is one row for the whole batch, shape (weight_numel,), rather than one a sample.
@@ -52,7 +55,7 @@ class TensorProductSpec:
         IrrepsError: If irreps cannot be read.
         SpecError: If an instruction does not fit the irreps, or a normalisation or convention is unknown; or if a path
             depends on the convention, it is not given, and no e3nn is installed.
-        UnsupportedError: If an instruction is not of mode uvu with an in2 block of multiplicity 1, or has l > 7.
+        UnsupportedError: If an instruction has l > 11.
     """
 
     irreps_in1: Irreps
@@ -168,10 +171,16 @@ class TensorProductSpec:
         return self.irreps_out.dim
 
     @cached_property
+    def is_channelwise(self) -> bool:
+        """Whether all paths are, as in MACE and NequIP; such products have kernels of their own."""
+        degrees = (degree for path in self.paths for degree in (path.l1, path.l2, path.l3))
+        return all(path.is_channelwise for path in self.paths) and max(degrees, default=0) <= _MAX_CHANNELWISE_DEGREE
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of everything the spec computes; stable between processes and machines."""
         head = f"{self.irreps_in1}|{self.irreps_in2}|{self.irreps_out}|{self.weight_numel}|{self.shared_weights}"
-        rows = (f"{p.in1},{p.in2},{p.out},{p.weight_offset},{p.coefficient.hex()}" for p in self.paths)
+        rows = (f"{p.in1},{p.in2},{p.out},{p.weight_offset},{p.coefficient.hex()}{_mode(p)}" for p in self.paths)
         return hashlib.sha256("\n".join(["eqaccel spec 1", head, *rows]).encode()).hexdigest()
 
     def _set(
@@ -190,14 +199,16 @@ class TensorProductSpec:
         for item, coefficient, sign in zip(instructions, coefficients, signs, strict=True):
             indices = (item.i_in1, item.i_in2, item.i_out)
             block1, block2, block3 = (blocks[i] for blocks, i in zip(irreps, indices, strict=True))
-            mul = block1.mul * block2.mul
-            if mul == 0:
+            muls = (block1.mul, block2.mul, block3.mul)
+            numel = math.prod(item.mode.weight_shape(*muls))
+            if numel == 0:
                 continue
             starts = (starts[i] for starts, i in zip(offsets, indices, strict=True))
             weights = weight_numel if item.has_weight else None
             signed = sign * coefficient + 0.0  # never -0.0, which equals 0.0 and has another digest
-            paths.append(Path(*indices, mul, block1.ir, block2.ir, block3.ir, *starts, weights, signed))
-            weight_numel += mul if item.has_weight else 0
+            mode, irs = _simplest(item.mode, muls), (block1.ir, block2.ir, block3.ir)
+            paths.append(Path(*indices, mode, *muls, *irs, *starts, weights, signed))
+            weight_numel += numel if item.has_weight else 0
             if depends_on_convention(block1.ir.l, block2.ir.l, block3.ir.l):
                 conventions.add(WignerConvention.E3NN_0_5 if sign > 0 else WignerConvention.E3NN_0_4)
         if len(conventions) > 1:
@@ -234,6 +245,16 @@ def _degrees(irreps: tuple[Irreps, Irreps, Irreps], item: Instruction) -> tuple[
     return in1[item.i_in1].ir.l, in2[item.i_in2].ir.l, out[item.i_out].ir.l
 
 
+def _simplest(mode: ConnectionMode, muls: tuple[int, int, int]) -> ConnectionMode:
+    """The mode uvu where that is the same: one channel of in2, and one matrix of weights for each channel."""
+    of_channels = mode is ConnectionMode.UVUV and muls[1] == 1
+    return ConnectionMode.UVU if of_channels or muls == (1, 1, 1) else mode
+
+
+def _mode(path: Path) -> str:
+    return "" if path.is_channelwise else f",{path.mode}"
+
+
 def _validate(irreps: tuple[Irreps, Irreps, Irreps], instructions: Sequence[Instruction]) -> None:
     """Raises the error of the first instruction that does not fit the irreps, or that is not supported."""
     for number, item in enumerate(instructions):
@@ -250,17 +271,8 @@ def _validate(irreps: tuple[Irreps, Irreps, Irreps], instructions: Sequence[Inst
         if ir3 not in ir1 * ir2:
             products = Irreps(ir1 * ir2)
             raise SpecError(f"instruction {number}: {coupling} does not couple, {ir1} (x) {ir2} gives {products}")
-        if item.mode is not ConnectionMode.UVU:
-            raise UnsupportedError(
-                f"instruction {number}: mode {item.mode} of {coupling} is not supported, expected uvu"
-            )
-        if mul1 != mul3:
-            raise SpecError(
-                f"instruction {number}: {coupling} in mode uvu: expected equal multiplicities of in1 and out"
-            )
-        if mul2 > 1:
-            raise UnsupportedError(
-                f"instruction {number}: {coupling}: multiplicity {mul2} of in2 is not supported, expected 1"
-            )
+        misfit = item.mode.misfit(mul1, mul2, mul3, item.has_weight)
+        if misfit is not None:
+            raise SpecError(f"instruction {number}: {coupling} in mode {item.mode}: {misfit}")
         if max(ir1.l, ir2.l, ir3.l) > MAX_DEGREE:
             raise UnsupportedError(f"instruction {number}: {coupling}: degrees above {MAX_DEGREE} are not supported")

@@ -1,0 +1,513 @@
+// CPU prelude of tensor products of any mode: a lane value is a SIMD vector of pairs, or of channels of the output.
+//
+// An edge is worked on path by path. Its rows are copied to memory of the thread in which each component begins a SIMD
+// vector, and has zeros behind it; a coupling reads and writes arrays (component, pair). Weights are read where they are.
+#pragma once
+#include "cpu.h"
+#include "pairs.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int padded(int count) { return (count + lanes - 1) / lanes * lanes; }
+EQ_FN Lane get(const T* from) { return (Lane) * (const UnalignedLane*)from; }
+EQ_FN void put(T* to, Lane value) { *(UnalignedLane*)to = value; }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// As many ones as lanes, and as many zeros: a mask of n lanes begins n before the zeros.
+alignas(64) constexpr int mask_bits[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+EQ_FN __m256i first_lanes(int count) {
+  return _mm256_loadu_si256((const __m256i*)(mask_bits + 8 - count * int(sizeof(T) / 4)));
+}
+#endif
+
+// The first `count` elements of a vector in memory; the others are zero, and are neither read nor written.
+EQ_FN Lane get_first(const T* from, int count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (Lane)_mm512_maskz_loadu_ps((1u << count) - 1, from);
+  else return (Lane)_mm512_maskz_loadu_pd((1u << count) - 1, from);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return (Lane)_mm256_maskload_ps((const float*)from, first_lanes(count));
+  else return (Lane)_mm256_maskload_pd((const double*)from, first_lanes(count));
+#else
+  Lane value = {};
+  for (int n = 0; n < count; ++n) value[n] = from[n];
+  return value;
+#endif
+}
+EQ_FN void put_first(T* to, int count, Lane value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, (1u << count) - 1, (__m512)value);
+  else _mm512_mask_storeu_pd(to, (1u << count) - 1, (__m512d)value);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) _mm256_maskstore_ps((float*)to, first_lanes(count), (__m256)value);
+  else _mm256_maskstore_pd((double*)to, first_lanes(count), (__m256d)value);
+#else
+  for (int n = 0; n < count; ++n) to[n] = value[n];
+#endif
+}
+// Elements c to c + lanes of `length`, as far as they exist.
+template <int length>
+EQ_FN Lane get_part(const T* from, int c) {
+  return length % lanes == 0 || c + lanes <= length ? get(from + c) : get_first(from + c, length % lanes);
+}
+template <int length>
+EQ_FN void put_part(T* to, int c, Lane value) {
+  if (length % lanes == 0 || c + lanes <= length) put(to + c, value);
+  else put_first(to + c, length % lanes, value);
+}
+EQ_FN T sum_of(Lane value) { return add_up<lanes>((const T*)&value); }
+
+// ---- rows in memory of the thread: (2l+1, mul) in each block, components padded
+
+template <class Rows>
+struct PaddedRows {
+  static constexpr int place(int block) {
+    int at = 0;
+    for (int n = 0; n < block; ++n) at += padded(Rows::block(n).mul) * Rows::block(n).dim;
+    return at;
+  }
+  static constexpr int size = place(Rows::count);
+  struct Table {
+    int of[Rows::count + 1];
+    constexpr Table() : of() {
+      for (int n = 0; n < Rows::count; ++n) of[n] = place(n);
+    }
+  };
+  static constexpr Table places{};
+
+  // Paddings stay as they are.
+  static void fill(const T* from, T* to, bool is_mul_ir) {
+    for (int n = 0; n < Rows::count; ++n) {
+      const RowBlock b = Rows::block(n);
+      const T* in = from + b.offset;
+      T* out = to + places.of[n];
+      for (int i = 0; i < b.dim; ++i, out += padded(b.mul)) {
+        if (is_mul_ir && b.dim > 1) {
+          for (int u = 0; u < b.mul; ++u) out[u] = in[u * b.dim + i];
+        } else {
+          memcpy(out, in + i * b.mul, b.mul * sizeof(T));
+        }
+      }
+    }
+  }
+  // Calls add(to, value) for every element.
+  template <class Add>
+  static EQ_FN void empty(const T* from, T* to, bool is_mul_ir, const Add& add) {
+    for (int n = 0; n < Rows::count; ++n) {
+      const RowBlock b = Rows::block(n);
+      const T* in = from + places.of[n];
+      T* out = to + b.offset;
+      for (int i = 0; i < b.dim; ++i, in += padded(b.mul))
+        for (int u = 0; u < b.mul; ++u) add(out[is_mul_ir ? u * b.dim + i : i * b.mul + u], in[u]);
+    }
+  }
+};
+
+// ---- an edge
+
+// What the paths of an edge work with; a direction has what it needs.
+struct EdgeState {
+  T *x, *y, *z, *a, *b, *gz, *gx, *gy;  // rows, padded
+  T *xs, *ys, *t, *as, *bs, *ta, *gt, *gtc, *gxs, *gys;  // arrays (component, pair) of a path
+  const T *w, *c;  // rows
+  T* gw;
+};
+
+template <class S>
+struct PathRun {
+  typedef typename S::Coupling C;
+  typedef PairsOf<S> Pairs;
+  static constexpr int d1 = C::d1, d2 = C::d2, d3 = C::d3, pairs = Pairs::count, stride = padded(pairs);
+  static constexpr int stride1 = padded(S::mul1), stride2 = padded(S::mul2), stride3 = padded(S::mul3);
+  // Whether rows serve as arrays: in1 where each channel has one partner, and in2, whose values then are the same for all.
+  static constexpr bool one_v = Pairs::all && S::mul2 == 1, direct = one_v || Pairs::equal;
+
+  // ---- rows to arrays and back
+  static EQ_FN const T* spread_u(const T* row, T* array) {
+    if constexpr (direct) return row;
+    for (int i = 0; i < d1; ++i) {
+      T* to = array + i * stride;
+      for (int u = 0; u < S::mul1; ++u)
+        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) *to++ = row[i * stride1 + u];
+      for (int p = pairs; p < stride; ++p) *to++ = 0;
+    }
+    return array;
+  }
+  static EQ_FN const T* spread_v(const T* row, T* array) {
+    if constexpr (direct) return row;
+    for (int j = 0; j < d2; ++j) {
+      T* to = array + j * stride;
+      for (int u = 0; u < S::mul1; ++u)
+        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) *to++ = row[j * stride2 + v];
+      for (int p = pairs; p < stride; ++p) *to++ = 0;
+    }
+    return array;
+  }
+  static EQ_FN void collect_u(const T* array, T* row) {
+    for (int i = 0; i < d1; ++i) {
+      const T* from = array + i * stride;
+      for (int u = 0; u < S::mul1; ++u) {
+        T sum = 0;
+        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) sum += *from++;
+        row[i * stride1 + u] += sum;
+      }
+    }
+  }
+  static EQ_FN void collect_v(const T* array, T* row) {
+    for (int j = 0; j < d2; ++j) {
+      const T* from = array + j * stride;
+      for (int u = 0; u < S::mul1; ++u)
+        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) row[j * stride2 + v] += *from++;
+    }
+  }
+
+  // ---- couplings
+  template <int count>
+  static EQ_FN void get_all(const T* array, int p, Lane* values) {
+#pragma GCC unroll 32
+    for (int n = 0; n < count; ++n) values[n] = get(array + n * stride + p);
+  }
+  // t = x y, or with `adds` t += x y.
+  template <bool adds>
+  static EQ_FN void couple(const T* x, const T* y, T* t) {
+    for (int p = 0; p < stride; p += lanes) {
+      Lane xs[d1], ts[d3] = {};
+      get_all<d1>(x, p, xs);
+      if (adds) get_all<d3>(t, p, ts);
+      if constexpr (one_v) {
+        T ys[d2];
+        for (int j = 0; j < d2; ++j) ys[j] = y[j * stride2];
+        C::to_z(xs, ys, ts);
+      } else {
+        Lane ys[d2];
+        get_all<d2>(y, p, ys);
+        C::to_z(xs, ys, ts);
+      }
+#pragma GCC unroll 32
+      for (int k = 0; k < d3; ++k) put(t + k * stride + p, ts[k]);
+    }
+  }
+  // Adds to gradients: gx += y gt, gy += x gt.
+  static EQ_FN void uncouple(const T* x, const T* y, const T* gt, T* gx, T* gy) {
+    Lane sums[d2] = {};
+    for (int p = 0; p < stride; p += lanes) {
+      Lane gs[d3], of_x[d1];
+      get_all<d3>(gt, p, gs);
+      get_all<d1>(gx, p, of_x);
+      if constexpr (one_v) {
+        T ys[d2];
+        for (int j = 0; j < d2; ++j) ys[j] = y[j * stride2];
+        C::to_x(ys, gs, of_x);
+      } else {
+        Lane ys[d2];
+        get_all<d2>(y, p, ys);
+        C::to_x(ys, gs, of_x);
+      }
+#pragma GCC unroll 32
+      for (int i = 0; i < d1; ++i) put(gx + i * stride + p, of_x[i]);
+      Lane xs[d1];
+      get_all<d1>(x, p, xs);
+      if constexpr (one_v) {
+        C::to_y(xs, gs, sums);
+      } else {
+        Lane of_y[d2];
+        get_all<d2>(gy, p, of_y);
+        C::to_y(xs, gs, of_y);
+#pragma GCC unroll 32
+        for (int j = 0; j < d2; ++j) put(gy + j * stride + p, of_y[j]);
+      }
+    }
+    if constexpr (one_v) {
+      for (int j = 0; j < d2; ++j) gy[j * stride2] += sum_of(sums[j]);
+    }
+  }
+
+  // ---- mixing by a dense matrix (pair, channel)
+  static constexpr int chunks = stride3 / lanes;
+  static constexpr int sums = sizeof(Lane) == 64 ? 24 : 12;  // that registers hold
+  static constexpr int together = sums / d3 < 1 ? 1 : sums / d3 < chunks ? sums / d3 : chunks;
+
+  static EQ_FN Lane weight(const T* w, int p, int c) {
+    if constexpr (S::weighted) return get_part<S::mul3>(w + p * S::mul3, c);
+    else return Lane{} + T(1);
+  }
+  template <int first, int count>
+  static EQ_FN void mix_columns(const T* w, const T* t, T* z) {
+    // Sums of several pairs at a time: each would wait for its last multiply-add.
+    constexpr int ways = count * d3 >= 6 ? 1 : count * d3 >= 3 ? 2 : 4;
+    Lane acc[ways][count][d3] = {};
+    const auto add = [&](int way, int p) {
+#pragma GCC unroll 32
+      for (int c = 0; c < count; ++c) {
+        const Lane wv = weight(w, p, (first + c) * lanes);
+#pragma GCC unroll 32
+        for (int k = 0; k < d3; ++k) acc[way][c][k] += t[k * stride + p] * wv;
+      }
+    };
+    int p = 0;
+    for (; p + ways <= pairs; p += ways) {
+#pragma GCC unroll 4
+      for (int way = 0; way < ways; ++way) add(way, p + way);
+    }
+    for (; p < pairs; ++p) add(0, p);
+#pragma GCC unroll 32
+    for (int c = 0; c < count; ++c)
+#pragma GCC unroll 32
+      for (int k = 0; k < d3; ++k) {
+        Lane sum = acc[0][c][k];
+        for (int way = 1; way < ways; ++way) sum += acc[way][c][k];
+        T* to = z + k * stride3 + (first + c) * lanes;
+        put(to, get(to) + sum);
+      }
+  }
+  template <int first = 0>
+  static EQ_FN void mix_dense(const T* w, const T* t, T* z) {
+    if constexpr (first < chunks) {
+      constexpr int count = chunks - first < together ? chunks - first : together;
+      mix_columns<first, count>(w, t, z);
+      mix_dense<first + count>(w, t, z);
+    }
+  }
+  // gt = transposed matrix times gz; with `writes` also the gradient of the matrix, from the pairs' t.
+  template <bool writes>
+  static EQ_FN void unmix_dense(const T* w, const T* gz, T* gt, const T* t, T* gw) {
+    for (int p = 0; p < pairs; ++p) {
+      Lane sum[d3] = {};
+#pragma GCC unroll 4
+      for (int n = 0; n < chunks; ++n) {
+        const Lane wv = weight(w, p, n * lanes);
+        Lane gradient = {};
+#pragma GCC unroll 32
+        for (int k = 0; k < d3; ++k) {
+          const Lane g = get(gz + k * stride3 + n * lanes);
+          sum[k] += wv * g;
+          if (writes) gradient += t[k * stride + p] * g;
+        }
+        if (writes) put_part<S::mul3>(gw + p * S::mul3, n * lanes, gradient);
+      }
+#pragma GCC unroll 32
+      for (int k = 0; k < d3; ++k) gt[k * stride + p] = sum_of(sum[k]);
+    }
+  }
+
+  // ---- mixing with a weight for each pair: runs of pairs, each of one channel or of neighbouring ones
+  static constexpr bool own = S::mixing == own_channels;
+  static constexpr int length = own ? pairs : S::mul2, runs = own ? 1 : S::mul1;
+
+  static EQ_FN Lane pair_weight(const T* w, int run, int c) {
+    if constexpr (S::weighted) return get_part<length>(w + run * length, c);
+    else return Lane{} + T(1);
+  }
+  static EQ_FN void mix_pairs(const T* w, const T* t, T* z) {
+    for (int run = 0; run < runs; ++run) {
+      Lane sum[d3] = {};
+      for (int c = 0; c < length; c += lanes) {
+        const Lane wv = pair_weight(w, run, c);
+#pragma GCC unroll 32
+        for (int k = 0; k < d3; ++k) {
+          const Lane product = wv * get_part<length>(t + k * stride + run * length, c);
+          T* const to = z + k * stride3 + c;
+          if (S::mixing == over_v) sum[k] += product;
+          else put(to, get(to) + product);
+        }
+      }
+      if (S::mixing == over_v) {
+        for (int k = 0; k < d3; ++k) z[k * stride3 + run] += sum_of(sum[k]);
+      }
+    }
+  }
+  template <bool writes>
+  static EQ_FN void unmix_pairs(const T* w, const T* gz, T* gt, const T* t, T* gw) {
+    for (int run = 0; run < runs; ++run) {
+      for (int c = 0; c < length; c += lanes) {
+        const Lane wv = pair_weight(w, run, c);
+        Lane gradient = {};
+#pragma GCC unroll 32
+        for (int k = 0; k < d3; ++k) {
+          const Lane g = S::mixing == over_v ? Lane{} + gz[k * stride3 + run] : get(gz + k * stride3 + c);
+          put_part<length>(gt + k * stride + run * length, c, wv * g);
+          if (writes) gradient += get_part<length>(t + k * stride + run * length, c) * g;
+        }
+        if (writes) put_part<length>(gw + run * length, c, gradient);
+      }
+    }
+  }
+
+  static EQ_FN void mix(const T* w, const T* t, T* z) {
+    if constexpr (S::mixing == dense) mix_dense(w, t, z);
+    else mix_pairs(w, t, z);
+  }
+  template <bool writes>
+  static EQ_FN void unmix(const T* w, const T* gz, T* gt, const T* t, T* gw) {
+    if constexpr (S::mixing == dense) unmix_dense<writes>(w, gz, gt, t, gw);
+    else unmix_pairs<writes>(w, gz, gt, t, gw);
+    for (int k = 0; k < d3; ++k)
+      for (int p = pairs; p < stride; ++p) gt[k * stride + p] = 0;
+  }
+
+  // ---- a path of an edge, whose blocks begin there in padded rows
+  static __attribute__((noinline)) void run(const EdgeState& e, const PathPlace& at, int x_at, int y_at, int z_at) {
+    const T *x = spread_u(e.x + x_at, e.xs), *y = spread_v(e.y + y_at, e.ys), *w = e.w + at.w;
+    if constexpr (!has_gradient) {
+      couple<false>(x, y, e.t);
+      mix(w, e.t, e.z + z_at);
+    } else {
+      const T* gz = e.gz + z_at;
+      T *gx = direct ? e.gx + x_at : e.gxs, *gy = direct ? e.gy + y_at : e.gys;
+      if (!direct) {
+        memset(gx, 0, d1 * stride * sizeof(T));
+        memset(gy, 0, d2 * stride * sizeof(T));
+      }
+      if constexpr (!has_tangents) {
+        if (S::weighted) couple<false>(x, y, e.t);
+        unmix<S::weighted>(w, gz, e.gt, e.t, e.gw + at.w);
+        uncouple(x, y, e.gt, gx, gy);
+      } else {
+        const T *a = spread_u(e.a + x_at, e.as), *b = spread_v(e.b + y_at, e.bs);
+        couple<false>(a, y, e.ta);
+        couple<true>(x, b, e.ta);
+        mix(w, e.ta, e.z + z_at);
+        unmix<S::weighted>(w, gz, e.gt, e.ta, e.gw + at.w);
+        uncouple(a, b, e.gt, gx, gy);
+        if constexpr (S::weighted) {
+          couple<false>(x, y, e.t);
+          mix(e.c + at.w, e.t, e.z + z_at);
+          unmix<false>(e.c + at.w, gz, e.gtc, e.t, e.gw);
+          uncouple(x, y, e.gtc, gx, gy);
+        }
+      }
+      if constexpr (!direct) {
+        collect_u(gx, e.gx + x_at);
+        collect_v(gy, e.gy + y_at);
+      }
+    }
+  }
+};
+
+// ---- edges of a graph, rows of a batch
+
+template <class P>
+struct Worker {
+  typedef PaddedRows<typename P::X> X;
+  typedef PaddedRows<typename P::Y> Y;
+  typedef PaddedRows<typename P::Z> Z;
+  static constexpr int components = P::d1 > P::d2 ? P::d1 : P::d2, most = components > P::d3 ? components : P::d3;
+  static constexpr int64_t array = align(most * padded(P::pairs) + lanes);  // a vector may begin at the last pair
+  static constexpr int64_t x_size = align(X::size), y_size = align(Y::size), z_size = align(Z::size);
+  static constexpr int64_t elements = 3 * (x_size + y_size) + 2 * z_size + 10 * array;
+
+  const eq_operands& o;
+  const Topology g;
+  EdgeState e;
+
+  Worker(const eq_operands& operands, T* memory) : o(operands), g{operands}, e() {
+    memset(memory, 0, elements * sizeof(T));
+    const auto take = [&](int64_t size) {
+      memory += size;
+      return memory - size;
+    };
+    T **const x_rows[] = {&e.x, &e.a, &e.gx}, **const y_rows[] = {&e.y, &e.b, &e.gy}, **const z_rows[] = {&e.z, &e.gz};
+    T** const arrays[] = {&e.xs, &e.ys, &e.t, &e.as, &e.bs, &e.ta, &e.gt, &e.gtc, &e.gxs, &e.gys};
+    for (T** each : x_rows) *each = take(x_size);
+    for (T** each : y_rows) *each = take(y_size);
+    for (T** each : z_rows) *each = take(z_size);
+    for (T** each : arrays) *each = take(array);
+  }
+
+  static const T* row(const void* rows, int64_t n, int64_t dim) { return static_cast<const T*>(rows) + n * dim; }
+
+  void begin(int64_t receiver) {
+    if (writes_z) memset(e.z, 0, Z::size * sizeof(T));
+    if (has_gradient) Z::fill(row(o.gz, receiver, P::z_dim), e.gz, o.mul_ir);
+  }
+  void finish(int64_t receiver) const {
+    if (!writes_z) return;
+    Z::empty(e.z, static_cast<T*>(o.z) + receiver * P::z_dim, o.mul_ir, [](T& to, T value) { to = value; });
+  }
+  // gx is where the gradient of x of this slot's sender is added up; it is zero before, or `fresh` and anything.
+  void run(int64_t slot, T* gx, bool fresh) {
+    const int64_t edge = g.edge(slot), sender = g.sender(slot);
+    X::fill(row(o.x, sender, P::x_dim), e.x, o.mul_ir);
+    Y::fill(row(o.y, edge, P::y_dim), e.y, true);
+    e.w = row(o.w, edge, o.w_stride);
+    if (has_tangents) {
+      X::fill(row(o.a, sender, P::x_dim), e.a, o.mul_ir);
+      Y::fill(row(o.b, edge, P::y_dim), e.b, true);
+      e.c = row(o.c, edge, o.c_stride);
+    }
+    if (has_gradient) {
+      memset(e.gx, 0, X::size * sizeof(T));
+      memset(e.gy, 0, Y::size * sizeof(T));
+      e.gw = static_cast<T*>(o.gw) + edge * P::w_dim;
+    }
+    P::each_shape([&](auto shape) {
+      typedef decltype(shape) S;
+      for (int n = 0; n < S::paths; ++n) {
+        const PathPlace at = S::place(n);
+        PathRun<S>::run(e, at, X::places.of[at.in1], Y::places.of[at.in2], Z::places.of[at.out]);
+      }
+    });
+    if (!has_gradient) return;
+    Y::empty(e.gy, static_cast<T*>(o.gy) + edge * P::y_dim, true, [](T& to, T value) { to = value; });
+    if (fresh) X::empty(e.gx, gx, o.mul_ir, [](T& to, T value) { to = value; });
+    else X::empty(e.gx, gx, o.mul_ir, [](T& to, T value) { to += value; });
+  }
+};
+
+// Gradients of x of a graph are added up in a buffer for each chunk of the receivers, and those in order.
+template <class P>
+int64_t pair_chunks(const eq_operands& o) {
+  return has_gradient && o.row_ptr ? chunk_count<P>(o) : 0;
+}
+
+template <class P>
+void launch_pairs(const eq_operands& o) {
+  const Scratch memory(Worker<P>::elements, o.threads);
+  const int64_t buffers = pair_chunks<P>(o), chunks = buffers > 0 ? buffers : o.num_receivers;
+  T* const space = static_cast<T*>(o.workspace);
+  const int64_t size = o.num_senders * P::x_dim;
+#pragma omp parallel num_threads(o.threads)
+  {
+    Worker<P> worker(o, memory.own());
+    const Topology& g = worker.g;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t chunk = 0; chunk < buffers; ++chunk) {
+      memset(space + chunk * size, 0, size * sizeof(T));
+      const int64_t last = chunk_begin(g, chunk + 1, chunks);
+      for (int64_t receiver = chunk_begin(g, chunk, chunks); receiver < last; ++receiver) {
+        worker.begin(receiver);
+        for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot)
+          worker.run(slot, space + chunk * size + g.sender(slot) * P::x_dim, false);
+        worker.finish(receiver);
+      }
+    }
+    if (buffers == 0) {
+#pragma omp for schedule(dynamic, 8)
+      for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
+        worker.begin(receiver);
+        for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot)
+          worker.run(slot, static_cast<T*>(o.gx) + slot * P::x_dim, true);
+        worker.finish(receiver);
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t sender = 0; sender < (buffers > 0 ? o.num_senders : 0); ++sender) {
+      T* const to = static_cast<T*>(o.gx) + sender * P::x_dim;
+      memcpy(to, space + sender * P::x_dim, P::x_dim * sizeof(T));
+      for (int64_t chunk = 1; chunk < buffers; ++chunk)
+        for (int i = 0; i < P::x_dim; ++i) to[i] += space[chunk * size + sender * P::x_dim + i];
+    }
+  }
+}
+
+}  // namespace
+
+#define EQ_EXPORT_PAIRS(P)                                                                                             \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch_pairs<P>(*o); }      \
+                                                                                                                       \
+  extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
+    return pair_chunks<P>(*o) * o->num_senders * P::x_dim * int64_t(sizeof(T));                                        \
+  }

@@ -1,0 +1,3 @@
+#pragma once
+#include "gpu.h"
+#include "pairs.h"

@@ -1,0 +1,193 @@
+"""How a product of any mode is computed: paths of the same shape share code, couplings are the same for all pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from eqaccel.codegen import Direction
+from eqaccel.errors import UnsupportedError
+from eqaccel.families.tensor_product.plan.matrices import edge_matrix
+from eqaccel.families.tensor_product.plan.model import EdgeMatrix, round_up
+from eqaccel.families.tensor_product.spec import ConnectionMode, Mixing, Path, TensorProductSpec
+from eqaccel.targets import Target
+
+WARP = 32
+"""Threads of a GPU block."""
+
+_TILE_BYTES = 6 * 1024  # of shared memory, so that a multiprocessor holds as many blocks as it may
+_MOST_ROWS_BYTES = 28 * 1024  # of sums that are kept in shared memory, so that all fits 64 KiB
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """A coupling tensor, as the matrix A(y)[i, k] that a pair's y makes of it.
+
+    Attributes:
+        label: Readable form, as in "1o (x) 2e -> 3o".
+        dims: Components of in1, in2 and out.
+        matrix: Linear forms of the components of y, and where they are in the matrix.
+    """
+
+    label: str
+    dims: tuple[int, int, int]
+    matrix: EdgeMatrix
+
+    @property
+    def terms(self) -> int:
+        """Multiply-adds of a pair."""
+        return len(self.matrix.elements) + sum(len(entry) for entry in self.matrix.entries)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What paths have in common that differ in where their blocks begin, and share code.
+
+    Attributes:
+        coupling: Position in `PairPlan.couplings`.
+        mode: How channels connect.
+        muls: Channels of in1, in2 and out.
+        weighted: Whether there are weights.
+    """
+
+    coupling: int
+    mode: ConnectionMode
+    muls: tuple[int, int, int]
+    weighted: bool
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of channels that are coupled."""
+        return self.mode.pairs.count(*self.muls[:2])
+
+    @property
+    def mixed(self) -> int:
+        """Multiply-adds that mix one component of all pairs."""
+        return self.pairs * (self.muls[2] if self.mode.mixing is Mixing.DENSE else 1)
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """One direction of a product on a target.
+
+    Attributes:
+        couplings: The distinct ones.
+        shapes: Those of the paths, and for each the positions of its paths in `spec.paths`.
+    """
+
+    spec: TensorProductSpec
+    direction: Direction
+    target: Target
+    scalar_bytes: int
+    couplings: tuple[Coupling, ...]
+    shapes: tuple[tuple[Shape, tuple[int, ...]], ...]
+
+    @property
+    def most_pairs(self) -> int:
+        """Pairs of the path that has most."""
+        return max(shape.pairs for shape, _ in self.shapes)
+
+    @property
+    def components(self) -> tuple[int, int, int]:
+        """Components of in1, in2 and out of the couplings that have most."""
+        dims = [coupling.dims for coupling in self.couplings]
+        return max(d[0] for d in dims), max(d[1] for d in dims), max(d[2] for d in dims)
+
+    # ---- on a GPU; the layout of `preludes/gpu_pairs.h`
+
+    @cached_property
+    def tile(self) -> int:
+        """Pairs whose couplings are in shared memory at a time."""
+        fitting = _TILE_BYTES // (self._arrays * self.scalar_bytes) // WARP * WARP
+        return min(max(fitting, WARP), round_up(self.most_pairs, WARP))
+
+    @property
+    def _arrays(self) -> int:
+        d1, d2, d3 = self.components
+        twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
+        return d3 if self.direction is Direction.FORWARD else 2 * twice * d3 + d1 + d2
+
+    @property
+    def _row_elements(self) -> int:
+        """Sums of an edge and of a receiver."""
+        spec = self.spec
+        gradients = 0 if self.direction is Direction.FORWARD else spec.x_dim + spec.y_dim
+        return gradients + (0 if self.direction is Direction.BACKWARD else spec.z_dim)
+
+    @property
+    def rows_shared(self) -> bool:
+        """Whether these sums are kept in shared memory; if not, in device memory."""
+        return self._row_elements * self.scalar_bytes <= _MOST_ROWS_BYTES
+
+    def shared_bytes(self) -> int:
+        """Shared memory of a GPU block."""
+        sums = round_up(self._row_elements, 4) if self.rows_shared else 0
+        groups = WARP * self.components[2]
+        return (self._arrays * self.tile + groups + sums) * self.scalar_bytes
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds per edge: the arithmetic of the roofline."""
+        couplings, mixings = {Direction.FORWARD: (1, 1), Direction.BACKWARD: (3, 2), Direction.DOUBLE_BACKWARD: (7, 5)}[
+            self.direction
+        ]
+        total = 0
+        for shape, paths in self.shapes:
+            coupling = self.couplings[shape.coupling]
+            work = couplings * shape.pairs * coupling.terms + mixings * shape.mixed * coupling.dims[2]
+            total += work * len(paths)
+        return total
+
+    def explain(self) -> str:
+        """A readable account of the plan."""
+        lines = [
+            f"{self.direction.value} on {self.target.name}, {8 * self.scalar_bytes}-bit, pairs of channels",
+            f"  couplings: {len(self.couplings)}; multiply-adds: {self.multiply_adds()} an edge",
+        ]
+        if self.target.is_gpu:
+            kept = "shared" if self.rows_shared else "device"
+            lines.append(
+                f"  a warp takes an edge at a time; {self.tile} pairs in shared memory, sums in {kept} memory; "
+                f"{self.shared_bytes()} bytes of shared memory"
+            )
+        for shape, paths in self.shapes:
+            lines.append(f"  {shape.pairs} pairs, {shape.mode.mixing.value}")
+            lines += [f"    path {number}: {self.spec.paths[number]}" for number in paths]
+        return "\n".join(lines)
+
+
+def plan_pairs(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> PairPlan:
+    """The plan of a direction of any product.
+
+    Args:
+        spec: What to compute; it has paths.
+        direction: Which derivative.
+        target: The processor.
+        scalar_bytes: 4 for float32, 8 for float64.
+
+    Raises:
+        UnsupportedError: If a coupling of one warp takes more shared memory than a block may take.
+    """
+    couplings: dict[tuple[int, int, int, float], int] = {}
+    found: list[Coupling] = []
+    shapes: dict[Shape, list[int]] = {}
+    for number, path in enumerate(spec.paths):
+        key = (path.l1, path.l2, path.l3, path.coefficient)
+        if key not in couplings:
+            couplings[key] = len(found)
+            found.append(_coupling(path))
+        shape = Shape(couplings[key], path.mode, (path.mul1, path.mul2, path.mul3), path.weight_offset is not None)
+        shapes.setdefault(shape, []).append(number)
+    grouped = tuple((shape, tuple(paths)) for shape, paths in shapes.items())
+    plan = PairPlan(spec, direction, target, scalar_bytes, tuple(found), grouped)
+    if target.is_gpu and plan.shared_bytes() > target.shared_bytes:
+        raise UnsupportedError(
+            f"spec: expected couplings that fit the {target.shared_bytes} bytes of shared memory of {target.name}, got "
+            f"{plan.shared_bytes()} bytes: use lower degrees"
+        )
+    return plan
+
+
+def _coupling(path: Path) -> Coupling:
+    # Components of y are counted from the channel of a pair, not from the row.
+    matrix = edge_matrix(replace(path, y_offset=0), distinct=True)
+    return Coupling(f"{path.ir1} (x) {path.ir2} -> {path.ir3}", (path.ir1.dim, path.ir2.dim, path.ir3.dim), matrix)

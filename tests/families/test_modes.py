@@ -1,0 +1,130 @@
+"""Products of every connection mode: specs, references and kernels beside e3nn, with two derivatives."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads its constants by pickle
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from e3nn import o3
+from mode_cases import CASES, random_case, random_options
+from torch import Tensor
+
+from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec
+from eqaccel.codegen import OUTPUTS, Direction
+from eqaccel.families.tensor_product import TENSOR_PRODUCT
+from eqaccel.testing import ERROR_CONSTANT, assert_product, derivatives, random_operands, reference
+
+RANDOM = {f"random {seed}": random_case(seed) for seed in range(12)}
+ALL = CASES | RANDOM
+COMPILED = ("modes", "wide", "random 0")
+EPS = torch.finfo(torch.float64).eps
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # e3nn keeps its coupling tensors in the default dtype
+    yield
+    torch.set_default_dtype(before)
+
+
+def _e3nn(name: str) -> o3.TensorProduct:
+    return o3.TensorProduct(*ALL[name], internal_weights=False, shared_weights=False, **random_options(name))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_specs_are_those_of_e3nn(name: str) -> None:
+    module, spec = _e3nn(name), TensorProductSpec(*ALL[name], **random_options(name))
+    live = [item for item in module.instructions if 0 not in item.path_shape]
+    assert [abs(path.coefficient) for path in spec.paths] == [item.path_weight for item in live]
+    assert spec.weight_numel == module.weight_numel
+    assert TensorProductSpec.from_e3nn(module) == spec
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_references_compute_what_e3nn_computes(name: str, double: None) -> None:
+    """The one of `eqaccel.testing`, with two derivatives; e3nn's tensors are rounded to a few eps of their norm, 1."""
+    module = _e3nn(name)
+    spec = TensorProductSpec.from_e3nn(module)
+    operands = random_operands(spec, 3, 3, batch=True)
+    inputs = (operands.x, operands.y, operands.w)
+    generator = torch.Generator().manual_seed(1)
+    z = torch.empty(3, spec.z_dim)
+    directions = [[torch.randn(t.shape, generator=generator) for t in order] for order in ((z,), inputs)]
+    found = derivatives(partial(reference, spec), inputs, directions)
+    expected = derivatives(module, inputs, directions)
+    sizes = derivatives(
+        partial(_with_full_tensors, spec),
+        [t.abs() for t in inputs],
+        [[t.abs() for t in order] for order in directions],
+    )
+    for result, wanted, size in zip(found, expected, sizes, strict=True):
+        assert ((result - wanted).abs() <= 2 * ERROR_CONSTANT * EPS * size).all()
+
+
+def _with_full_tensors(spec: TensorProductSpec, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """The reference with coupling tensors that have the coefficient in every place, which bounds their errors too."""
+    paths = []
+    for path in spec.paths:
+        full = copy.copy(path)
+        object.__setattr__(full, "cg", lambda path=path: np.abs(path.cg()) + abs(path.coefficient))
+        paths.append(full)
+    filled = copy.copy(spec)
+    object.__setattr__(filled, "paths", tuple(paths))
+    return reference(filled, x, y, w)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_executor_computes_what_the_reference_says(name: str) -> None:
+    spec = TensorProductSpec(*ALL[name])
+    operands = random_operands(spec, 3, 7, num_senders=4)
+    inputs = (operands.x, operands.y, operands.w)
+    generator = torch.Generator().manual_seed(1)
+    z = torch.empty(3, spec.z_dim)
+    directions = [[torch.randn(t.shape, generator=generator).double() for t in order] for order in ((z,), inputs)]
+    graph = {"edge_index": operands.edge_index, "num_receivers": 3}
+    expected, sizes = (
+        derivatives(
+            partial(reference, spec, layout="ir_mul", absolute=absolute, **graph),
+            [t.abs() for t in inputs] if absolute else inputs,
+            [[t.abs() for t in order] for order in directions] if absolute else directions,
+        )
+        for absolute in (False, True)
+    )
+    arrays = dict(zip("xyw", (t.numpy() for t in inputs), strict=True))
+    sender, receiver = operands.edge_index.numpy()
+    arrays |= {"sender": sender, "receiver": receiver, "num_receivers": 3}
+    for direction in Direction:
+        if direction is Direction.BACKWARD:
+            arrays["gz"] = directions[0][0].numpy()
+        elif direction is Direction.DOUBLE_BACKWARD:
+            arrays |= dict(zip("abc", (t.numpy() for t in directions[1]), strict=True))
+        found = TENSOR_PRODUCT.reference(spec, direction, **arrays)
+        absolute = TENSOR_PRODUCT.reference(spec, direction, absolute=True, **arrays)
+        for output in OUTPUTS[direction]:
+            wanted, size = expected.pop(0).numpy(), sizes.pop(0).numpy()
+            assert (np.abs(getattr(found, output) - wanted) <= 2 * ERROR_CONSTANT * EPS * size).all()
+            np.testing.assert_allclose(getattr(absolute, output), size, rtol=1e-9)
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_kernels(name: str, layout: str, device: torch.device, dtype: torch.dtype) -> None:
+    spec = TensorProductSpec(*ALL[name])
+    product = TensorProduct(spec, layout=layout).to(device)
+    assert_product(product, random_operands(spec, 5, 5, batch=True, dtype=dtype, device=device))
+    for deterministic in (True, False):
+        conv = TensorProductConv(spec, layout=layout, deterministic=deterministic).to(device)
+        for receivers, edges, senders in ((4, 19, 5), (1, 1, 1), (3, 0, 2)):
+            operands = random_operands(spec, receivers, edges, num_senders=senders, dtype=dtype, device=device)
+            assert_product(conv, operands)
+    shared = random_operands(spec, 4, 19, num_senders=5, shared=True, dtype=dtype, device=device)
+    assert_product(conv, shared)
