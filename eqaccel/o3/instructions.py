@@ -214,18 +214,3 @@ def _cut(irreps: Irreps, ends: Sequence[int]) -> Irreps:
         blocks.append((end - start, irreps[block].ir))
         start = end
     return Irreps(blocks)
-
-
-def weight_shape(mode: ConnectionMode, mul1: int, mul2: int, mul3: int) -> tuple[int, ...]:
-    """The weights of an instruction, as in e3nn: its last index runs fastest."""
-    half = mul1 * (mul2 - 1) // 2
-    return {
-        ConnectionMode.UVW: (mul1, mul2, mul3),
-        ConnectionMode.UVU: (mul1, mul2),
-        ConnectionMode.UVV: (mul1, mul2),
-        ConnectionMode.UUW: (mul1, mul3),
-        ConnectionMode.UUU: (mul1,),
-        ConnectionMode.UVUV: (mul1, mul2),
-        ConnectionMode.UVU_LT_V: (half,),
-        ConnectionMode.U_LT_VW: (half, mul3),
-    }[mode]

@@ -147,15 +147,13 @@ class Linear(Weighted):
 
     def _mapped(self, x: Tensor, w: Tensor) -> Tensor:
         """The map of (..., in) to (..., out) by weights in one row, or in one each."""
-        if self.weight_numel == 0:
-            return x.new_zeros(list(x.size()[:-1]) + [self.out_dim])  # noqa: RUF005 (TorchScript)
-        if self.shared_weights:
-            shape = list(x.size()[:-1])
-            z = self.kernel(as_rows(x, shape), w.reshape(-1))
-        else:
+        if self.has_rows_of_weights:
             shape = common_shape(x, x, w)
             rows = as_rows(x, shape)
             z = self.kernel(rows, torch.ones_like(rows[:, :1]), as_rows(w, shape))
+        else:
+            shape = list(x.size()[:-1])
+            z = self.kernel(as_rows(x, shape), w.reshape(-1))
         return z.view(shape + [z.size(-1)])  # noqa: RUF005 (TorchScript)
 
     def _folded(self, x: Tensor) -> Tensor:
@@ -169,10 +167,12 @@ class Linear(Weighted):
 
     def _folded_weight(self, w: Tensor) -> Tensor:
         """Weights (..., f_in, f_out, numel) in the order of the map between all channels, in one dimension."""
+        if self.weight_numel == 0:
+            return w
         parts: list[Tensor] = []
         for part, mul_in, mul_out in zip(w.split(self.path_sizes, -1), self.muls_in, self.muls_out):  # noqa: B905 (TorchScript)
             parts.append(part.unflatten(-1, [mul_in, mul_out]).transpose(-3, -2).flatten(-4))
-        return torch.cat(parts, -1) if len(parts) > 0 else w
+        return torch.cat(parts, -1)
 
     def _own_or_given(self, name: str, given: Optional[Tensor], own: Tensor, numel: int) -> Tensor:  # noqa: UP045
         """The weights or biases that count; `numel` is the last dimension that they must have."""
@@ -200,10 +200,10 @@ class Linear(Weighted):
         self.instructions = instructions
         self.shared_weights = shared
         self.f_in, self.f_out = f_in or 0, f_out or 0
-        self.out_dim = self.irreps_out.dim * max(self.f_out, 1)
-        self.in_sizes, self.out_sizes = ([block.dim for block in side] for side in irreps)
         paths = [item for item in instructions if item.i_in >= 0 and 0 not in item.path_shape]
-        self.muls_in, self.muls_out = ([item.path_shape[side] for item in paths] for side in (0, 1))
+        # No list is empty, because TorchScript could not tell what it is a list of.
+        self.in_sizes, self.out_sizes = ([block.dim for block in side] or [0] for side in irreps)
+        self.muls_in, self.muls_out = ([item.path_shape[side] for item in paths] or [0] for side in (0, 1))
         self.path_sizes = [a * b for a, b in zip(self.muls_in, self.muls_out, strict=True)]
         self.weight_numel = sum(self.path_sizes)
         self.bias_numel = sum(self.irreps_out[item.i_out].dim for item in instructions if item.i_in < 0)
@@ -215,7 +215,8 @@ class Linear(Weighted):
         widened = [
             Irreps((mul * (f or 1), ir) for mul, ir in side) for side, f in zip(irreps, (f_in, f_out), strict=True)
         ]
-        self.kernel = _kernel(*widened, paths, shared) if paths else None
+        self.has_rows_of_weights = bool(paths) and not shared
+        self.kernel = _kernel(*widened, paths, shared) if paths else _Zeros(widened[1].dim)
 
     def _set_weights(self, internal: bool, weight: Tensor | None, bias: Tensor | None) -> None:
         """Sets weights, biases, and the mask of the output."""
@@ -246,6 +247,18 @@ def _refuse_further_channels(module: Any) -> None:
             "module: expected a Linear without f_in and f_out, or with weights of its own, whose shape tells them; "
             "make an eqaccel.o3.Linear with the same arguments instead"
         ) from error
+
+
+class _Zeros(nn.Module):
+    """The map that has no paths."""
+
+    def __init__(self, out_dim: int) -> None:
+        super().__init__()
+        self.out_dim = out_dim
+
+    def forward(self, x: Tensor, w: Tensor, y: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
+        """(rows, out_dim) of zeros."""
+        return x.new_zeros([x.size(0), self.out_dim])
 
 
 def _kernel(irreps_in: Irreps, irreps_out: Irreps, paths: list[LinearInstruction], shared: bool) -> nn.Module:

@@ -15,7 +15,7 @@ from eqaccel.families.tensor_product import Instruction, TensorProductSpec
 from eqaccel.families.tensor_product.spec.normalization import path_coefficients
 from eqaccel.irreps import Irreps, IrrepsLike
 from eqaccel.o3.coupling_tensors import NAME, OTHER_NAME, CouplingTensors, coupling_tensors
-from eqaccel.o3.instructions import ProductInstruction, weight_shape
+from eqaccel.o3.instructions import ProductInstruction
 from eqaccel.o3.rows import as_rows, common_shape
 from eqaccel.o3.weights import Weighted, output_mask, weight_rules
 from eqaccel.wigner import WignerConvention
@@ -239,6 +239,6 @@ def _instructions(
     for item, coefficient in zip(parsed, coefficients, strict=True):
         indices = (item.i_in1, item.i_in2, item.i_out)
         muls = [side[i].mul for side, i in zip(irreps, indices, strict=True)]
-        shape = weight_shape(item.mode, *muls)
+        shape = item.mode.weight_shape(*muls)
         found.append(ProductInstruction(*indices, str(item.mode), item.has_weight, coefficient, shape))
     return found

@@ -28,9 +28,7 @@ def weight_rules(internal_weights: bool | None, shared_weights: bool | None, has
 class Weighted(nn.Module):
     """A module with the attributes `instructions`, `weight`, `weight_numel`, `internal_weights`, `shared_weights`."""
 
-    instructions: list[Any]
-    weight: Tensor
-    weight_numel: int
+    # TorchScript would ask for a type of everything that is annotated here.
 
     def weight_views(self, weight: Tensor | None = None, yield_instruction: bool = False) -> Iterator[Any]:
         """Views of the weights of each instruction that has some.
