@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from eqaccel import ops
 from eqaccel.errors import OperandError, SpecError
-from eqaccel.families.linear import LinearPath, LinearSpec
-from eqaccel.families.tensor_product import Instruction, TensorProductSpec
 from eqaccel.irreps import Irreps, IrrepsLike
-from eqaccel.o3.rows import as_rows, common_shape
+from eqaccel.o3.linear_rows import LinearInstruction, LinearRows
 from eqaccel.o3.tensor_product import check_class
 from eqaccel.o3.weights import Weighted, output_mask, weight_rules
-
-
-class LinearInstruction(NamedTuple):
-    """An entry of `instructions` of a `Linear`, as e3nn has it.
-
-    Attributes:
-        i_in: Index of the block that is read; -1 for a bias.
-        i_out: Index of the block that is added to.
-        path_shape: Shape of its weights, or of its bias.
-        path_weight: The factor of its weights.
-    """
-
-    i_in: int
-    i_out: int
-    path_shape: tuple[int, ...]
-    path_weight: float
 
 
 class Linear(Weighted):
@@ -137,42 +118,7 @@ class Linear(Weighted):
         """
         w = self._own_or_given("weight", weight, self.weight, self.weight_numel)
         b = self._own_or_given("bias", bias, self.bias, self.bias_numel)
-        if self.f_in > 0:
-            z = self._unfolded(self._mapped(self._folded(features), self._folded_weight(w)))
-        else:
-            z = self._mapped(features, w)
-        if self.bias_numel > 0:
-            z = z.index_add(-1, self.biased, b.expand(z.size()[:-1] + b.size()[-1:]))
-        return z
-
-    def _mapped(self, x: Tensor, w: Tensor) -> Tensor:
-        """The map of (..., in) to (..., out) by weights in one row, or in one each."""
-        if self.has_rows_of_weights:
-            shape = common_shape(x, x, w)
-            rows = as_rows(x, shape)
-            z = self.kernel(rows, torch.ones_like(rows[:, :1]), as_rows(w, shape))
-        else:
-            shape = list(x.size()[:-1])
-            z = self.kernel(as_rows(x, shape), w.reshape(-1))
-        return z.view(shape + [z.size(-1)])  # noqa: RUF005 (TorchScript)
-
-    def _folded(self, x: Tensor) -> Tensor:
-        """(..., f_in, in) with the further channels beside those of each block, (..., f_in * in)."""
-        return torch.cat([part.flatten(-2) for part in x.split(self.in_sizes, -1)], -1)
-
-    def _unfolded(self, z: Tensor) -> Tensor:
-        """(..., f_out * out) as (..., f_out, out): the inverse of what `_folded` does, for the output."""
-        parts = z.split([self.f_out * size for size in self.out_sizes], -1)
-        return torch.cat([part.unflatten(-1, [self.f_out, -1]) for part in parts], -1)
-
-    def _folded_weight(self, w: Tensor) -> Tensor:
-        """Weights (..., f_in, f_out, numel) in the order of the map between all channels, in one dimension."""
-        if self.weight_numel == 0:
-            return w
-        parts: list[Tensor] = []
-        for part, mul_in, mul_out in zip(w.split(self.path_sizes, -1), self.muls_in, self.muls_out):  # noqa: B905 (TorchScript)
-            parts.append(part.unflatten(-1, [mul_in, mul_out]).transpose(-3, -2).flatten(-4))
-        return torch.cat(parts, -1)
+        return self.kernel(features, w, b)
 
     def _own_or_given(self, name: str, given: Optional[Tensor], own: Tensor, numel: int) -> Tensor:  # noqa: UP045
         """The weights or biases that count; `numel` is the last dimension that they must have."""
@@ -199,29 +145,14 @@ class Linear(Weighted):
         self.irreps_in, self.irreps_out = irreps
         self.instructions = instructions
         self.shared_weights = shared
-        self.f_in, self.f_out = f_in or 0, f_out or 0
-        paths = [item for item in instructions if item.i_in >= 0 and 0 not in item.path_shape]
-        # No list is empty, because TorchScript could not tell what it is a list of.
-        self.in_sizes, self.out_sizes = ([block.dim for block in side] or [0] for side in irreps)
-        self.muls_in, self.muls_out = ([item.path_shape[side] for item in paths] or [0] for side in (0, 1))
-        self.path_sizes = [a * b for a, b in zip(self.muls_in, self.muls_out, strict=True)]
-        self.weight_numel = sum(self.path_sizes)
-        self.bias_numel = sum(self.irreps_out[item.i_out].dim for item in instructions if item.i_in < 0)
-        slices = self.irreps_out.slices()
-        biased = [
-            place for item in instructions if item.i_in < 0 for place in range(*slices[item.i_out].indices(10**9))
-        ]
-        self.register_buffer("biased", torch.tensor(biased, dtype=torch.int64), persistent=False)
-        widened = [
-            Irreps((mul * (f or 1), ir) for mul, ir in side) for side, f in zip(irreps, (f_in, f_out), strict=True)
-        ]
-        self.has_rows_of_weights = bool(paths) and not shared
-        self.kernel = _kernel(*widened, paths, shared) if paths else _Zeros(widened[1].dim)
+        self.kernel = LinearRows(*irreps, instructions, shared, f_in, f_out)
+        self.weight_numel, self.bias_numel = self.kernel.weight_numel, self.kernel.bias_numel
 
     def _set_weights(self, internal: bool, weight: Tensor | None, bias: Tensor | None) -> None:
         """Sets weights, biases, and the mask of the output."""
         self.internal_weights = internal
-        channels = [(self.f_in, self.f_out), (self.f_out,)] if self.f_in else [(), ()]
+        f_in, f_out = self.kernel.f_in, self.kernel.f_out
+        channels = [(f_in, f_out), (f_out,)] if f_in else [(), ()]
         for name, value, numel, more in zip(
             ("weight", "bias"), (weight, bias), (self.weight_numel, self.bias_numel), channels, strict=True
         ):
@@ -247,28 +178,6 @@ def _refuse_further_channels(module: Any) -> None:
             "module: expected a Linear without f_in and f_out, or with weights of its own, whose shape tells them; "
             "make an eqaccel.o3.Linear with the same arguments instead"
         ) from error
-
-
-class _Zeros(nn.Module):
-    """The map that has no paths."""
-
-    def __init__(self, out_dim: int) -> None:
-        super().__init__()
-        self.out_dim = out_dim
-
-    def forward(self, x: Tensor, w: Tensor, y: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
-        """(rows, out_dim) of zeros."""
-        return x.new_zeros([x.size(0), self.out_dim])
-
-
-def _kernel(irreps_in: Irreps, irreps_out: Irreps, paths: list[LinearInstruction], shared: bool) -> nn.Module:
-    """What maps rows: a linear map, or where rows have weights of their own a product with a scalar that is one."""
-    if shared:
-        found = tuple(LinearPath(item.i_in, item.i_out, item.path_weight) for item in paths)
-        return ops.Linear(LinearSpec(irreps_in, irreps_out, found))
-    # Normalised by components, the product is with the unit, so the variance of a path is the square of its weight.
-    couplings = [Instruction(item.i_in, 0, item.i_out, "uvw", True, item.path_weight**2) for item in paths]
-    return ops.TensorProduct(TensorProductSpec(irreps_in, "0e", irreps_out, couplings, path_normalization="none"))
 
 
 def _paths(

@@ -129,7 +129,7 @@ class TensorSquare(TensorProduct):
 
     def forward(self, x: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]  # noqa: UP045
         """Multiplies (..., irreps_in.dim) by itself; see `TensorProduct.forward`."""
-        return self._multiply(x, x, weight)
+        return self.kernel(x, x, self._get_weights(weight))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.irreps_in} -> {self._result()})"

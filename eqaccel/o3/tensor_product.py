@@ -9,14 +9,13 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from eqaccel import ops
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.tensor_product import Instruction, TensorProductSpec
 from eqaccel.families.tensor_product.spec.normalization import path_coefficients
 from eqaccel.irreps import Irreps, IrrepsLike
 from eqaccel.o3.coupling_tensors import NAME, OTHER_NAME, CouplingTensors, coupling_tensors
 from eqaccel.o3.instructions import ProductInstruction
-from eqaccel.o3.rows import as_rows, common_shape
+from eqaccel.o3.rows import ProductRows
 from eqaccel.o3.weights import Weighted, output_mask, weight_rules
 from eqaccel.wigner import WignerConvention
 
@@ -139,14 +138,7 @@ class TensorProduct(Weighted):
             OperandError: If an operand does not fit, or weights are missing (in scripted programs: RuntimeError).
             CompileError: If a kernel does not compile.
         """
-        return self._multiply(x, y, weight)
-
-    def _multiply(self, x: Tensor, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
-        w = self._get_weights(weight)
-        shape = common_shape(x, y, None if self.shared_weights or self.weight_numel == 0 else w)
-        rows = w if self.shared_weights or self.weight_numel == 0 else as_rows(w, shape)
-        z = self.kernel(as_rows(x, shape), as_rows(y, shape), rows)
-        return z.view(shape + [z.size(-1)])  # noqa: RUF005 (TorchScript)
+        return self.kernel(x, y, self._get_weights(weight))
 
     def right(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """What is left when y is known: a matrix for each row of y, by which x is multiplied.
@@ -160,7 +152,7 @@ class TensorProduct(Weighted):
         """
         unit = torch.eye(self.irreps_in1.dim, dtype=y.dtype, device=y.device)
         w = self._get_weights(weight)
-        return self._multiply(unit, y.unsqueeze(-2), w if self.shared_weights else w.unsqueeze(-2))
+        return self.kernel(unit, y.unsqueeze(-2), w if self.shared_weights else w.unsqueeze(-2))
 
     def _get_weights(self, weight: Optional[Tensor]) -> Tensor:  # noqa: UP045 (TorchScript)
         if not torch.jit.is_scripting():
@@ -192,7 +184,7 @@ class TensorProduct(Weighted):
         self.instructions = instructions
         self.weight_numel = spec.weight_numel
         self.shared_weights = spec.shared_weights
-        self.kernel = ops.TensorProduct(spec)
+        self.kernel = ProductRows(spec)
         irreps = (self.irreps_in1, self.irreps_in2, self.irreps_out)
         self.add_module(NAME, coupling_tensors(irreps, instructions, spec) if has_constants else CouplingTensors())
         self.add_module(OTHER_NAME, CouplingTensors())
