@@ -52,7 +52,7 @@ class SphericalHarmonics(nn.Module):
     ) -> None:
         super().__init__()
         parity, degrees = _input_parity(irreps_out, irreps_in), _degrees(irreps_out)
-        if isinstance(irreps_out, str) or hasattr(irreps_out, "num_irreps"):
+        if _are_irreps(irreps_out):
             for mul, ir in Irreps(irreps_out):
                 if mul and ir.p != parity**ir.l:
                     raise SpecError(f"irreps_out: expected parity {parity**ir.l} of degree {ir.l}, got {ir}")
@@ -115,20 +115,28 @@ def spherical_harmonics(l: Any, x: Tensor, normalize: bool, normalization: str =
     Raises:
         EqaccelError: As for `SphericalHarmonics`.
     """
-    wanted = l if isinstance(l, str) else tuple(_degrees(l))
-    if hasattr(l, "num_irreps"):
-        wanted = str(l)
-    return _kept_module(wanted, bool(normalize), normalization, x.device)(x)
+    wanted = str(Irreps(l)) if _are_irreps(l) else tuple(_degrees(l))
+    # Tensors that are made while a program is traced are stand-ins, which must not be kept.
+    is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    made = (_made if is_traced else _kept)(wanted, bool(normalize), normalization, x.device)
+    return made(x)  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=64)
-def _kept_module(wanted: Any, normalize: bool, normalization: str, device: torch.device) -> SphericalHarmonics:
-    return SphericalHarmonics(wanted, normalize, normalization).to(device)
+def _made(wanted: Any, normalize: bool, normalization: str, device: torch.device) -> SphericalHarmonics:
+    with torch.inference_mode(False):
+        return SphericalHarmonics(wanted, normalize, normalization).to(device)
+
+
+_kept = lru_cache(maxsize=64)(_made)
+
+
+def _are_irreps(wanted: Any) -> bool:
+    return isinstance(wanted, str) or hasattr(wanted, "num_irreps")
 
 
 def _degrees(wanted: Any) -> list[int]:
     """The degrees that a user asks for, in order."""
-    if isinstance(wanted, str) or hasattr(wanted, "num_irreps"):
+    if _are_irreps(wanted):
         degrees = [ir.l for mul, ir in Irreps(wanted) for _ in range(mul)]
     else:
         degrees = [wanted] if isinstance(wanted, int) else [int(degree) for degree in wanted]
@@ -140,8 +148,7 @@ def _degrees(wanted: Any) -> list[int]:
 def _input_parity(wanted: Any, irreps_in: Any) -> int:
     """The parity of the vectors."""
     if irreps_in is None:
-        is_irreps = isinstance(wanted, str) or hasattr(wanted, "num_irreps")
-        odd_degrees = [ir.p for _, ir in Irreps(wanted) if ir.l % 2] if is_irreps else []
+        odd_degrees = [ir.p for _, ir in Irreps(wanted) if ir.l % 2] if _are_irreps(wanted) else []
         return 1 if 1 in odd_degrees else -1
     irreps = Irreps(irreps_in)
     if [(mul, ir.l) for mul, ir in irreps] != [(1, 1)]:
