@@ -9,7 +9,7 @@ from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError, UnsupportedError
-from eqaccel.o3.spherical_harmonics import harmonics_polynomial
+from eqaccel.o3.harmonics import harmonics_polynomial
 
 
 class PolynomialHarmonics(Replacement):

@@ -9,6 +9,7 @@ must not know models, nor import e3nn.
 """
 
 from eqaccel.irreps import Irrep, Irreps
+from eqaccel.o3.harmonics import SphericalHarmonics, spherical_harmonics
 from eqaccel.o3.linear import Linear
 from eqaccel.o3.products import (
     ElementwiseTensorProduct,
@@ -16,7 +17,6 @@ from eqaccel.o3.products import (
     FullyConnectedTensorProduct,
     TensorSquare,
 )
-from eqaccel.o3.spherical_harmonics import SphericalHarmonics, spherical_harmonics
 from eqaccel.o3.tensor_product import TensorProduct
 
 __all__ = [
