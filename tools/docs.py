@@ -13,7 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 import latex2mathml.converter
@@ -25,7 +26,7 @@ from eqaccel.__main__ import main
 from eqaccel.families import linear, polynomial, tensor_product
 from eqaccel.families.tensor_product import ConnectionMode
 from eqaccel.runtime import include_path
-from eqaccel.targets import TARGETS
+from eqaccel.targets import TARGETS, Target
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build/docs"
@@ -159,7 +160,6 @@ def supported() -> str:
     ]
     kinds = [(kind.name, first_line(type(kind)), "yes" if kind.exporting else "no") for kind in KINDS]
     limits = [
-        *((f"connection mode `{mode.value}`", "yes" if takes(mode) else "no") for mode in ConnectionMode),
         ("highest degree of an irrep", str(tensor_product.MAX_DEGREE)),
         ("highest degree of a polynomial", str(polynomial.MAX_POWER)),
     ]
@@ -173,19 +173,48 @@ def supported() -> str:
             *table("CPUs", ("target", "plan"), processors),
             *table("Kinds of models", ("kind", "", "exported"), kinds),
             *table("Operators", ("", ""), limits),
+            *table("Tensor products", ("connection mode", "weights", *BACKENDS), modes()),
             *table("Settings", ("environment variable", "meaning"), variables),
             "",
         ]
     )
 
 
-def takes(mode: ConnectionMode) -> bool:
-    """Whether a tensor product may have a connection mode."""
-    try:
-        tensor_product.TensorProductSpec("2x0e", "0e", "2x0e", [(0, 0, 0, mode, True)])
-    except errors.UnsupportedError:
-        return False
-    return True
+BACKENDS = {"CPU": "cpu-generic", "CUDA": "sm_90", "HIP": "gfx90a"}
+"""Backends in the table of connection modes, and a target of each."""
+
+
+def modes() -> list[tuple[str, ...]]:
+    """The directions that have kernels, by connection mode, weights and backend."""
+    rows = []
+    for mode, weighted in product(ConnectionMode, (True, False)):
+        try:
+            spec = mode_spec(mode, weighted)
+        except errors.SpecError:
+            continue  # e3nn has no such instruction either
+        cells = (kernel_directions(spec, TARGETS[target]) for target in BACKENDS.values())
+        rows.append((f"`{mode.value}`", "yes" if weighted else "no", *cells))
+    return rows
+
+
+def mode_spec(mode: ConnectionMode, weighted: bool) -> tensor_product.TensorProductSpec:
+    """A product of one instruction, whose multiplicities fit its mode."""
+    muls = (3, 2) if mode.pairs is tensor_product.Pairs.ALL else (3, 3)
+    dense = 4 if weighted or mode.pairs is tensor_product.Pairs.ALL else 1
+    mixing = tensor_product.Mixing
+    mul = {
+        mixing.OWN: mode.pairs.count(*muls),
+        mixing.OVER_V: muls[0],
+        mixing.OVER_U: muls[1],
+        mixing.DENSE: dense,
+    }[mode.mixing]
+    return tensor_product.TensorProductSpec(f"{muls[0]}x1o", f"{muls[1]}x1o", f"{mul}x0e", [(0, 0, 0, mode, weighted)])
+
+
+def kernel_directions(spec: tensor_product.TensorProductSpec, target: Target) -> str:
+    """The directions for which there is a kernel."""
+    family = tensor_product.TENSOR_PRODUCT
+    return ", ".join(d.value.replace("_", " ") for d in family.directions if family.body(spec, d, target, 4))
 
 
 def first_line(thing: object) -> str:
@@ -193,11 +222,11 @@ def first_line(thing: object) -> str:
     return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
-def table(title: str, head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:
-    """A section with a table of two columns."""
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A section with a table."""
     if not rows:
         raise ValueError(f"rows: expected some for the table '{title}', got none")
-    lines = ["", f"## {title}", "", f"| {head[0]} | {head[1]} |", "|---|---|"]
+    lines = ["", f"## {title}", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 

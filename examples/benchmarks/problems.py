@@ -33,7 +33,7 @@ class Problem:
 
     @cached_property
     def spec(self) -> TensorProductSpec:
-        """Its paths, in the order of MACE and NequIP; an UnsupportedError if eqaccel has no kernels for it."""
+        """Its paths, in the order of MACE and NequIP."""
         if self.mode == "uvu":
             return TensorProductSpec.channelwise(self.in1, self.in2, self.out)
         sides = [Irreps(side) for side in (self.in1, self.in2, self.out)]

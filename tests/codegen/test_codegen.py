@@ -12,7 +12,7 @@ from hosts import assemble_hip, needs_hipcc
 
 from eqaccel import runtime
 from eqaccel.codegen import Direction
-from eqaccel.families.tensor_product import TensorProductSpec, make_plan, payload, print_body, source
+from eqaccel.families.tensor_product import TensorProductSpec, make_plan, payload, plan_of, print_body, source
 from eqaccel.targets import TARGETS, host_target
 
 MAIN = {
@@ -52,10 +52,50 @@ def test_every_cuda_kernel_compiles(name: str, scalar_bytes: int, arch: str) -> 
         runtime.compile_cuda(source(make_plan(SPECS[name], direction, TARGETS["sm_90"], scalar_bytes)), arch)
 
 
+# Dense matrices of more and of fewer channels than lanes, and pairs of every kind.
+MODES = TensorProductSpec(
+    "6x0e+3x1o",
+    "2x0e+3x1o",
+    "40x0e+7x1o+3x1o+6x1o+3x0e",
+    [
+        (0, 0, 0, "uvw"),
+        (0, 1, 1, "uvw"),
+        (0, 1, 2, "uvv"),
+        (0, 1, 3, "uvu"),
+        (1, 1, 4, "uvu<v"),
+        (1, 1, 0, "uuw"),
+        (1, 1, 4, "uuu", False),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("arch", "scalar_bytes", "directions"),
+    [
+        ("sm_90", 4, tuple(Direction)),
+        ("sm_75", 4, (Direction.BACKWARD,)),
+        ("sm_80", 8, (Direction.FORWARD,)),
+        ("sm_100", 8, (Direction.DOUBLE_BACKWARD,)),
+    ],
+)
+def test_cuda_kernels_of_every_mode_compile_without_spills(
+    arch: str, scalar_bytes: int, directions: tuple[Direction, ...]
+) -> None:
+    for direction in directions:
+        plan = plan_of(MODES, direction, TARGETS[arch], scalar_bytes)
+        _, log = runtime.compile_cuda(source(plan), arch)
+        assert runtime.resources(log)["eq_main_0"]["spill_store_bytes"] == 0, log
+
+
 @needs_hipcc
 @pytest.mark.parametrize("direction", Direction)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
     assemble_hip(source(make_plan(SPECS["mp0-second"], direction, TARGETS["gfx90a"], 4)), tmp_path)
+
+
+@needs_hipcc
+def test_hip_text_of_every_mode_compiles(tmp_path: Path) -> None:
+    assemble_hip(source(plan_of(MODES, Direction.DOUBLE_BACKWARD, TARGETS["gfx90a"], 4)), tmp_path)
 
 
 def test_payload_is_reproducible_and_names_its_paths() -> None:

@@ -12,15 +12,25 @@ import pytest
 
 from eqaccel import LinearSpec, PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
-from eqaccel.families import FAMILIES
+from eqaccel.families import FAMILIES, KernelFamily
 from eqaccel.families.polynomial import Term
 from eqaccel.families.radial_basis import RadialBasisSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.targets import TARGETS
 
 FOLDER = Path(__file__).parent / "golden"
+
+
+def _family(name: str) -> KernelFamily:
+    """Of a spec: its name begins with that of the family."""
+    return FAMILIES[name.partition("-")[0]]
+
+
 SPECS: dict[str, Any] = {
     "tensor_product": TensorProductSpec.channelwise("32x0e+16x1o", "0e+1o", "32x0e+16x1o"),
+    "tensor_product-modes": TensorProductSpec(
+        "8x1o+4x0e", "2x1o+4x0e", "5x0e+16x1e+4x1o", [(0, 0, 0, "uvw"), (0, 0, 1, "uvuv", False), (1, 0, 2, "uvu")]
+    ),
     "polynomial": PolynomialSpec(
         3, 2, 2, (Term(0, 0, (), 0.5), Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (0, 1, 2), 0.25))
     ),
@@ -32,6 +42,7 @@ SPECS: dict[str, Any] = {
 }
 TARGETS_OF = {
     "tensor_product": ("cpu-avx2", "sm_90"),
+    "tensor_product-modes": ("cpu-avx2", "sm_90"),
     "polynomial": ("cpu-avx2",),
     "radial_basis": ("cpu-avx2",),
     "silu": ("cpu-avx2",),
@@ -40,18 +51,19 @@ TARGETS_OF = {
     "neighbors": ("sm_90",),
 }
 KERNELS = [
-    (name, direction, target)
-    for name, family in FAMILIES.items()
-    for direction in family.directions
-    for target in TARGETS_OF[name]
+    (name, direction, target) for name in SPECS for direction in _family(name).directions for target in TARGETS_OF[name]
 ]
+
+
+def test_there_is_one_of_each_family() -> None:
+    assert {_family(name).name for name in SPECS} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("name", "direction", "target"), KERNELS)
 def test_golden_kernel(name: str, direction: Direction, target: str, request: pytest.FixtureRequest) -> None:
     kernel = (SPECS[name], direction, TARGETS[target], 4)
-    plan = FAMILIES[name].explain(*kernel).rstrip()
-    text = "".join(f"// {line}\n" for line in plan.split("\n")) + FAMILIES[name].body(*kernel)
+    plan = _family(name).explain(*kernel).rstrip()
+    text = "".join(f"// {line}\n" for line in plan.split("\n")) + _family(name).body(*kernel)
     file = FOLDER / f"{name}-{direction.value}-{TARGETS[target].backend}.txt"
     if request.config.getoption("--update-golden"):
         file.write_text(text)

@@ -230,8 +230,12 @@ struct PathRun {
   static constexpr int sums = sizeof(Lane) == 64 ? 24 : 12;  // that registers hold
   static constexpr int together = sums / d3 < 1 ? 1 : sums / d3 < chunks ? sums / d3 : chunks;
 
+  static constexpr int ahead = 4096;  // bytes
   static EQ_FN Lane weight(const T* w, int p, int c) {
-    if constexpr (S::weighted) return get_part<S::mul3>(w + p * S::mul3, c);
+    if constexpr (S::weighted) {
+      __builtin_prefetch((const char*)(w + p * S::mul3 + c) + ahead, 0, 2);
+      return get_part<S::mul3>(w + p * S::mul3, c);
+    }
     else return Lane{} + T(1);
   }
   template <int first, int count>

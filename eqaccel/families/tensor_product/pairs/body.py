@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from eqaccel.families.tensor_product.pairs.plan import WARP, Coupling, PairPlan, Shape
 from eqaccel.families.tensor_product.plan.model import Element
 from eqaccel.families.tensor_product.spec import Mixing, Pairs, Path
-from eqaccel.families.tensor_product.text import literal, table
+from eqaccel.families.tensor_product.text import literal, table, wrapped
 from eqaccel.irreps import Irreps
 
 _PAIRS = {Pairs.ALL: "all_pairs", Pairs.EQUAL: "equal_pairs", Pairs.ORDERED: "ordered_pairs"}
@@ -131,6 +131,11 @@ def _problem(plan: PairPlan) -> list[str]:
         f"w_dim = {spec.weight_numel};",
         f"  static constexpr int pairs = {plan.most_pairs}, d1 = {d1}, d2 = {d2}, d3 = {d3};  // at most",
     ]
+    if plan.target.is_gpu:
+        lines += [
+            "  static constexpr int tile = Launch::tile, shared_bytes = Launch::shared_bytes;",
+            "  static constexpr bool rows_shared = Launch::rows_shared;",
+        ]
     for name, irreps in (("X", spec.irreps_in1), ("Y", spec.irreps_in2), ("Z", spec.irreps_out)):
         lines += _rows(name, irreps)
     lines += ["  template <class F>", "  static EQ_FN void each_shape(const F& run) {"]
@@ -143,7 +148,9 @@ def _rows(name: str, irreps: Irreps) -> list[str]:
     return [
         f"  struct {name} {{",
         f"    static constexpr int count = {len(blocks)};",
-        f"    static constexpr RowBlock blocks[] = {{{', '.join(blocks) or '{0, 0, 0}'}}};",
-        "    static EQ_FN constexpr RowBlock block(int n) { return blocks[n]; }",
+        "    static EQ_FN constexpr RowBlock block(int n) {",
+        f"      constexpr RowBlock blocks[] = {{{wrapped(blocks) or '{0, 0, 0}'}}};",
+        "      return blocks[n];",
+        "    }",
         "  };",
     ]
