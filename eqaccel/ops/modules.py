@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from eqaccel.errors import OperandError
-from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec, TunedKernel
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec, TunedKernel, unmixed
 from eqaccel.ops.graph import Graph, packed_index
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import call_operator, load_library
+from eqaccel.ops.mixing import DenseMixing
 
 load_library()
 
@@ -37,6 +38,10 @@ class _Product(KernelModule):
         self.z_dim = spec.z_dim
         self.mul_ir = layout == "mul_ir"
         self.atomic = atomic
+        # Weights that all rows share multiply what is added up already.
+        product = unmixed(spec) if spec.shared_weights else None
+        self.pairs = None if product is None else self._like(product.spec)
+        self.mixing = None if product is None else DenseMixing(spec, product, mul_ir=self.mul_ir)
 
     def retune(self, kernels: Iterable[TunedKernel]) -> None:
         """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
@@ -53,6 +58,10 @@ class _Product(KernelModule):
             return
         self.set_payload(*self.family.payload(self.spec, tuned))
         self.tuned = tuned
+
+    def _like(self, spec: TensorProductSpec) -> _Product:
+        """Another product of the same kind, in the layout ir_mul."""
+        raise NotImplementedError
 
     def _arguments(self, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> tuple[Any, ...]:
         return self.payload, self.key, x, y, w, graph, num_receivers, self.z_dim, self.mul_ir, self.atomic
@@ -77,6 +86,9 @@ class TensorProduct(_Product):
     def __init__(self, spec: TensorProductSpec, *, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, atomic=False, layout=layout)
 
+    def _like(self, spec: TensorProductSpec) -> TensorProduct:
+        return TensorProduct(spec, layout="ir_mul")
+
     def forward(self, x: Tensor, y: Tensor, w: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """Computes z = F(x, y, w), differentiable any number of times in x, y and w.
 
@@ -95,6 +107,9 @@ class TensorProduct(_Product):
                 compiled programs, and from derivatives: RuntimeError with the same text).
         """
         weights = x.new_empty([0]) if w is None else w
+        if self.pairs is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
+            if weights.dim() == 1 and x.dim() == 2:
+                return self.mixing(self.pairs(self.mixing.features(x), y, self.mixing.own_weights(weights)), weights)
         graph = x.new_empty([0], dtype=torch.int32)
         if torch.jit.is_scripting():
             return torch.ops.eqaccel.tensor_product(
@@ -118,6 +133,9 @@ class TensorProductConv(_Product):
 
     def __init__(self, spec: TensorProductSpec, *, deterministic: bool = True, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, atomic=not deterministic, layout=layout)
+
+    def _like(self, spec: TensorProductSpec) -> TensorProductConv:
+        return TensorProductConv(spec, deterministic=not self.atomic, layout="ir_mul")
 
     def forward(
         self,
@@ -153,6 +171,10 @@ class TensorProductConv(_Product):
                 ".flatten(0, -2)."
             )
         weights = x.new_empty([0]) if w is None else w
+        if self.pairs is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
+            if weights.dim() == 1:
+                own = self.mixing.own_weights(weights)
+                return self.mixing(self.pairs(self.mixing.features(x), y, own, edge_index, num_receivers), weights)
         num_senders = x.size(0)
         receivers = num_senders if num_receivers < 0 else num_receivers
         if torch.jit.is_scripting():

@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from eqaccel import Graph, TensorProduct, TensorProductConv, TensorProductSpec
-from eqaccel.testing import Operands, random_operands
+from eqaccel.errors import OperandError
+from eqaccel.testing import Operands, assert_product, random_operands
 
-SPEC = TensorProductSpec(
+ARGUMENTS = (
     "3x0e+2x1o",
     "2x1o+1x0e",
     "4x1o+3x0e+1x0e",
-    [(0, 0, 0, "uvw"), (1, 1, 0, "uvw"), (0, 1, 1, "uvuv", False), (1, 0, 2, "uvu<v"), (1, 0, 2, "uuw", False)],
+    [(0, 0, 0, "uvw"), (1, 1, 0, "uvw"), (0, 1, 1, "uvuv"), (1, 0, 2, "uvu<v"), (1, 0, 2, "uuw", False)],
 )
+SPEC = TensorProductSpec(*ARGUMENTS)
 
 
 class Energy(nn.Module):
@@ -108,3 +110,23 @@ def test_vmap(device: torch.device) -> None:
     )
     found = torch.func.vmap(product)(x, y, w)
     assert_close(found, torch.stack([product(*rows) for rows in zip(x, y, w, strict=True)]))
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("scripted", [False, True])
+def test_shared_weights_multiply_sums(layout: str, scripted: bool, device: torch.device, dtype: torch.dtype) -> None:
+    """Dense matrices are applied to nodes; the same as the kernel that has the weights of every edge."""
+    spec = TensorProductSpec(*ARGUMENTS, shared_weights=True)
+    o = random_operands(spec, 5, 12, num_senders=6, shared=True, dtype=dtype, device=device)
+    for module, edges in ((TensorProductConv(spec, layout=layout), (o.edge_index, 5)), (TensorProduct(spec), ())):
+        assert module.pairs is not None
+        x = o.x if edges else o.x[o.edge_index[0]]
+        program = torch.jit.script(module) if scripted else module
+        plain = type(module)(SPEC, layout="mul_ir" if module.mul_ir else "ir_mul")
+        found, wanted = (each.to(device)(x, o.y, o.w, *edges) for each in (program, plain))
+        assert_close(found, wanted)
+        assert_close(program(x, o.y, o.w.expand(12, -1), *edges), wanted)
+        with pytest.raises((OperandError, torch.jit.Error), match=r"w: expected shape \(num_edges, 36\)"):
+            program(x, o.y, o.w[1:], *edges)
+    if not scripted:
+        assert_product(TensorProductConv(spec, layout=layout).to(device), o)

@@ -235,8 +235,7 @@ struct PathRun {
     if constexpr (S::weighted) {
       __builtin_prefetch((const char*)(w + p * S::mul3 + c) + ahead, 0, 2);
       return get_part<S::mul3>(w + p * S::mul3, c);
-    }
-    else return Lane{} + T(1);
+    } else return Lane{} + T(1);
   }
   template <int first, int count>
   static EQ_FN void mix_columns(const T* w, const T* t, T* z) {
@@ -353,11 +352,14 @@ struct PathRun {
   }
 
   // ---- a path of an edge, whose blocks begin there in padded rows
+  // Pairs that are channels of the output as they are need no array of their own.
+  static constexpr bool plain = own && !S::weighted;
+
   static __attribute__((noinline)) void run(const EdgeState& e, const PathPlace& at, int x_at, int y_at, int z_at) {
     const T *x = spread_u(e.x + x_at, e.xs), *y = spread_v(e.y + y_at, e.ys), *w = e.w + at.w;
     if constexpr (!has_gradient) {
-      couple<false>(x, y, e.t);
-      mix(w, e.t, e.z + z_at);
+      couple<plain>(x, y, plain ? e.z + z_at : e.t);
+      if constexpr (!plain) mix(w, e.t, e.z + z_at);
     } else {
       const T* gz = e.gz + z_at;
       T *gx = direct ? e.gx + x_at : e.gxs, *gy = direct ? e.gy + y_at : e.gys;
@@ -367,15 +369,18 @@ struct PathRun {
       }
       if constexpr (!has_tangents) {
         if (S::weighted) couple<false>(x, y, e.t);
-        unmix<S::weighted>(w, gz, e.gt, e.t, e.gw + at.w);
-        uncouple(x, y, e.gt, gx, gy);
+        if constexpr (!plain) unmix<S::weighted>(w, gz, e.gt, e.t, e.gw + at.w);
+        uncouple(x, y, plain ? gz : e.gt, gx, gy);
       } else {
         const T *a = spread_u(e.a + x_at, e.as), *b = spread_v(e.b + y_at, e.bs);
-        couple<false>(a, y, e.ta);
-        couple<true>(x, b, e.ta);
-        mix(w, e.ta, e.z + z_at);
-        unmix<S::weighted>(w, gz, e.gt, e.ta, e.gw + at.w);
-        uncouple(a, b, e.gt, gx, gy);
+        T* const ta = plain ? e.z + z_at : e.ta;
+        couple<plain>(a, y, ta);
+        couple<true>(x, b, ta);
+        if constexpr (!plain) {
+          mix(w, ta, e.z + z_at);
+          unmix<S::weighted>(w, gz, e.gt, ta, e.gw + at.w);
+        }
+        uncouple(a, b, plain ? gz : e.gt, gx, gy);
         if constexpr (S::weighted) {
           couple<false>(x, y, e.t);
           mix(e.c + at.w, e.t, e.z + z_at);

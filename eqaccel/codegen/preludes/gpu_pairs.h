@@ -462,9 +462,9 @@ struct WithBlocks : P {
 }  // namespace
 
 #define EQ_EXPORT_PAIRS(P)                                                                                             \
-  EQ_KERNEL void __launch_bounds__(warp) eq_main_0(const EQ_PARAMETER eq_operands o,                                   \
-                                                   const EQ_PARAMETER eq_work_split split) {                           \
-    static_assert(PairLayout<P>::bytes == P::shared_bytes, "the plan and the layout count shared memory alike");  \
+  EQ_KERNEL void __launch_bounds__(warp)                                                                               \
+      eq_main_0(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                            \
+    static_assert(PairLayout<P>::bytes == P::shared_bytes, "the plan and the layout count shared memory alike");       \
     extern __shared__ __align__(128) unsigned char shared[];                                                           \
     run_pairs<P>(o, split, reinterpret_cast<T*>(shared));                                                              \
   }                                                                                                                    \

@@ -33,6 +33,8 @@ from eqaccel.families.tensor_product.spec import (
     Pairs,
     Path,
     TensorProductSpec,
+    UnmixedProduct,
+    unmixed,
 )
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "TensorProductSpec",
     "TunedKernel",
     "Tuning",
+    "UnmixedProduct",
     "candidates",
     "check",
     "execute",
@@ -60,4 +63,5 @@ __all__ = [
     "print_body",
     "source",
     "travelling_plan",
+    "unmixed",
 ]

@@ -9,6 +9,7 @@ from eqaccel.families.tensor_product.spec.instruction import (
 )
 from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.families.tensor_product.spec.tensor_product import MAX_DEGREE, TensorProductSpec
+from eqaccel.families.tensor_product.spec.unmixed import UnmixedProduct, unmixed
 
 __all__ = [
     "MAX_DEGREE",
@@ -19,4 +20,6 @@ __all__ = [
     "Pairs",
     "Path",
     "TensorProductSpec",
+    "UnmixedProduct",
+    "unmixed",
 ]

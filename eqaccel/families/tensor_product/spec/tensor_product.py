@@ -122,6 +122,31 @@ class TensorProductSpec:
         return spec
 
     @classmethod
+    def of_coefficients(
+        cls,
+        irreps: tuple[Irreps, Irreps, Irreps],
+        instructions: Sequence[Instruction],
+        coefficients: Sequence[float],
+        shared_weights: bool,
+    ) -> TensorProductSpec:
+        """A spec whose paths have the given coefficients, which are those of `Path`; their path weights do not count.
+
+        Args:
+            irreps: in1, in2 and out.
+            instructions: The couplings.
+            coefficients: Of each.
+            shared_weights: As for the class.
+
+        Raises:
+            SpecError: If an instruction does not fit the irreps.
+            UnsupportedError: As for the class.
+        """
+        _validate(irreps, instructions)
+        spec = object.__new__(cls)
+        spec._set(irreps, instructions, coefficients, [1] * len(instructions), shared_weights)
+        return spec
+
+    @classmethod
     def channelwise(
         cls, irreps_in1: IrrepsLike, irreps_in2: IrrepsLike, irreps_out: IrrepsLike, **options: Any
     ) -> TensorProductSpec:
