@@ -29,14 +29,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
     ],
     ids=str,
 )
-def test_values_and_derivatives(args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    original, ours = pair = made_alike("SphericalHarmonics", *args, **options)
+def test_values_and_derivatives(args: tuple[Any, ...], options: dict[str, Any], device: torch.device) -> None:
+    original, ours = pair = made_alike("SphericalHarmonics", *args, device=device, **options)
     for leading in ((7,), (2, 3), ()):
-        assert_alike(pair, [rows(*leading, 3)])
+        assert_alike(pair, [rows(*leading, 3).to(device)])
     assert [str(ours.irreps_in), str(ours.irreps_out)] == [str(original.irreps_in), str(original.irreps_out)]
     assert not ours.state_dict()
-    x = rows(5, 3)
-    assert torch.equal(o3.SphericalHarmonics.from_e3nn(original)(x), ours(x))
+    x = rows(5, 3).to(device)
+    assert torch.equal(o3.SphericalHarmonics.from_e3nn(original).to(device)(x), ours(x))
     assert torch.equal(torch.jit.script(ours)(x), ours(x))
     if len(args) < 4 and not options:
         assert torch.equal(o3.spherical_harmonics(args[0], x, *args[1:]), ours(x))

@@ -29,9 +29,9 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_derivatives_and_files(case: str) -> None:
+def test_values_derivatives_and_files(case: str, device: torch.device) -> None:
     (args, options), dtype = CASES[case], torch.float32 if case == "biased" else torch.float64
-    pair = made_alike("Linear", *args, dtype=dtype, **options)
+    pair = made_alike("Linear", *args, dtype=dtype, device=device, **options)
     original, ours = pair
     channels = (options["f_in"],) if "f_in" in options else ()
     for leading in ((7,), (2, 3), ()):
@@ -43,7 +43,7 @@ def test_values_derivatives_and_files(case: str) -> None:
     taken = o3.Linear.from_e3nn(original)
     assert taken.state_dict().keys() == original.state_dict().keys()
     assert all(mine is theirs for mine, theirs in zip(taken.parameters(), original.parameters(), strict=True))
-    x = rows(5, *channels, original.irreps_in.dim, dtype=dtype)
+    x = rows(5, *channels, original.irreps_in.dim, dtype=dtype).to(device)
     assert torch.equal(taken(x), ours(x))
     assert torch.equal(torch.jit.script(ours)(x), ours(x))
     stream = io.BytesIO()

@@ -77,13 +77,13 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_derivatives(case: str) -> None:
+def test_values_and_derivatives(case: str, device: torch.device) -> None:
     name, args, options = CASES[case]
     dtype = torch.float32 if case == "of edges" else torch.float64
-    original, ours = pair = made_alike(name, *args, dtype=dtype, **options)
+    original, ours = pair = made_alike(name, *args, dtype=dtype, device=device, **options)
     assert_alike(pair, operands(original, (5,)), dtype)
     assert_alike(pair, operands(original, (2, 3)), dtype)
-    x = [operand.to(dtype) for operand in operands(original, (4,))]
+    x = [operand.to(device, dtype) for operand in operands(original, (4,))]
     taken = getattr(o3, name).from_e3nn(original)
     assert torch.equal(taken(*x), ours(*x))
     assert all(mine is theirs for mine, theirs in zip(taken.parameters(), original.parameters(), strict=True))
@@ -131,6 +131,16 @@ def test_state_dicts_go_both_ways(name: str) -> None:
     stream.seek(0)
     assert torch.equal(torch.load(stream, weights_only=False)(*x), ours(*x))
     assert TensorProductSpec.from_e3nn(ours) == ours.spec
+
+
+def test_programs_of_torch_take_the_classes() -> None:
+    product, linear = o3.FullyConnectedTensorProduct("2x0e+2x1o", "0e+1o", "3x0e+2x1o"), o3.Linear("2x1o", "3x1o")
+    x, y = rows(5, 8, dtype=torch.float32), rows(1, 4, dtype=torch.float32)
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    exported = torch.export.export(product, (x, y)).module()
+    assert torch.equal(compiled(x, y), product(x, y))
+    assert torch.equal(exported(x, y), product(x, y))
+    assert torch.equal(torch.func.vmap(linear)(x[:, :6]), linear(x[:, :6]))
 
 
 def test_signs_of_another_version_are_refused() -> None:

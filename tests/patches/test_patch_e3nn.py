@@ -73,11 +73,11 @@ def flat(outputs: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("make", "dtype"), [(docking, torch.float32), (points, torch.float64)])
-def test_networks_are_patched_verified_and_restored(make: Any, dtype: torch.dtype) -> None:
+def test_networks_are_patched_verified_and_restored(make: Any, dtype: torch.dtype, device: torch.device) -> None:
     with default_dtype(dtype):
         network, example = make()
-        network.eval()
-        inputs = tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, example)
+        network.eval().to(device)
+        inputs = tree_map(lambda t: t.to(device, dtype if t.is_floating_point() else None), example)
         state = {name: value.clone() for name, value in network.state_dict().items()}
         parameters, classes = list(network.parameters()), [type(module) for module in network.modules()]
         before, expected_gradients = results(network, inputs)

@@ -17,8 +17,10 @@ Pair = tuple[nn.Module, Any]
 """A module of e3nn, and that of eqaccel."""
 
 
-def made_alike(name: str, *args: Any, dtype: torch.dtype = torch.float64, **options: Any) -> Pair:
-    """Modules of one name and the same arguments, with the same random weights, in some dtype."""
+def made_alike(
+    name: str, *args: Any, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu", **options: Any
+) -> Pair:
+    """Modules of one name and the same arguments, with the same random weights, in some dtype on some device."""
     pair = []
     for library in (e3nn.o3, eqaccel.o3):
         torch.manual_seed(1)
@@ -27,7 +29,7 @@ def made_alike(name: str, *args: Any, dtype: torch.dtype = torch.float64, **opti
     for parameter in pair[0].parameters():
         nn.init.normal_(parameter)
     pair[1].load_state_dict(pair[0].state_dict())
-    return pair[0].to(dtype), pair[1].to(dtype)
+    return pair[0].to(device, dtype), pair[1].to(device, dtype)
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -50,7 +52,8 @@ def assert_alike(pair: Pair, operands: Sequence[Tensor], dtype: torch.dtype = to
     results = []
     for module, scalar in zip(pair, (torch.float64, dtype), strict=True):
         twin = module.to(scalar)
-        leaves = [operand.detach().to(scalar).requires_grad_() for operand in operands]
+        device = next((tensor.device for tensor in twin.buffers()), operands[0].device)
+        leaves = [operand.detach().to(device, scalar).requires_grad_() for operand in operands]
         variables = [*leaves, *twin.parameters()]
         value = twin(*leaves)
         if not value.requires_grad:  # there is nothing that could be differentiated
