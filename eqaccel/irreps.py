@@ -75,7 +75,7 @@ class Irrep(_DegreeAndParity):
         """Number of components, 2l+1."""
         return 2 * self.l + 1
 
-    def __mul__(self, other: Irrep) -> Iterator[Irrep]:
+    def __mul__(self, other: Irrep) -> Iterator[Irrep]:  # type: ignore[override]
         """Iterates over the irreps in the product of two, by increasing degree."""
         if not isinstance(other, Irrep):
             return NotImplemented

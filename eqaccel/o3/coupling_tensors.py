@@ -64,14 +64,12 @@ def coupling_tensors(
     buffers = {}
     for item in instructions:
         blocks = [side[i] for side, i in zip(irreps, (item.i_in1, item.i_in2, item.i_out), strict=True)]
-        degrees = tuple(block.ir.l for block in blocks)
+        l1, l2, l3 = (block.ir.l for block in blocks)
         if 0 in item.path_shape:
             continue
-        if _is_kept(item, degrees):
-            tensor = wigner_3j(*degrees, convention)
-            buffers[f"_w3j_{degrees[0]}_{degrees[1]}_{degrees[2]}"] = torch.tensor(
-                tensor, dtype=torch.get_default_dtype()
-            )
+        if _is_kept(item, (l1, l2, l3)):
+            tensor = torch.tensor(wigner_3j(l1, l2, l3, convention), dtype=torch.get_default_dtype())
+            buffers[f"_w3j_{l1}_{l2}_{l3}"] = tensor
         if "<" in item.connection_mode:
             mul = blocks[0].mul
             buffers[f"_triu_indices_{mul}"] = torch.triu_indices(mul, mul, 1)

@@ -255,5 +255,5 @@ def _couple(lower: list[_Squares], coupling: Mapping[tuple[int, int, int], Fract
             key = tuple(sorted((*features, j)))
             higher[k][key] = add(higher[k].get(key, Fraction(0)), factor * square)
     power = (0,) * (len(lower) // 2 + 1)  # the only product of features that is not zero at (1, 0, 0)
-    size = sum(abs(polynomial.get(power, 0)) for polynomial in higher)
+    size = sum(abs(polynomial.get(power, Fraction(0))) for polynomial in higher)
     return [{features: square / size for features, square in p.items() if square} for p in higher]

@@ -78,7 +78,8 @@ def elementwise(
     wanted = _wanted(filter_ir_out)
     ends = sorted({*_ends(in1), *_ends(in2)})
     cut1, cut2 = _cut(in1, ends), _cut(in2, ends)
-    out, instructions = [], []
+    out: list[tuple[int, Irrep]] = []
+    instructions = []
     for i, ((mul, ir1), (_, ir2)) in enumerate(zip(cut1, cut2, strict=True)):
         for ir in ir1 * ir2:
             if wanted is None or ir in wanted:
@@ -93,7 +94,8 @@ def full(
     """Every coupling of two blocks, with an output for each pair of channels; outputs are sorted by irrep."""
     in1, in2 = Irreps(irreps_in1).simplify(), Irreps(irreps_in2).simplify()
     wanted = _wanted(filter_ir_out)
-    out, instructions = [], []
+    out: list[tuple[int, Irrep]] = []
+    instructions = []
     for i, (mul1, ir1) in enumerate(in1):
         for j, (mul2, ir2) in enumerate(in2):
             for ir in ir1 * ir2:
@@ -151,7 +153,8 @@ def square(
 
 
 def _full_square(irreps: Irreps, wanted: frozenset[Irrep] | None, irrep_normalization: str) -> Definition:
-    out, instructions = [], []
+    out: list[tuple[int, Irrep]] = []
+    instructions = []
     for i, (mul1, ir1) in enumerate(irreps):
         for j, (mul2, ir2) in enumerate(irreps[i:], start=i):
             for ir in ir1 * ir2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ class Linear(Weighted):
         SpecError: If an instruction or a bias does not fit the irreps, or arguments contradict each other.
         UnsupportedError: If there is no kernel for it.
     """
+
+    if TYPE_CHECKING:  # TorchScript does not understand this
+        bias: Tensor
 
     def __init__(
         self,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from eqaccel import ops
 from eqaccel.families.linear import LinearPath, LinearSpec
-from eqaccel.families.tensor_product import Instruction, TensorProductSpec
+from eqaccel.families.tensor_product import ConnectionMode, Instruction, TensorProductSpec
 from eqaccel.irreps import Irreps
 from eqaccel.o3.rows import as_rows, common_shape
 
@@ -46,6 +46,9 @@ class LinearRows(nn.Module):
         weight_numel: Last dimension of the weights.
         bias_numel: Last dimension of the biases.
     """
+
+    if TYPE_CHECKING:  # TorchScript does not understand this
+        biased: Tensor
 
     def __init__(
         self,
@@ -131,5 +134,5 @@ def _kernel(irreps_in: Irreps, irreps_out: Irreps, paths: list[LinearInstruction
         found = tuple(LinearPath(item.i_in, item.i_out, item.path_weight) for item in paths)
         return ops.Linear(LinearSpec(irreps_in, irreps_out, found))
     # Normalised by components, the product is with the unit, so the variance of a path is the square of its weight.
-    couplings = [Instruction(item.i_in, 0, item.i_out, "uvw", True, item.path_weight**2) for item in paths]
+    couplings = [Instruction(item.i_in, 0, item.i_out, ConnectionMode.UVW, True, item.path_weight**2) for item in paths]
     return ops.TensorProduct(TensorProductSpec(irreps_in, "0e", irreps_out, couplings, path_normalization="none"))

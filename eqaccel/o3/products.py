@@ -38,8 +38,8 @@ class FullyConnectedTensorProduct(TensorProduct):
         **options: Any,
     ) -> None:
         definition = instructions.fully_connected(irreps_in1, irreps_in2, irreps_out)
-        normalizations = {"irrep_normalization": irrep_normalization, "path_normalization": path_normalization}
-        super().__init__(*definition, **normalizations, **options)
+        options |= {"irrep_normalization": irrep_normalization, "path_normalization": path_normalization}
+        super().__init__(*definition, **options)
 
 
 class ElementwiseTensorProduct(TensorProduct):

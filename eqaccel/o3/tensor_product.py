@@ -80,7 +80,7 @@ class TensorProduct(Weighted):
         parsed = [Instruction.parse(item, number) for number, item in enumerate(instructions)]
         internal, shared = weight_rules(internal_weights, shared_weights, any(item.has_weight for item in parsed))
         by_irrep, by_path = normalization or irrep_normalization or "component", path_normalization or "element"
-        variances = tuple(None if var is None else [float(v) for v in var] for var in (in1_var, in2_var, out_var))
+        variances = _floats(in1_var), _floats(in2_var), _floats(out_var)
         spec = TensorProductSpec(
             irreps_in1,
             irreps_in2,
@@ -203,6 +203,10 @@ class TensorProduct(Weighted):
     def _result(self) -> str:
         paths = sum(math.prod(item.path_shape) for item in self.instructions)
         return f"{self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights"
+
+
+def _floats(values: Iterable[float] | None) -> list[float] | None:
+    return None if values is None else [float(value) for value in values]
 
 
 def check_class(cls: type, module: Any, owners: tuple[str, ...]) -> None:

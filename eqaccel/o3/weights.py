@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,10 @@ def weight_rules(internal_weights: bool | None, shared_weights: bool | None, has
 class Weighted(nn.Module):
     """A module with the attributes `instructions`, `weight`, `weight_numel`, `internal_weights`, `shared_weights`."""
 
-    # TorchScript would ask for a type of everything that is annotated here.
+    if TYPE_CHECKING:  # TorchScript does not understand these
+        instructions: Sequence[Any]
+        weight: Tensor
+        weight_numel: int
 
     def weight_views(self, weight: Tensor | None = None, yield_instruction: bool = False) -> Iterator[Any]:
         """Views of the weights of each instruction that has some.
@@ -71,8 +74,10 @@ class Weighted(nn.Module):
 
     def _set_weight(self, name: str, value: Tensor | None, shape: tuple[int, ...] | None) -> None:
         """Sets a parameter: a given one, or a new one of a shape; or an empty buffer, as e3nn has it, if neither is."""
-        if isinstance(value, nn.Parameter) or (value is None and shape is not None):
-            setattr(self, name, value if value is not None else nn.Parameter(torch.randn(shape)))
+        if value is None and shape is not None:
+            value = nn.Parameter(torch.randn(shape))
+        if isinstance(value, nn.Parameter):
+            setattr(self, name, value)
         else:
             self.register_buffer(name, torch.empty(0) if value is None else value)
 
