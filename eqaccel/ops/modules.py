@@ -78,7 +78,8 @@ class TensorProduct(_Product):
 
     Args:
         spec: Irreps and paths.
-        layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul).
+        layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul). A block of y
+            is (mul, 2l+1) in any case.
     """
 
     batch = True
@@ -96,7 +97,7 @@ class TensorProduct(_Product):
             x: (batch, spec.x_dim) float32 or float64.
             y: (batch, spec.y_dim), same dtype and device.
             w: (batch, spec.weight_numel) path weights in path order, or (spec.weight_numel,) shared by all rows; None
-                only if no path is weighted.
+                only if no path is weighted. Shared ones cost less where the spec says that they are.
 
         Returns:
             (batch, spec.z_dim), dtype of x.
@@ -126,7 +127,8 @@ class TensorProductConv(_Product):
         spec: Irreps and paths.
         deterministic: Add the gradient of x in a fixed order, so that results are bitwise reproducible. False uses
             atomic additions there, which need less memory. The output itself is always reproducible.
-        layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul).
+        layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul). A block of y
+            is (mul, 2l+1) in any case.
     """
 
     batch = False

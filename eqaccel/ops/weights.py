@@ -13,7 +13,7 @@ def reorder_weights_from_e3nn(spec: TensorProductSpec, w: Tensor) -> Tensor:
 
     Args:
         spec: The tensor product.
-        w: (..., spec.weight_numel), in the order of the weighted instructions, `mul` for each.
+        w: (..., spec.weight_numel), in the order of the weighted instructions, in the shapes of their modes.
 
     Returns:
         The same tensor.

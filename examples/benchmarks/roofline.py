@@ -17,7 +17,7 @@ from eqaccel.benchmarks.timing import measure
 
 from eqaccel import TensorProductSpec
 from eqaccel.codegen import Direction
-from eqaccel.families.tensor_product import make_plan
+from eqaccel.families.tensor_product import plan_of
 from eqaccel.runtime import host_compiler
 from eqaccel.targets import host_target
 
@@ -95,7 +95,7 @@ def floor_bytes(spec: TensorProductSpec, nodes: int, edges: int, direction: Dire
 
 def operations(spec: TensorProductSpec, edges: int, direction: Direction, itemsize: int) -> int:
     """Floating-point operations, two a multiply-add, without the small edge matrices: the same on every device."""
-    return 2 * edges * make_plan(spec, direction, host_target(), itemsize).multiply_adds()
+    return 2 * edges * plan_of(spec, direction, host_target(), itemsize).multiply_adds()
 
 
 def _copy_bandwidth() -> float:

@@ -380,7 +380,7 @@ def _deaf_block(model: Model) -> None:
         (_second_block(conv_fusion="atomic"), AlreadyPatchedError, "conv_fusion"),
         (_second_block(conv_tp=torch.nn.Identity()), PatchError, "Identity"),
         (_narrow_radial, PatchError, "expected 56 weights"),
-        (_wrong_mode, PatchError, "uvw"),
+        (_wrong_mode, PatchError, "weight_numel"),
         (_shared_weights, PatchError, "shared"),
         (_deaf_block, PatchError, "DeafBlock"),
     ],

@@ -350,7 +350,7 @@ def _wrong_mode(model: Model) -> None:
         (_as_subclass("MyScatter", forward=lambda self, x, *edges: x), PatchError, "MyScatter"),
         (_other_product, PatchError, "Identity"),
         (_shared_weights, PatchError, "shared"),
-        (_wrong_mode, PatchError, "uvw"),
+        (_wrong_mode, PatchError, "weight_numel"),
     ],
 )
 def test_refusals_change_nothing(

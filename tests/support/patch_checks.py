@@ -11,7 +11,7 @@ from eqaccel.patches import convolution
 from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 from eqaccel import patch, report
-from eqaccel.errors import UnsupportedError
+from eqaccel.errors import SpecError
 
 RELATIVE = FACTOR * ROUNDING * torch.finfo(torch.float64).eps
 """Bound of float64 comparisons, relative to the largest entry, to which contributions may have cancelled."""
@@ -92,9 +92,9 @@ def assert_refused(model: torch.nn.Module, path: str, error: type[Exception], me
         patch(model)
     assert caught.value.args[0].startswith(path)
     assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
-    assert f"left: {path}" in str(report(model)) or isinstance(caught.value.__cause__, UnsupportedError)
+    assert f"left: {path}" in str(report(model)) or isinstance(caught.value.__cause__, SpecError)
 
 
 def take_other_mode(product: torch.nn.Module) -> None:
-    """Gives all instructions of a product a connection mode that no kernel has."""
+    """Gives all instructions of a product a connection mode that its weights do not fit."""
     product.instructions = [item._replace(connection_mode="uvw") for item in product.instructions]

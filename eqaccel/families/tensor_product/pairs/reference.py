@@ -46,7 +46,7 @@ def execute_pairs(
     of_edge = {"x": x[sender], "y": y, "w": np.broadcast_to(w, (edges, w.shape[-1]))}
     if gz is not None:
         of_edge["gz"] = gz[receiver]
-    if direction is Direction.DOUBLE_BACKWARD:
+    if a is not None and b is not None and c is not None:
         of_edge |= {"a": a[sender], "b": b, "c": np.broadcast_to(c, (edges, c.shape[-1]))}
     dims = {"z": spec.z_dim, "gx": spec.x_dim, "gy": spec.y_dim, "gw": spec.weight_numel}
     sums = {name: np.zeros((edges, dim), x.dtype) for name, dim in dims.items()}

@@ -34,34 +34,29 @@ class Mixing(Enum):
 
 
 class ConnectionMode(Enum):
-    """How the multiplicities u (in1), v (in2) and w (out) of an instruction connect; e3nn's names.
+    """How the multiplicities u (in1), v (in2) and w (out) of an instruction connect; e3nn's names."""
 
-    Attributes:
-        pairs: Which pairs are coupled.
-        mixing: What becomes of them.
-    """
+    UVW = "uvw"
+    UVU = "uvu"
+    UVV = "uvv"
+    UUW = "uuw"
+    UUU = "uuu"
+    UVUV = "uvuv"
+    UVU_LT_V = "uvu<v"
+    U_LT_VW = "u<vw"
 
-    UVW = "uvw", Pairs.ALL, Mixing.DENSE
-    UVU = "uvu", Pairs.ALL, Mixing.OVER_V
-    UVV = "uvv", Pairs.ALL, Mixing.OVER_U
-    UUW = "uuw", Pairs.EQUAL, Mixing.DENSE
-    UUU = "uuu", Pairs.EQUAL, Mixing.OWN
-    UVUV = "uvuv", Pairs.ALL, Mixing.OWN
-    UVU_LT_V = "uvu<v", Pairs.ORDERED, Mixing.OWN
-    U_LT_VW = "u<vw", Pairs.ORDERED, Mixing.DENSE
+    @property
+    def pairs(self) -> Pairs:
+        """Which pairs are coupled."""
+        return _MEANINGS[self][0]
 
-    def __new__(cls, value: str, pairs: Pairs, mixing: Mixing) -> ConnectionMode:
-        """A member whose value is e3nn's name."""
-        member = object.__new__(cls)
-        member._value_ = value
-        member.pairs, member.mixing = pairs, mixing
-        return member
-
-    pairs: Pairs
-    mixing: Mixing
+    @property
+    def mixing(self) -> Mixing:
+        """What becomes of them."""
+        return _MEANINGS[self][1]
 
     def __str__(self) -> str:
-        return str(self.value)
+        return self.value
 
     def weight_shape(self, mul1: int, mul2: int, mul3: int) -> tuple[int, ...]:
         """The weights of an instruction, as in e3nn: its last index runs fastest."""
@@ -88,6 +83,18 @@ class ConnectionMode(Enum):
         if has_weight or (self is ConnectionMode.UUW and mul3 == 1):
             return None
         return "expected weights" + (", or multiplicity 1 of out" if self is ConnectionMode.UUW else "")
+
+
+_MEANINGS = {
+    ConnectionMode.UVW: (Pairs.ALL, Mixing.DENSE),
+    ConnectionMode.UVU: (Pairs.ALL, Mixing.OVER_V),
+    ConnectionMode.UVV: (Pairs.ALL, Mixing.OVER_U),
+    ConnectionMode.UUW: (Pairs.EQUAL, Mixing.DENSE),
+    ConnectionMode.UUU: (Pairs.EQUAL, Mixing.OWN),
+    ConnectionMode.UVUV: (Pairs.ALL, Mixing.OWN),
+    ConnectionMode.UVU_LT_V: (Pairs.ORDERED, Mixing.OWN),
+    ConnectionMode.U_LT_VW: (Pairs.ORDERED, Mixing.DENSE),
+}
 
 
 @dataclass(frozen=True)
