@@ -1,8 +1,9 @@
 """eqaccel: fast O(3)-equivariant tensor products and graph convolutions for interatomic potentials.
 
-`eqaccel.patch(model)` accelerates a MACE or NequIP model in place; `TensorProduct` and `TensorProductConv` are the
-operators underneath. Importing this package does nothing but define names: torch and the compiled libraries are loaded
-when one of the names that needs them is first used. Only in the source folder it does more: see `_hand_over`.
+`eqaccel.patch(model)` accelerates a model in place: MACE, NequIP, or any module that holds modules of e3nn;
+`TensorProduct` and `TensorProductConv` are the operators underneath, and `eqaccel.o3` has the classes of `e3nn.o3`.
+Importing this package does nothing but define names: torch and the compiled libraries are loaded when one of the names
+that needs them is first used. Only in the source folder it does more: see `_hand_over`.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ def __getattr__(name: str) -> Any:
         return version("eqaccel")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "o3":
+        return importlib.import_module("eqaccel.o3")
     raise AttributeError(f"module 'eqaccel' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "o3"])
 
 
 def _hand_over() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, overload
 
@@ -18,9 +17,15 @@ _IRREP = re.compile(r"\s*(\d+)\s*([eoy])\s*", re.ASCII)
 _TERM = re.compile(r"\s*(?:(\d+)\s*x)?\s*(\d+)\s*([eoy])\s*", re.ASCII)
 
 
-@dataclass(frozen=True, order=True)
-class Irrep:
+class _DegreeAndParity(NamedTuple):
+    l: int  # noqa: E741  (the field's own name for the degree)
+    p: int
+
+
+class Irrep(_DegreeAndParity):
     """An irreducible representation of O(3); the order is e3nn's: by degree, then odd before even.
+
+    It is the tuple (l, p), so e3nn reads it wherever it takes an irrep.
 
     Attributes:
         l: Degree, 0, 1, 2, ...
@@ -30,14 +35,14 @@ class Irrep:
         IrrepsError: If the degree is negative or the parity is not +1 or -1.
     """
 
-    l: int  # noqa: E741  (the field's own name for the degree)
-    p: int
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if not _is_int(self.l) or self.l < 0:
-            raise IrrepsError(f"irrep degree l: expected an integer >= 0, got {self.l!r}")
-        if not _is_int(self.p) or self.p not in (1, -1):
-            raise IrrepsError(f"irrep parity p: expected +1 or -1, got {self.p!r}")
+    def __new__(cls, l: int, p: int) -> Irrep:  # noqa: D102, E741
+        if not _is_int(l) or l < 0:
+            raise IrrepsError(f"irrep degree l: expected an integer >= 0, got {l!r}")
+        if not _is_int(p) or p not in (1, -1):
+            raise IrrepsError(f"irrep parity p: expected +1 or -1, got {p!r}")
+        return super().__new__(cls, l, p)
 
     @classmethod
     def parse(cls, value: IrrepLike) -> Irrep:
@@ -70,7 +75,7 @@ class Irrep:
         """Number of components, 2l+1."""
         return 2 * self.l + 1
 
-    def __mul__(self, other: Irrep) -> Iterator[Irrep]:
+    def __mul__(self, other: Irrep) -> Iterator[Irrep]:  # type: ignore[override]
         """Iterates over the irreps in the product of two, by increasing degree."""
         if not isinstance(other, Irrep):
             return NotImplemented
@@ -148,6 +153,22 @@ class Irreps(tuple[MulIrrep, ...]):
         """The elements of each block within a row."""
         return tuple(slice(start, start + block.dim) for start, block in zip(self.offsets(), self, strict=True))
 
+    def simplify(self) -> Irreps:
+        """Joins neighbouring blocks of the same irrep, and drops those of multiplicity 0, as e3nn does."""
+        blocks: list[MulIrrep] = []
+        for mul, ir in self:
+            if blocks and blocks[-1].ir == ir:
+                blocks[-1] = MulIrrep(blocks[-1].mul + mul, ir)
+            elif mul > 0:
+                blocks.append(MulIrrep(mul, ir))
+        return Irreps(blocks)
+
+    def sort(self) -> SortedIrreps:
+        """Sorts the blocks by irrep, equal ones in the order that they have, as e3nn does."""
+        inv = tuple(sorted(range(len(self)), key=lambda index: self[index].ir))
+        p = tuple(sorted(range(len(self)), key=inv.__getitem__))
+        return SortedIrreps(Irreps(self[index] for index in inv), p, inv)
+
     @overload
     def __getitem__(self, index: SupportsIndex) -> MulIrrep: ...
     @overload
@@ -164,6 +185,20 @@ class Irreps(tuple[MulIrrep, ...]):
 
     def __repr__(self) -> str:
         return f"Irreps('{self}')"
+
+
+class SortedIrreps(NamedTuple):
+    """What `Irreps.sort` gives.
+
+    Attributes:
+        irreps: The blocks in order.
+        p: Where each block has gone.
+        inv: Which block has come to each place.
+    """
+
+    irreps: Irreps
+    p: tuple[int, ...]
+    inv: tuple[int, ...]
 
 
 IrrepLike: TypeAlias = Irrep | str | tuple[int, int] | Any

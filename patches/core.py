@@ -6,14 +6,17 @@ every check has passed, so a refused model is left exactly as it was.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from eqaccel.patches.calculator import find_calculators, find_steps, make_stepped, restore_calculator, step_state
+from eqaccel.patches.comparison import Comparison
+from eqaccel.patches.example import ExampleVerification
 from eqaccel.patches.finder import KINDS, FoundModel, find_models
-from eqaccel.patches.kind import ModelKind, class_names
-from eqaccel.patches.replacement import Entrance, become, restore_all
+from eqaccel.patches.kind import ModelKind, ModuleKind, class_names
+from eqaccel.patches.replacement import Entrance, UnverifiedEntrance, become, restore_all
 from eqaccel.patches.report import Report
 from eqaccel.patches.verify import Verification
 
@@ -24,7 +27,13 @@ from eqaccel.prepare import warmup
 T = TypeVar("T")
 
 
-def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
+def patch(
+    model: T,
+    *,
+    verify: bool = True,
+    deterministic: bool = True,
+    example: tuple[Any, ...] | Mapping[str, Any] | None = None,
+) -> T:
     """Accelerates a model in place.
 
     Its modules stay the same objects, with their parameters, attributes and hooks, and the state dict keeps its keys,
@@ -34,11 +43,16 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
 
     Args:
         model: A MACE or NequIP model, or what holds such models: an ASE calculator or a sum of calculators, a training
-            module, a container of modules, or a list of these. All models in it are patched.
+            module, a container of modules, or a list of these. All models in it are patched. A module without such a
+            model, of whatever library, gets its modules of e3nn replaced.
         verify: Whether to compare the model with a copy from before, on generated structures, and to refuse the patch
             if energy, forces, stress, other outputs or derivatives of theirs differ by more than rounding
             (docs/verification.md).
         deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
+        example: What to verify modules of other libraries on: positional arguments in a tuple, or keyword arguments in
+            a dictionary, for one call of the module in evaluation mode. Containers and objects with `clone` and
+            `apply`, as those of torch_geometric, may be among them; floating-point tensors are converted to the dtype
+            of the module. Without it, such a module is not verified as a whole, and the report says so.
 
     Returns:
         The same object.
@@ -46,30 +60,37 @@ def patch(model: T, *, verify: bool = True, deterministic: bool = True) -> T:
     Raises:
         AlreadyPatchedError: If it is accelerated already, by eqaccel, cuEquivariance or OpenEquivariance.
         VerificationError: If the patched model does not reproduce the original.
-        PatchError: If the kind of model is unknown, or it holds something that cannot be replaced.
+        PatchError: If the kind of model is unknown and it holds nothing that can be replaced; if a model of a known
+            kind holds something that cannot be; or if there is an example that nothing is verified on.
         CompileError: If a kernel does not compile; MissingCompilerError if there is no compiler for it.
         WarmupError: If EQACCEL_TUNE is 1 and the model is not in float32 or float64, or not on a CPU or GPU.
         Whatever is raised, the model is as it was before the call.
     """
     tune = settings.current().tune
     with torch.inference_mode(False):  # tensors made inside of it could never take part in gradients
-        _patch(_models(model), verify, deterministic, tune)
+        models = _models(model)
+        if example is not None and (not verify or all(isinstance(_known_kind(found), ModelKind) for found in models)):
+            raise PatchError(
+                "example: expected none, got one that nothing would be verified on: verify is False, or all models are "
+                "of a known kind, which eqaccel verifies on structures of its own"
+            )
+        _patch(models, verify, deterministic, tune, example)
     for _, calculator, kind in find_calculators(model, KINDS):
         make_stepped(calculator, kind)
     return model
 
 
-def _patch(models: list[FoundModel], verify: bool, deterministic: bool, tune: bool) -> None:
+def _patch(models: list[FoundModel], verify: bool, deterministic: bool, tune: bool, example: Any) -> None:
     plans = []
     for found in models:
         kind = _known_kind(found)
         plans.append((found.model, kind, kind.swapping.swaps(found.model, deterministic)))
     try:
         for model, kind, swaps in plans:
-            verification = Verification(kind, model) if verify else None
+            verification = _verification(kind, model, example) if verify else None
             for swap in swaps:
                 swap.apply()
-            become(model, Entrance)
+            become(model, UnverifiedEntrance if verification is None else Entrance)
             if tune:
                 warmup(model, tune=True)
             if verification is not None:
@@ -78,6 +99,13 @@ def _patch(models: list[FoundModel], verify: bool, deterministic: bool, tune: bo
         for model, _, _ in plans:
             restore_all(model)
         raise
+
+
+def _verification(kind: ModuleKind, model: torch.nn.Module, example: Any) -> Comparison | None:
+    """The check of a model that is about to be patched; None if there is nothing to run it on."""
+    if isinstance(kind, ModelKind):
+        return Verification(kind, model)
+    return None if example is None else ExampleVerification(model, example)
 
 
 def unpatch(model: T) -> T:
@@ -116,12 +144,14 @@ def report(model: Any) -> Report:
         for row in state.rows(calculator)
     ]
     own = step_state(model)
+    models = _models(model) if own is None or own.has_model else []
     rows = [
         replace(row, path=f"{found.path}.{row.path}".strip("."))
-        for found in (_models(model) if own is None or own.has_model else ())
+        for found in models
         for row in _known_kind(found).swapping.rows(found.model)
     ]
-    return Report(type(model).__name__, (*steps, *rows))
+    unverified = tuple(found.path for found in models if isinstance(found.model, UnverifiedEntrance))
+    return Report(type(model).__name__, (*steps, *rows), unverified)
 
 
 def _models(target: Any) -> list[FoundModel]:
@@ -138,12 +168,12 @@ def _models(target: Any) -> list[FoundModel]:
     return models
 
 
-def _known_kind(found: FoundModel) -> ModelKind:
+def _known_kind(found: FoundModel) -> ModuleKind:
     if found.kind is not None:
         return found.kind
     known = ", ".join(kind.name for kind in KINDS)
     raise PatchError(
-        f"model: expected a model of a known kind ({known}) or something that holds one, got "
+        f"model: expected a model of a known kind ({known}) or something that holds one, or holds modules of e3nn, got "
         f"{type(found.model).__name__}"
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eqaccel.patches.kind import ModelKind
+from eqaccel.patches.e3nn import E3nnKind
+from eqaccel.patches.kind import ModelKind, ModuleKind
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.nequip import NequipKind
 from torch import nn
@@ -15,6 +16,9 @@ from eqaccel.prepare import held_modules
 
 KINDS: list[ModelKind] = [MaceKind(), NequipKind()]
 """The kinds of model that eqaccel knows, asked in this order: the table to which a new kind is added."""
+
+OTHERS: ModuleKind = E3nnKind()
+"""The kind of modules that hold no model of these kinds."""
 
 
 def register(kind: ModelKind) -> None:
@@ -29,13 +33,13 @@ class FoundModel:
     Attributes:
         path: Where it is, e.g. `models.0`; empty for what was handed over itself.
         model: The model; or a module that holds no model of a known kind.
-        kind: Its kind; None if that is unknown.
+        kind: Its kind; None if that is unknown, and it holds nothing that could be replaced.
         holders: The modules around the model, wherever it was found, outer ones first.
     """
 
     path: str
     model: nn.Module
-    kind: ModelKind | None
+    kind: ModuleKind | None
     holders: tuple[nn.Module, ...] = ()
 
 
@@ -55,10 +59,14 @@ def find_models(target: Any, error: type[EqaccelError]) -> list[FoundModel]:
     """
     unique: dict[int, FoundModel] = {}
     for path, module in held_modules(target, error):
-        for found in _models_in(module, path, ()) or [FoundModel(path, module, None)]:
+        for found in _models_in(module, path, ()) or [FoundModel(path, module, _other_kind(module))]:
             known = unique.get(id(found.model), found)
             unique[id(found.model)] = replace(known, holders=tuple(dict.fromkeys((*known.holders, *found.holders))))
     return list(unique.values())
+
+
+def _other_kind(module: nn.Module) -> ModuleKind | None:
+    return OTHERS if OTHERS.recognises(module) else None
 
 
 def _models_in(module: nn.Module, path: str, holders: tuple[nn.Module, ...]) -> list[FoundModel]:

@@ -1,8 +1,9 @@
 """What a kind of model is: one class that recognises its models and runs them, with what is made of them as abilities.
 
 A kind says everything that eqaccel has to know of a library of models. Its class, a `ModelKind`, recognises a model and
-runs it on a structure. `Swapping` says which modules of it are replaced, `Exporting` turns it into a module for files,
-and `Stepping` speaks for the ASE calculators of its library.
+runs it on a structure; a `ModuleKind` that is no `ModelKind` knows modules, and not what they are run on. `Swapping`
+says which modules of it are replaced, `Exporting` turns it into a module for files, and `Stepping` speaks for the ASE
+calculators of its library.
 Each kind has a folder here, and a place in the table of `eqaccel.patches.finder`.
 """
 
@@ -35,12 +36,11 @@ def class_names(module: object) -> set[str]:
     return {cls.__name__ for cls in type(module).__mro__}
 
 
-class ModelKind(ABC):
-    """One kind of model: how to recognise it and how to run it.
+class ModuleKind(ABC):
+    """One kind of module that `patch` takes.
 
     Attributes:
         name: What users call it; in small letters, the `family` of exported files.
-        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
         swapping: Which modules of a model are replaced.
         exporting: How a model becomes a file; None if that is not possible.
         stepping: How the ASE calculators of the kind's library compute; None if it has none that eqaccel knows.
@@ -48,7 +48,6 @@ class ModelKind(ABC):
     """
 
     name: str
-    ranks: Mapping[str, int]
     swapping: Swapping
     exporting: Exporting | None = None
     stepping: Stepping | None = None
@@ -57,6 +56,24 @@ class ModelKind(ABC):
     @abstractmethod
     def recognises(self, model: nn.Module) -> bool:
         """Whether the model is of this kind; must not raise."""
+
+    def has_compiled_itself(self, model: nn.Module) -> bool:
+        """Whether the model has compiled itself, so that its modules cannot be changed any more."""
+        return False
+
+    def dtype(self, model: nn.Module) -> torch.dtype:
+        """The floating-point type that the model computes in."""
+        return model_dtype(model)
+
+
+class ModelKind(ModuleKind):
+    """One kind of model of atoms: how to recognise it and how to run it.
+
+    Attributes:
+        ranks: Cartesian rank of each output that must turn with the structure (0 invariant, 1 vector, 2 tensor).
+    """
+
+    ranks: Mapping[str, int]
 
     @abstractmethod
     def extent(self, model: nn.Module) -> tuple[float, int]:
@@ -95,14 +112,6 @@ class ModelKind(ABC):
         """Runs the model as a simulation does; returns its outputs by name, detached, in float64 on the CPU."""
         outputs, _ = self.run(model, structure, head)
         return {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
-
-    def has_compiled_itself(self, model: nn.Module) -> bool:
-        """Whether the model has compiled itself, so that its modules cannot be changed any more."""
-        return False
-
-    def dtype(self, model: nn.Module) -> torch.dtype:
-        """The floating-point type that the model computes in."""
-        return model_dtype(model)
 
 
 class Swapping(ABC):

@@ -16,7 +16,7 @@ import torch
 from eqaccel.patches import dense
 from eqaccel.patches.coefficients import sharpen
 from eqaccel.patches.dense import FlatActivations, FlatGate
-from eqaccel.patches.harmonics import PolynomialHarmonics, harmonics_polynomial
+from eqaccel.patches.harmonics import PolynomialHarmonics, polynomial_of
 from eqaccel.patches.linear import AttributeProduct, LinearMap, attribute_product, linear_map
 from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
 from eqaccel.patches.report import ReportRow
@@ -25,7 +25,11 @@ from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_d
 from torch.utils._pytree import tree_flatten, tree_map
 
 from eqaccel.errors import CompileError, PatchError, VerificationError
+from eqaccel.o3 import Linear, SphericalHarmonics, TensorProduct
 from eqaccel.ops.library import translate
+
+OWN = (Linear, SphericalHarmonics, TensorProduct)
+"""Classes of eqaccel's own that are named as those of e3nn."""
 
 Form = tuple[type[Replacement], torch.nn.Module, tuple[Any, ...]]
 """What a module becomes, what that computes with, and operands to compare both forms on: tensors, or trees of them."""
@@ -43,6 +47,9 @@ class NodeForm:
     attribute: str
     build: Callable[[torch.nn.Module, Any], Form]
 
+
+NOT_YET = "left: not patched yet, eqaccel.patch(model) replaces it"
+"""What a report says of a module that a patch replaces."""
 
 NodeForms = Mapping[str, NodeForm]
 """The forms of a kind of model, by the names of classes."""
@@ -75,7 +82,7 @@ def node_rows(model: torch.nn.Module, forms: NodeForms) -> Iterator[ReportRow]:
         else:
             try:
                 build_form(model, module, forms)
-                note = "left: not patched yet, eqaccel.patch(model) replaces it"
+                note = NOT_YET
             except (PatchError, CompileError) as error:
                 note = f"left: {error}"
         idle = isinstance(module, Replacement) and not accelerated
@@ -94,6 +101,8 @@ def _modules(model: torch.nn.Module, forms: NodeForms) -> Iterator[tuple[str, to
 
 def _class_with_form(module: Any, forms: NodeForms) -> str:
     """Name of the class of a module that there is a form for, or an empty string."""
+    if isinstance(module, OWN):
+        return ""
     name = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in forms), "")
     return name if name and hasattr(module, forms[name].attribute) else ""
 
@@ -118,7 +127,7 @@ def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[t
             _compare(preview(module, replacement, added), examples)
     except PatchError:
         raise
-    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
+    except (AssertionError, AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
         meant = translate(error)
         if isinstance(meant, CompileError):
             raise meant from error
@@ -213,7 +222,7 @@ def _gate(model: torch.nn.Module, gate: Any) -> Form:
 
 def _harmonics(model: torch.nn.Module, harmonics: Any) -> Form:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    return PolynomialHarmonics, harmonics_polynomial(harmonics).to(like.device), (random_rows(4, 3, like),)
+    return PolynomialHarmonics, polynomial_of(harmonics).to(like.device), (random_rows(4, 3, like),)
 
 
 E3NN_FORMS: NodeForms = MappingProxyType(

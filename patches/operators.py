@@ -1,9 +1,9 @@
 """Kernels one by one, in the dtype of a model: what is wrong with one is not lost in the rounding of the whole network.
 
-The convolutions, polynomials, radial functions, activations and linear maps of a patched model are called with random
-operands, and so are their first and second derivatives. Each entry of each result may differ from that in float64 by
-`ERROR_CONSTANT` units of rounding of the sum of the absolute values of its terms; twice as many where functions have
-roundings of their own.
+The products, convolutions, polynomials, radial functions, activations and linear maps of a patched model are called
+with random operands, and so are their first and second derivatives. Each entry of each result may differ from that in
+float64 by `ERROR_CONSTANT` units of rounding of the sum of the absolute values of its terms; twice as many where
+functions have roundings of their own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from eqaccel.codegen import OUTPUTS, Direction
 from eqaccel.families.linear import LinearSpec
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec
-from eqaccel.ops import Linear, Polynomial, RadialBasis, ScaledSilu, TensorProductConv
+from eqaccel.ops import Linear, Polynomial, RadialBasis, ScaledSilu, TensorProduct, TensorProductConv
 from eqaccel.testing import ERROR_CONSTANT, derivatives, random_operands, reference
 
 _NODES, _EDGES = 12, 768
 _ROWS = 1100  # of a polynomial: more than a block of threads takes, and no multiple of a vector
+_PRODUCT_ROWS = 300  # of a product: more than a block takes
 _LINEAR_ROWS = 140  # of a linear map: more than a block takes
 
 _Function = Callable[..., Tensor]
@@ -173,6 +174,18 @@ def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
     return _Case("xyw", inputs, _NODES, conv.spec.z_dim, lambda like: (edges.to(like.device), _NODES), absolute)
 
 
+def _product(product: TensorProduct, dtype: torch.dtype) -> _Case:
+    spec = product.spec
+    operands = random_operands(spec, _PRODUCT_ROWS, _PRODUCT_ROWS, batch=True, shared=spec.shared_weights, dtype=dtype)
+    layout = "mul_ir" if product.mul_ir else "ir_mul"
+
+    def absolute(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return reference(spec, x, y, w, layout=layout, absolute=True)
+
+    inputs = (operands.x, operands.y, operands.w)
+    return _Case("xyw", inputs, _PRODUCT_ROWS, spec.z_dim, lambda _: (), absolute)
+
+
 def _polynomial(polynomial: Polynomial, dtype: torch.dtype) -> _Case:
     spec = polynomial.spec
     generator = torch.Generator().manual_seed(0)
@@ -236,6 +249,7 @@ def _sum_of_terms(spec: PolynomialSpec, x: Tensor, w: Tensor) -> Tensor:
 _CASES: Mapping[type[nn.Module], Callable[[Any, torch.dtype], _Case]] = MappingProxyType(
     {
         TensorProductConv: _convolution,
+        TensorProduct: _product,
         Polynomial: _polynomial,
         RadialBasis: _radial,
         ScaledSilu: _activation,

@@ -73,6 +73,10 @@ class Entrance(Changed):
             return super().__call__(*args, **kwargs)
 
 
+class UnverifiedEntrance(Entrance):
+    """A model with replacements in it that was not compared as a whole with what it had been."""
+
+
 class Replacement(Changed):
     """Base of the kinds of replacements: each has a `forward` that computes what the module does, faster.
 

@@ -47,10 +47,12 @@ class Report:
     Attributes:
         model: Class of the model.
         rows: A row for each module that eqaccel looked at.
+        unverified: Paths of patched models that were not compared, as wholes, with what they had been.
     """
 
     model: str
     rows: tuple[ReportRow, ...]
+    unverified: tuple[str, ...] = ()
 
     @property
     def accelerated(self) -> int:
@@ -67,4 +69,8 @@ class Report:
         if idle:
             kinds = ", ".join(f"{count} {kind}" for kind, count in idle.items())
             lines.append(f"{idle.total()} more run as they came, where nothing is faster on this device: {kinds}")
+        if self.unverified:
+            which = ", ".join(path for path in self.unverified if path)
+            where = f" ({which})" if which else ""
+            lines.append(f"not verified as a whole{where}: no example was given, or verify=False")
         return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])

@@ -24,10 +24,15 @@ def rounding_unit(dtype: torch.dtype, device: torch.device) -> float:
     return torch.finfo(dtype).eps
 
 
+def duplicated(model: torch.nn.Module) -> Any:
+    """A copy of a model, also of one with tensors that deepcopy refuses."""
+    return copy.deepcopy(model, _copies(model))
+
+
 def widened(model: torch.nn.Module) -> Any:
     """A copy of a model that computes in float64; modules that remember which dtype they compute in are told so."""
     before = model_dtype(model)
-    wide = copy.deepcopy(model, _copies(model)).double()
+    wide = duplicated(model).double()
     for module in wide.modules():
         for name, value in list(vars(module).items()):
             if value is before:

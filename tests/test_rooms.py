@@ -19,6 +19,7 @@ ROOMS = [
     "families",
     "runtime",
     "ops",
+    "o3",
     "prepare",
     "step",
     "patches",
@@ -80,7 +81,7 @@ def test_families_do_not_know_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["codegen", "families", "runtime", "ops", "prepare", "step", "patches", "integrations", "command"]
+    "room", ["codegen", "families", "runtime", "ops", "o3", "prepare", "step", "patches", "integrations", "command"]
 )
 def test_every_room_says_what_it_is_for(room: str) -> None:
     folder = FOLDERS.get(room, ROOT / "eqaccel" / room)
@@ -93,7 +94,7 @@ def test_a_kind_of_model_is_one_folder() -> None:
     """The table of kinds imports their folders, and nothing else does; a kind does not import another one."""
     patches = FOLDERS["patches"]
     kinds = {file.parent.name for file in patches.glob("*/kind.py")}
-    assert kinds == {"mace", "nequip"}
+    assert kinds == {"e3nn", "mace", "nequip"}
     for file in (*_files("patches"), *_files("integrations")):
         own = {file.parent.name} if file.parent.parent == patches else set()
         foreign = set() if file == patches / "finder.py" else kinds - own

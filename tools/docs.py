@@ -15,13 +15,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 
 import latex2mathml.converter
-from eqaccel.patches.finder import KINDS
+from eqaccel.patches.finder import KINDS, OTHERS
 
 import eqaccel
-from eqaccel import errors, settings
+from eqaccel import errors, o3, settings
 from eqaccel.__main__ import main
 from eqaccel.families import linear, polynomial, tensor_product
 from eqaccel.families.tensor_product import ConnectionMode
@@ -54,7 +55,7 @@ def build() -> None:
     if done.returncode:
         raise SystemExit(done.returncode)
     anchors = set(re.findall(r'id="([^"]+)"', (ROOT / "build/site/docs/reference.html").read_text()))
-    missing = [name for name in public_names() if home(name) not in anchors]
+    missing = [name for name in (*public_names(), *e3nn_names()) if home(name) not in anchors]
     if missing:
         raise SystemExit(f"the reference has no entry for {', '.join(missing)}")
 
@@ -89,9 +90,15 @@ def public_names() -> list[str]:
     return [name for name in eqaccel.__all__ if name != "__version__"]
 
 
+def e3nn_names() -> list[str]:
+    """`eqaccel.o3.__all__`, but for what has a name in `eqaccel` already."""
+    known = {home(name) for name in public_names()}
+    return [name for name in (f"o3.{name}" for name in o3.__all__) if home(name) not in known]
+
+
 def home(name: str) -> str:
     """The path under which a public name is defined."""
-    thing = getattr(eqaccel, name)
+    thing = attrgetter(name)(eqaccel)
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
@@ -103,6 +110,11 @@ def reference() -> str:
     lines += [f"This is eqaccel {eqaccel.__version__}. `eqaccel.NAME` is each of:", ""]
     lines += entries(map(home, public_names()))
     lines += [
+        "## Classes of e3nn",
+        "",
+        "Imported from `eqaccel.o3`.",
+        "",
+        *entries(map(home, e3nn_names())),
         "## Parts of specs",
         "",
         "Imported from `eqaccel.families.tensor_product`, `eqaccel.families.polynomial` and `eqaccel.families.linear`.",
@@ -158,7 +170,7 @@ def supported() -> str:
         for target in TARGETS.values()
         if not target.is_gpu
     ]
-    kinds = [(kind.name, first_line(type(kind)), "yes" if kind.exporting else "no") for kind in KINDS]
+    kinds = [(kind.name, first_line(type(kind)), "yes" if kind.exporting else "no") for kind in (*KINDS, OTHERS)]
     limits = [
         ("highest degree of an irrep", str(tensor_product.MAX_DEGREE)),
         ("highest degree of a polynomial", str(polynomial.MAX_POWER)),

@@ -84,7 +84,7 @@ def single_model(target: Any) -> tuple[nn.Module, ModelKind, Exporting]:
     if isinstance(found.model, torch.jit.ScriptModule):
         raise ExportError("model: expected the Python model, got a scripted one; take what it was made from")
     exporting = None if found.kind is None else found.kind.exporting
-    if found.kind is None or exporting is None or not exporting.accepts(found.model):
+    if not isinstance(found.kind, ModelKind) or exporting is None or not exporting.accepts(found.model):
         known = ", ".join(kind.name.lower() for kind in KINDS if kind.exporting is not None)
         raise ExportError(
             f"model: expected a model of a kind that can be exported ({known}), got {type(found.model).__name__}; if "

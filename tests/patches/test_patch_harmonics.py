@@ -13,7 +13,7 @@ pytest.importorskip("e3nn", reason="needs e3nn")
 
 from e3nn import o3
 from eqaccel.patches import nodes
-from eqaccel.patches.harmonics import harmonics_polynomial
+from eqaccel.patches.harmonics import polynomial_of
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.torch_state import default_dtype
 from patch_checks import assert_close
@@ -84,14 +84,14 @@ def test_a_vector_of_zero() -> None:
 
 def test_high_degrees_are_left() -> None:
     with pytest.raises(PatchError, match="degree 10, above 9"):
-        harmonics_polynomial(o3.SphericalHarmonics("0e+10e", True))
+        polynomial_of(o3.SphericalHarmonics("0e+10e", True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("degree", range(4, 10))
 def test_high_degrees(degree: int, dtype: torch.dtype) -> None:
     """Rounding is proportional to sums of absolute values: of the lower harmonics, of which three are multiplied."""
-    kernels = harmonics_polynomial(o3.SphericalHarmonics([degree], True, "component"))
+    kernels = polynomial_of(o3.SphericalHarmonics([degree], True, "component"))
     vectors = torch.nn.functional.normalize(
         torch.randn(200, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=1
     ).to(dtype)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import sabotage as sb
 import torch
-from eqaccel.patches import coefficients, nodes, structures, verify
+from eqaccel.patches import coefficients, comparison, nodes, structures, verify
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.mace import swapping as mace_swapping
@@ -59,14 +59,14 @@ def test_float64_kernels_that_do_not_fit_a_gpu_leave_the_check_to_the_cpu(model,
         if dtypes == torch.float64:
             raise SharedMemoryError("too small")
 
-    monkeypatch.setattr(verify, "warmup", warmup)
+    monkeypatch.setattr(comparison, "warmup", warmup)
     check = object.__new__(verify.Verification)
-    check._model, check._dtype = model, torch.float32
+    check.model, check.dtype = model, torch.float32
     with pytest.raises(SharedMemoryError):
         check._compile()
-    monkeypatch.setattr(verify, "model_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(comparison, "model_device", lambda _: torch.device("cuda"))
     assert check._compile() == torch.device("cpu")
-    check._dtype = torch.float64
+    check.dtype = torch.float64
     with pytest.raises(SharedMemoryError):
         check._compile()
 

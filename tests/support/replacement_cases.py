@@ -13,6 +13,7 @@ from e3nn import o3
 from e3nn.nn import FullyConnectedNet, Gate
 from eqaccel.patches import nodes
 from eqaccel.patches.convolution import build_convolution
+from eqaccel.patches.e3nn import forms as e3nn_forms
 from eqaccel.patches.mace import swapping as mace_swapping
 from eqaccel.patches.mace.swapping import RADIAL_FORMS, MaceConvolution
 from eqaccel.patches.nequip import swapping as nequip_swapping
@@ -45,14 +46,30 @@ def call_node(parent: nn.Module, *operands: Tensor) -> Tensor:
     return parent.part(*operands)
 
 
-def node(part: nn.Module, *operands: Tensor, parameter: str = "", **others: nn.Module) -> Case:
+def node(
+    part: nn.Module, *operands: Tensor, parameter: str = "", forms: nodes.NodeForms = FORMS, **others: nn.Module
+) -> Case:
     """A node-wise module."""
     parent = nn.ModuleDict({**others, "part": part})
-    return Case(parent, lambda m: Swap(m, "part", *nodes.build_form(m, m.part, FORMS)), operands, call_node, parameter)
+    return Case(parent, lambda m: Swap(m, "part", *nodes.build_form(m, m.part, forms)), operands, call_node, parameter)
 
 
 def linear() -> Case:
     return node(o3.Linear("4x0e+3x1o", "5x0e+2x1o"), random(6, 13), parameter="weight")
+
+
+def biased_linear() -> Case:
+    module = o3.Linear("4x0e+3x1o", "5x0e+2x1o", biases=True)
+    return node(module, random(6, 13), parameter="weight", forms=e3nn_forms.FORMS)
+
+
+def dense_product() -> Case:
+    module = o3.FullyConnectedTensorProduct("3x0e+2x1o", "0e+1o", "2x0e+2x1o")
+    return node(module, random(6, 9), random(6, 4), parameter="weight", forms=e3nn_forms.FORMS)
+
+
+def square() -> Case:
+    return node(o3.TensorSquare("3x0e+2x1o"), random(6, 9), forms=e3nn_forms.FORMS)
 
 
 def typed() -> Case:
@@ -150,8 +167,8 @@ def nequip_convolution() -> Case:
     return Case(nn.ModuleDict({"part": TensorProductScatter()}), swap, operands, call_node)
 
 
-WITH_WEIGHTS = (linear, typed, contraction, radial_layer, radial_linear, radial_scaled)
-ALL = (*WITH_WEIGHTS, gate, harmonics, mace_convolution, nequip_convolution)
+WITH_WEIGHTS = (linear, biased_linear, dense_product, typed, contraction, radial_layer, radial_linear, radial_scaled)
+ALL = (*WITH_WEIGHTS, square, gate, harmonics, mace_convolution, nequip_convolution)
 
 
 class Pair:

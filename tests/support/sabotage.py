@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from eqaccel.patches import convolution, dense, harmonics, linear
+from eqaccel.patches import convolution, dense, linear
 from eqaccel.patches.mace import contraction
 from eqaccel.patches.nequip import typed_product
 from torch import Tensor
@@ -30,6 +30,7 @@ import eqaccel
 from eqaccel.errors import VerificationError
 from eqaccel.families.polynomial import PolynomialSpec
 from eqaccel.families.tensor_product import TensorProductSpec
+from eqaccel.o3 import harmonics
 
 MANY = 1024
 """More edges than the small structures have."""

@@ -1,0 +1,269 @@
+"""What every check of a patched model consists of, on whatever the model is run.
+
+A model is compared with a copy from before the patch. Copies of both are in float64, with the same exact coefficients
+(`eqaccel.patches.coefficients`), so that they agree to float64 rounding:
+
+    |patched - original| <= ROUNDING * eps(float64) * scale
+
+where `scale` is the sum of the absolute values of what a result is made of (`eqaccel.patches.rounding`). Then kernels
+in the dtype of the model are compared with those one by one (`eqaccel.patches.operators`), and the model itself may be
+only a few times as far from that truth as the original was, or as far as rounding of its input may take it.
+
+What is compared are the outputs, and the derivatives of a random sum of them in all parameters and in the input.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from eqaccel.patches import operators
+from eqaccel.patches.coefficients import share_coefficients, sharpen
+from eqaccel.patches.kind import Outputs
+from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES, derivative_scales, distance
+from eqaccel.patches.torch_state import (
+    first_not_finite,
+    model_device,
+    rounding_unit,
+    untouched_state,
+    widened,
+)
+
+from eqaccel.errors import SharedMemoryError, VerificationError
+from eqaccel.prepare import scalar_name, warmup
+
+_DERIVATIVE = "derivative of a loss in "
+_FEW = 16  # of so many roundings, the largest is about as large as in any other evaluation
+_ROUNDINGS = 4  # evaluations, of which not all are close to the truth by chance
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a model gives for one input, in float64 on the CPU, and what its rounding is proportional to."""
+
+    values: Outputs
+    scales: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the original gives for one input in float64.
+
+    Attributes:
+        subject: What the model was run on.
+        results: The results.
+        noise: How far two right evaluations were apart in each, in units of rounding, relative to its scale.
+    """
+
+    subject: Any
+    results: Results
+    noise: dict[str, float]
+
+
+Run = Callable[[torch.nn.Module, Any], Results]
+"""Runs a model on something that it takes."""
+
+
+class Comparison(ABC):
+    """Remembers what a model gives before it is patched, to compare with what it gives afterwards.
+
+    Parameters, their gradients, training flags and the states of the random number generators are left alone. Who
+    derives from it says what the model is run on. Each such subject has a `name`, for messages.
+
+    Args:
+        model: The model, not patched yet; it is run and copied here.
+        dtype: The floating-point type that the model computes in.
+
+    Raises:
+        VerificationError: If the model gives NaN.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self.model = model
+        self.dtype = dtype
+        # In float64 a copy says the same about the last subject, the largest one, where rounding is small anyway.
+        runs = self.runs()[:2] if dtype == torch.float64 else self.runs()
+        self._before = {subject.name: run(model, subject) for subject, run in runs}
+        self.original = widened(model)
+        self._refuse_nan()
+
+    @abstractmethod
+    def runs(self) -> list[tuple[Any, Run]]:
+        """What the model is run on, and how."""
+
+    @abstractmethod
+    def rounded_anew(self, subject: Any, seed: int = 0) -> Any:
+        """The subject with numbers that differ by what the rounding of all stages of a network may come to."""
+
+    def check_further(self, patched: torch.nn.Module, subject: Any, value: Results, unit: float) -> None:  # noqa: B027
+        """What else the results of the patched copy on a subject have to fulfil; raises `VerificationError`."""
+
+    def check(self) -> None:
+        """Runs the model again, now patched, and compares.
+
+        Raises:
+            VerificationError: If something differs by more than rounding, or is not as `check_further` demands.
+        """
+        device = self._compile()
+        stored = self.dtype
+        patched = widened(self.model).to(device)
+        self.original.to(device)
+        for duplicate in (self.original, patched):
+            sharpen(duplicate)
+        share_coefficients(self.original, patched, stored)
+        truth = self._check_exact(patched)
+        if stored != torch.float64:
+            self._check_kernels(patched, stored)
+        self._check_own(patched, truth)
+
+    def _compile(self) -> torch.device:
+        """Compiles all kernels side by side; gives the device for the copies in float64.
+
+        That is the model's own, unless a kernel in float64 needs more memory than a processor of this GPU has, which a
+        model in float32 does not mind. Then the copies run on the CPU, and on the GPU there is the check in float32.
+        """
+        directions = ("forward", "backward", "double_backward")
+        device, dtype = model_device(self.model), self.dtype
+        if dtype != torch.float64:
+            warmup(self.model, directions=directions, dtypes=dtype, tune=False)
+        try:
+            warmup(self.model, directions=directions, dtypes=torch.float64, tune=False)
+        except SharedMemoryError:
+            if device.type == "cpu" or dtype == torch.float64:
+                raise
+            return torch.device("cpu")
+        return device
+
+    def _check_exact(self, patched: torch.nn.Module) -> list[Truth]:
+        """Compares the copies in float64; returns what the original gives."""
+        eps = torch.finfo(torch.float64).eps
+        unit = ROUNDING * eps
+        found = []
+        for subject, run in self.runs():
+            right, value = run(self.original, subject), run(patched, subject)
+            bounds = dict.fromkeys(right.values, unit)
+            if next(_excesses(value, right, bounds), None) is not None:
+                # A model may multiply rounding by more than usual. How much is seen where its input is rounded anew.
+                sensitivity = _apart(run(self.original, self.rounded_anew(subject)), right, eps)
+                bounds = {name: unit + FACTOR * eps * sensitivity[name] for name in bounds}
+            self._compare(subject, torch.float64, value, right, bounds)
+            found.append(Truth(subject, right, _apart(value, right, eps)))
+            self.check_further(patched, subject, value, unit)
+        return found
+
+    def _check_kernels(self, patched: torch.nn.Module, dtype: torch.dtype) -> None:
+        """Compares each kernel of the model in its own dtype with the one in float64."""
+        with untouched_state(self.model):
+            for excess in operators.excesses(self.model, patched, dtype):
+                what = f"{excess.what} changed in {scalar_name(dtype)}"
+                raise self.failure(what, excess.error, excess.bound, excess.scale)
+
+    def _check_own(self, patched: torch.nn.Module, truth: list[Truth]) -> None:
+        """Compares the model in its own dtype with the truth, from which the original may be as far away."""
+        dtype = self.dtype
+        eps = rounding_unit(dtype, model_device(self.model))
+        floor = STAGES if dtype == torch.float32 else ROUNDING
+        for (subject, run), right in zip(self.runs(), truth, strict=True):
+            before = self._before.get(subject.name)
+            noise = right.noise if before is None else _apart(before, right.results, eps)
+            bounds = {name: eps * (floor + FACTOR * units) for name, units in noise.items()}
+            value = run(self.model, subject)
+            if dtype == torch.float32 and next(_excesses(value, right.results, bounds), None) is not None:
+                # One evaluation may be close by chance. What rounding does is seen where the input is rounded anew.
+                moved = [run(patched, self.rounded_anew(subject, seed)) for seed in range(_ROUNDINGS)]
+                units = [_apart(results, right.results, torch.finfo(torch.float64).eps) for results in moved]
+                bounds = {name: max(bound, eps * max(found[name] for found in units)) for name, bound in bounds.items()}
+            self._compare(subject, dtype, value, right.results, bounds)
+
+    def _compare(
+        self, subject: Any, dtype: torch.dtype, value: Results, truth: Results, bounds: Mapping[str, float]
+    ) -> None:
+        """Raises if results differ from the truth by more than their bounds, which are relative to their scales."""
+        excesses = list(_excesses(value, truth, bounds))
+        if excesses:
+            name, error, bound = max(excesses, key=lambda excess: excess[1] / max(excess[2], _TINY))
+            what = f"{name} of the {subject.name} changed in {scalar_name(dtype)}"
+            raise self.failure(what, error, bound, truth.scales[name])
+
+    def _refuse_nan(self) -> None:
+        for results in self._before.values():
+            for name, value in results.values.items():
+                if not bool(torch.isfinite(value).all()):
+                    culprit = first_not_finite(self.model)
+                    cause = "all parameters and buffers are finite" if culprit is None else f"{culprit} is not finite"
+                    raise VerificationError(
+                        f"model: {type(self.model).__name__} itself gives NaN or infinity before it is patched "
+                        f"({name}); {cause}: load or train it again"
+                    )
+
+    def failure(self, what: str, error: float, bound: float, scale: float) -> VerificationError:
+        """The error that says what differs."""
+        return VerificationError(
+            f"model: {type(self.model).__name__} is not the same after patching: {what}, by {error:.3e} where at most "
+            f"{bound:.3e} is rounding (absolute contributions {scale:.3e}); the model has been restored. This is a bug "
+            f"in eqaccel or an unusual model: please report it with the output of eqaccel.report(model)"
+        )
+
+
+def differentiated(
+    outputs: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> tuple[Outputs, dict[str, float]]:
+    """The outputs with the derivatives of a random sum of them, and the scales of the latter.
+
+    Args:
+        outputs: By name, differentiable or not.
+        parameters: The parameters of the model, by name.
+        inputs: What it was run on, by name: leaves.
+
+    Returns:
+        All in float64 on the CPU; scales of derivatives only.
+    """
+    values = {name: output.detach().to("cpu", torch.float64) for name, output in outputs.items()}
+    weights = {name: random_like(name, value) for name, value in values.items() if outputs[name].requires_grad}
+    loss: Any = sum((outputs[name] * weight.to(outputs[name])).sum() for name, weight in weights.items())
+    variables = {**parameters, **inputs}
+    if not weights or not variables:
+        return values, {}
+    gradients = torch.autograd.grad(loss, list(variables.values()), allow_unused=True)
+    derivatives = {
+        f"{_DERIVATIVE}{name}": torch.zeros(variable.shape, dtype=torch.float64)
+        if gradient is None
+        else gradient.to("cpu", torch.float64)
+        for (name, variable), gradient in zip(variables.items(), gradients, strict=True)
+    }
+    sizes = {f"{_DERIVATIVE}{name}": float(p.detach().double().abs().sum()) for name, p in parameters.items()}
+    contributions = sum(float((weight * values[name]).abs().sum()) for name, weight in weights.items())
+    return values | derivatives, derivative_scales(derivatives, sizes, contributions)
+
+
+def _excesses(value: Results, truth: Results, bounds: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
+    """Results that differ from the truth by more than their bounds: name, error, and the bound times the scale."""
+    for name, expected in truth.values.items():
+        error, bound = distance(value.values[name], expected), bounds[name] * truth.scales[name]
+        if not error <= bound:  # written so that NaN fails
+            yield name, error, bound
+
+
+def _apart(value: Results, truth: Results, eps: float) -> dict[str, float]:
+    """How far results are from the truth, in units of rounding relative to their scales.
+
+    Small tensors of derivatives share the largest of all: the rounding of few entries may be small by chance.
+    """
+    units = {
+        name: distance(value.values[name], expected) / (eps * truth.scales[name]) if truth.scales[name] > 0 else 0.0
+        for name, expected in truth.values.items()
+    }
+    shared = max((units[name] for name in units if name.startswith(_DERIVATIVE)), default=0.0)
+    few = {name for name, value in truth.values.items() if name.startswith(_DERIVATIVE) and value.numel() < _FEW}
+    return {name: shared if name in few else own for name, own in units.items()}
+
+
+def random_like(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Weights of the entries of an output in the loss, the same ones at every call."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64)

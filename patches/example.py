@@ -1,0 +1,137 @@
+"""The check of a patched module on inputs that the user gives: what eqaccel knows nothing about but how to call it.
+
+The module is run in evaluation mode, so that nothing depends on chance, and on copies, so that statistics that it keeps
+stay what they were. Compared are all tensors in what it gives, and the derivatives of a random sum of them in the
+parameters and in all floating-point tensors of the input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from eqaccel.patches.comparison import Comparison, Results, Run, differentiated, random_like
+from eqaccel.patches.rounding import STAGES
+from eqaccel.patches.torch_state import all_trainable, duplicated, model_device, untouched_state
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from eqaccel.errors import PatchError, VerificationError
+from eqaccel.prepare import model_dtype
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of a module.
+
+    Attributes:
+        name: What messages call it.
+        arguments: Positional ones in a tuple, or keyword ones in a dictionary.
+    """
+
+    name: str
+    arguments: tuple[Any, ...] | dict[str, Any]
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Any:
+        """The arguments with each tensor replaced; containers and objects that hold tensors are others."""
+        return tree_map(lambda leaf: _mapped(leaf, function), self.arguments)
+
+
+class ExampleVerification(Comparison):
+    """The comparison of a module of any library on one call of it.
+
+    Args:
+        model: The module, not patched yet; copies of it are run here.
+        example: Positional arguments in a tuple, or keyword arguments in a dictionary.
+
+    Raises:
+        PatchError: If the example is neither.
+        VerificationError: If the module cannot be run on it, or gives NaN.
+    """
+
+    def __init__(self, model: torch.nn.Module, example: tuple[Any, ...] | Mapping[str, Any]) -> None:
+        if not isinstance(example, (tuple, Mapping)):
+            raise PatchError(
+                f"example: expected positional arguments in a tuple, or keyword arguments in a dictionary, got "
+                f"{type(example).__name__}; put a single argument into a tuple: example=(argument,)"
+            )
+        arguments = example if isinstance(example, tuple) else dict(example)
+        self._example = Example("example", arguments)
+        try:
+            super().__init__(model, model_dtype(model))
+        except VerificationError:
+            raise
+        except Exception as error:
+            raise VerificationError(
+                f"example: {type(model).__name__} could not be run on it before it was patched, in evaluation mode and "
+                f"with derivatives in its parameters and inputs ({type(error).__name__}: {error})"
+            ) from error
+
+    def runs(self) -> list[tuple[Any, Run]]:
+        """See `Comparison.runs`."""
+        return [(self._example, self._run)]
+
+    def rounded_anew(self, subject: Example, seed: int = 0) -> Example:
+        """See `Comparison.rounded_anew`: tensors change by what their largest entry may be rounded by."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point() or not tensor.numel():
+                return tensor
+            size = math.sqrt(STAGES) * torch.finfo(torch.float64).eps * float(tensor.detach().abs().max())
+            return tensor.double() + size * random_like(f"example {seed}", tensor).to(tensor.device)
+
+        return Example(subject.name, subject.mapped(moved))
+
+    def _run(self, model: torch.nn.Module, subject: Example) -> Results:
+        dtype = self.dtype if model is self.model else torch.float64  # all others are copies in float64
+        twin = duplicated(model).eval()
+        device = model_device(twin)
+        inputs: dict[str, Tensor] = {}
+
+        def leaf(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor.detach().to(device, copy=True)
+            copied = tensor.detach().to(device, dtype, copy=True).requires_grad_()
+            inputs[f"input {len(inputs)}"] = copied
+            return copied
+
+        arguments = subject.mapped(leaf)
+        with untouched_state(twin), all_trainable(twin) as parameters:
+            found = twin(*arguments) if isinstance(arguments, tuple) else twin(**arguments)
+            outputs = {f"output {number}": output for number, output in enumerate(_tensors(found))}
+            values, of_derivatives = differentiated(outputs, parameters, inputs)
+        if not outputs:
+            raise VerificationError(
+                f"example: expected {type(model).__name__} to give tensors, got {type(found).__name__}; call "
+                f"patch(model) without an example and compare its results yourself"
+            )
+        return Results(values, {name: float(value.abs().sum()) for name, value in values.items()} | of_derivatives)
+
+
+def _mapped(leaf: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(leaf, Tensor):
+        return function(leaf)
+    if _holds_tensors(leaf):
+        return leaf.clone().apply(function)
+    return leaf
+
+
+def _holds_tensors(leaf: Any) -> bool:
+    """Whether it is an object with tensors, as torch_geometric has them."""
+    return not isinstance(leaf, (torch.nn.Module, type)) and hasattr(leaf, "clone") and hasattr(leaf, "apply")
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """All tensors in what a module gives."""
+    found: list[Tensor] = []
+
+    def kept(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    for leaf in tree_leaves(tree):
+        _mapped(leaf, kept)
+    return found

@@ -1,0 +1,102 @@
+"""`eqaccel.o3.Linear` is e3nn's: the same arguments, weights, biases, numbers and derivatives."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("e3nn", reason="needs e3nn")
+
+import e3nn.o3
+from e3nn_pairs import assert_alike, made_alike, rows
+
+from eqaccel import o3
+from eqaccel.errors import OperandError, SpecError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "plain": (("4x0e+3x1o+2x1o", "5x0e+2x1o+0o"), {}),
+    "biased": (("4x0e+3x1o+0o", "0o+5x0e+2x1o+2x0e"), {"biases": True}),
+    "one bias": (("4x0e+3x1o", "3x0e+2x1o+2x0e"), {"biases": [False, False, True], "path_normalization": "path"}),
+    "pairs": (("4x0e+3x0e", "4x0e+3x0e"), {"instructions": [(0, 0), (1, 1), (0, 1)]}),
+    "channels": (("2x0e+3x1o", "2x0e+1o"), {"f_in": 3, "f_out": 2, "biases": True}),
+    "nothing": (("2x1o", "2x0e+0o"), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_derivatives_and_files(case: str, device: torch.device) -> None:
+    (args, options), dtype = CASES[case], torch.float32 if case == "biased" else torch.float64
+    pair = made_alike("Linear", *args, dtype=dtype, device=device, **options)
+    original, ours = pair
+    channels = (options["f_in"],) if "f_in" in options else ()
+    for leading in ((7,), (2, 3), ()):
+        assert_alike(pair, [rows(*leading, *channels, original.irreps_in.dim)], dtype)
+    assert [tuple(item) for item in ours.instructions] == [tuple(item) for item in original.instructions]
+    assert (str(ours), ours.weight_numel) == (str(original), original.weight_numel)
+    assert torch.equal(ours.output_mask, original.output_mask)
+    original.load_state_dict(ours.state_dict())
+    taken = o3.Linear.from_e3nn(original)
+    assert taken.state_dict().keys() == original.state_dict().keys()
+    assert all(mine is theirs for mine, theirs in zip(taken.parameters(), original.parameters(), strict=True))
+    x = rows(5, *channels, original.irreps_in.dim, dtype=dtype).to(device)
+    assert torch.equal(taken(x), ours(x))
+    assert torch.equal(torch.jit.script(ours)(x), ours(x))
+    stream = io.BytesIO()
+    torch.save(ours, stream)
+    stream.seek(0)
+    assert torch.equal(torch.load(stream, weights_only=False)(x), ours(x))
+
+
+def test_given_weights() -> None:
+    original, ours = made_alike("Linear", "4x0e+3x1o", "5x0e+2x1o", internal_weights=False, biases=True)
+    x, w, b = rows(2, 3, 13), rows(26, seed=1), rows(5, seed=2)
+    assert_alike((original, ours), [x, w, b])
+    assert torch.equal(o3.Linear.from_e3nn(original)(x, w, b), ours(x, w, b))
+    views = list(ours.weight_views(w))
+    assert [tuple(view.shape) for view in views] == [(4, 5), (3, 2)]
+    assert all(torch.equal(view, original.weight_view_for_instruction(n, w)) for n, view in enumerate(views))
+    assert torch.equal(ours.weight_view_for_instruction(1, w), views[1])
+    with pytest.raises(OperandError, match="none of its own"):
+        ours(x)
+    with pytest.raises(OperandError, match="last dimension of 26"):
+        ours(x, w[1:], b)
+    with pytest.raises(SpecError, match="f_in"):
+        o3.Linear.from_e3nn(e3nn.o3.Linear("0e", "0e", f_in=2, f_out=2, internal_weights=False))
+
+
+def test_initial_weights_are_those_of_e3nn() -> None:
+    torch.manual_seed(3)
+    expected = e3nn.o3.Linear("4x0e", "3x0e").weight
+    torch.manual_seed(3)
+    assert torch.equal(o3.Linear("4x0e", "3x0e").weight, expected)
+
+
+def test_bad_arguments_are_named() -> None:
+    for options, match in (
+        ({"instructions": [(0, 2)]}, "instruction 0: expected i_out"),
+        ({"instructions": [(0, 1)]}, "equal irreps"),
+        ({"biases": [True, True]}, "biases"),
+        ({"path_normalization": "none"}, "path_normalization"),
+        ({"f_in": 2}, "f_in, f_out"),
+        ({"internal_weights": True, "shared_weights": False}, "internal_weights"),
+    ):
+        with pytest.raises(SpecError, match=match):
+            o3.Linear("2x0e", "3x0e+1o", **options)
+    with pytest.raises(SpecError, match=r"expected an e3nn.o3.Linear"):
+        o3.Linear.from_e3nn(torch.nn.Linear(1, 1))
+    with pytest.raises(OperandError):
+        o3.Linear("2x0e", "0e")(rows(3, 3, dtype=torch.float32))
+
+
+def test_weights_of_each_row() -> None:
+    original, ours = made_alike("Linear", "4x0e+3x1o", "5x0e+2x1o", shared_weights=False)
+    assert_alike((original, ours), [rows(6, 13), rows(6, 26, seed=1)])
+    assert_alike((original, ours), [rows(2, 3, 13), rows(2, 3, 26, seed=1)])
+    taken = o3.Linear.from_e3nn(original)
+    x, w = rows(6, 13), rows(6, 26)
+    assert torch.equal(taken(x, w), ours(x, w))
