@@ -105,9 +105,7 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialFo
     activates = any(layer.activates for layer in layers)
     accelerated = bool(layers) and (has_kernel or activates)
     activations = "and its activations by eqaccel.ScaledSilu" if activates else "its activations left"
-    if accelerated and device.type == "cpu":
-        note = f"its matrix products write into memory that is kept from call to call, {activations}"
-    elif accelerated and has_kernel:
+    if accelerated and has_kernel:
         note = f"its matrix products replaced by eqaccel.MatrixProduct, {activations}"
     elif accelerated:
         note = f"its activations replaced by eqaccel.ScaledSilu, its matrix products left: {_NO_KERNEL}"

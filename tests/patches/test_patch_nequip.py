@@ -302,7 +302,7 @@ def test_report(model: Model) -> None:
     first = rows["layer1_convnet.conv.tp_scatter"]
     assert first.accelerated
     assert (first.kind, first.paths, first.weight_numel, first.mul) == ("TensorProductScatter", 4, 24, (8, 4))
-    assert "memory that is kept" in rows["layer1_convnet.conv.edge_mlp"].note
+    assert "by eqaccel.MatrixProduct" in rows["layer1_convnet.conv.edge_mlp"].note
     for name in ("conv.sc", "conv.linear_1", "conv.linear_2"):
         assert rows[f"layer1_convnet.{name}"].accelerated
         assert "eqaccel.Linear" in rows[f"layer1_convnet.{name}"].note
