@@ -74,7 +74,7 @@ def test_steps_as_they_come_and_patched(tmp_path: Path, capsys: pytest.CaptureFi
 def test_peers_that_are_not_installed_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("cuequivariance_torch", "openequivariance"):
         monkeypatch.setitem(sys.modules, package, None)
-    small = ["--models", "nequip-water", "--atoms", "3", "--channels", "2"]
+    small = ["--models", "nequip-water", "--atoms", "3", "--channels", "4"]
     peers = {row["implementation"]: row for row in rows(tmp_path, *small)[2:]}
     assert set(peers) == {"cuEquivariance", "OpenEquivariance"}
     for row in peers.values():
