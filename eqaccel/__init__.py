@@ -78,7 +78,7 @@ def _hand_over() -> None:
     for entry in sys.path:
         spec = importlib.machinery.PathFinder.find_spec(__name__, [entry])
         folders = spec.submodule_search_locations if spec else None
-        if folders and importlib.machinery.PathFinder.find_spec(runtime, folders) is not None:
+        if spec and spec.loader and folders and importlib.machinery.PathFinder.find_spec(runtime, folders) is not None:
             module = importlib.util.module_from_spec(spec)
             sys.modules[__name__] = module  # an import gives what stands here once it has ended
             spec.loader.exec_module(module)

@@ -42,7 +42,7 @@ def register() -> None:
         sys.meta_path.insert(0, _AfterImport())
 
 
-def offer_modifier(search: ModuleType) -> None:
+def offer_modifier(search: Any) -> None:
     """Adds the modifier to those that nequip finds in a model.
 
     nequip looks for modifiers on the classes of a model's modules. Those of a packaged model came with the package, so
@@ -78,13 +78,16 @@ class _AfterImport(MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
             offer_modifier(module)
 
-        spec.loader.exec_module = exec_module
+        loader.exec_module = exec_module
         return spec
 
 

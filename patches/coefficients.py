@@ -51,8 +51,8 @@ def _sharpen_folded(product: Any) -> None:
                 break
 
 
-def _coupling(*degrees: int) -> torch.Tensor:
-    return torch.from_numpy(wigner_3j(*degrees).copy())
+def _coupling(l1: int, l2: int, l3: int) -> torch.Tensor:
+    return torch.from_numpy(wigner_3j(l1, l2, l3).copy())
 
 
 def _sharpen(buffer: torch.Tensor, exact: torch.Tensor) -> bool:

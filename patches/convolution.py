@@ -48,7 +48,7 @@ def rebuilt_convolution(product: Any, conv: Any) -> torch.nn.Module:
     Raises:
         PatchError: If eqaccel has no kernel for it.
     """
-    built = build_convolution(type(product).__name__, product, not conv.atomic, conv.payload.device)
+    built: Any = build_convolution(type(product).__name__, product, conv.deterministic, conv.payload.device)
     if built.spec == conv.spec:
         return conv
     built.retune(conv.tuned)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from eqaccel.patches.replacement import Replacement
@@ -48,6 +48,9 @@ class FlatActivations(torch.nn.Module):
         gated: Columns of the input that are multiplied, in the order of the output.
         multiplicand: For each of `gated`, the number of its gate.
     """
+
+    if TYPE_CHECKING:  # buffers
+        repeat: Tensor
 
     def __init__(
         self,

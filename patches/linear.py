@@ -65,9 +65,13 @@ class AttributeProduct(Replacement):
         Returns:
             (num_nodes, irreps_out.dim)
         """
-        if weight is None and are_rows(x) and are_rows(y) and x.size(0) == y.size(0):
+        if weight is None and self.fits(x, y):
             return self.dense(x, y)
         return self.plain_forward(x, y, weight)
+
+    def fits(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the kernel takes these operands."""
+        return are_rows(x) and are_rows(y) and x.size(0) == y.size(0)
 
     def dense(self, x: Tensor, y: Tensor) -> Tensor:
         """`forward` by the kernel."""

@@ -61,10 +61,11 @@ def excesses(model: nn.Module, wide: nn.Module, dtype: torch.dtype) -> Iterator[
         For each result of a kernel that is wrong, its worst entry.
     """
     twins, known = dict(wide.named_modules()), set()
+    kinds: Any = tuple(_CASES)
     for path, module in model.named_modules():
-        if not isinstance(module, tuple(_CASES)):
+        if not isinstance(module, kinds):
             continue
-        kind = (type(module), module.key, getattr(module, "atomic", False))
+        kind = (type(module), module.key, getattr(module, "deterministic", True))
         if kind not in known:
             known.add(kind)
             yield from _excesses(path, module, twins[path], dtype)
@@ -158,6 +159,7 @@ def _activation(_: ScaledSilu, dtype: torch.dtype) -> _Case:
 def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
     """A convolution on a graph in which one node receives most edges, one sends most, and some receive none."""
     operands = random_operands(conv.spec, _NODES, _EDGES, dtype=dtype)
+    assert operands.edge_index is not None
     senders, receivers = operands.edge_index
     receivers = receivers % (_NODES // 2)
     receivers[: 3 * _EDGES // 4] = 0

@@ -7,7 +7,7 @@ the operator `eqaccel::exchange` between two layers, so a layer never computes w
 
 from __future__ import annotations
 
-from typing import Any, Tuple  # noqa: UP035 (TorchScript)
+from typing import TYPE_CHECKING, Any, Tuple  # noqa: UP035 (TorchScript)
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,11 @@ class Potential(nn.Module):
         constants: (num_types,) float64, energies of isolated atoms in eV, which are added in float64: they are
             thousands of eV where models are trained on all electrons, and float32 has seven digits.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Buffers and parts of the model; torch says that they are tensors or modules."""
 
     def __init__(self, dtype: torch.dtype, exchange_widths: list[int], constants: Tensor) -> None:
         super().__init__()
@@ -199,12 +204,12 @@ class Convolution(KernelModule):
         self.tuned, self.key, self.payload = conv.tuned, conv.key, conv.payload.clone()
         self.z_dim = conv.z_dim
         self.mul_ir = conv.mul_ir
-        self.atomic = conv.atomic
+        self.deterministic = conv.deterministic
 
     def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""
         num_nodes = x.size(0)
         graph = torch.ops.eqaccel.graph(receiver, sender, num_nodes, num_nodes)
         return torch.ops.eqaccel.tensor_product(
-            self.payload, self.key, x, y, w, graph, num_nodes, self.z_dim, self.mul_ir, self.atomic
+            self.payload, self.key, x, y, w, graph, num_nodes, self.z_dim, self.mul_ir, self.deterministic
         )

@@ -6,8 +6,9 @@ and activations that are SiLU; the rest of a network, such as normalisations, st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from eqaccel.patches.kind import class_names
@@ -15,9 +16,7 @@ from eqaccel.patches.replacement import Replacement, Swap, plain_class
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import model_device
 from torch import Tensor
-from torch.nn.functional import silu
 
-from eqaccel.errors import PatchError
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import MatrixProduct, ScaledSilu, has_matrix_kernel
 from eqaccel.prepare import model_dtype
@@ -27,12 +26,15 @@ _NO_KERNEL = (
     "allowed TensorFloat-32"
 )
 
-_NETWORKS = {"FullyConnectedNet", "RadialMLP", "ScalarMLPFunction"}
-"""Classes of the networks: e3nn's, MACE's and NequIP's."""
 
+class RadialPart(Replacement):
+    """A layer whose matrix product or activation is eqaccel's, on the devices that this has a form for.
 
-class _Layer(Replacement):
-    """A layer whose matrix product or activation is eqaccel's, on the devices that this has a form for."""
+    Attributes:
+        activates: Whether it has an activation of eqaccel's.
+    """
+
+    activates: ClassVar[bool] = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (num_edges, inputs) to (num_edges, outputs)."""
@@ -45,7 +47,7 @@ class _Layer(Replacement):
         return self.eqaccel
 
 
-class RadialLinear(_Layer):
+class RadialLinear(RadialPart):
     """A `torch.nn.Linear` of a radial network."""
 
     def dense(self, x: Tensor) -> Tensor:
@@ -54,120 +56,73 @@ class RadialLinear(_Layer):
         return y if self.bias is None else y + self.bias
 
 
-class RadialScaledLinear(_Layer):
-    """A `ScalarLinearLayer` of NequIP's, whose weights are (in_features, out_features) and have a factor."""
-
-    def dense(self, x: Tensor) -> Tensor:
-        """`forward` with eqaccel's product."""
-        y = self.eqaccel(x, self.weight * self.alpha)
-        return y if self.bias is None else y + self.bias
-
-
-class RadialActivation(_Layer):
+class RadialActivation(RadialPart):
     """A `torch.nn.SiLU` of a radial network."""
+
+    activates = True
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's activation."""
         return self.eqaccel(x)
 
 
-class RadialSiluLayer(_Layer):
-    """A layer of e3nn's `FullyConnectedNet` whose activation is SiLU: factors of its weights go into that."""
-
-    def dense(self, x: Tensor) -> Tensor:
-        """`forward` with eqaccel's product and activation."""
-        return self.eqaccel.activation(self.eqaccel.product(x, self.weight))
-
-    def remake(self) -> torch.nn.Module:
-        """See `Replacement`; the activation may have been exchanged."""
-        factor = _silu_factor(self.act)
-        if factor is None:
-            raise PatchError(f"{type(self.act).__name__}: its activation is not SiLU any more")
-        return _SiluLayer(self, factor).to(self.weight.device)
+Form = tuple[type[RadialPart], torch.nn.Module]
+"""What a layer becomes, and what that computes with."""
 
 
-class _SiluLayer(torch.nn.Module):
-    """What a `RadialSiluLayer` computes with.
+@dataclass(frozen=True)
+class RadialForms:
+    """How a kind of model has its radial networks.
 
-    Args:
-        layer: The layer.
-        factor: What its activation multiplies SiLU by.
+    Attributes:
+        networks: Names of their classes.
+        layers: By the name of its class, what a layer becomes; None for one that is left. Those of torch's own classes
+            need no mention.
     """
 
-    def __init__(self, layer: Any, factor: float) -> None:
-        super().__init__()
-        self.product = MatrixProduct()
-        spec = SiluSpec(factor * layer.var_out**0.5, (layer.h_in * layer.var_in) ** -0.5)
-        self.activation = ScaledSilu(spec)
+    networks: frozenset[str]
+    layers: Mapping[str, Callable[[Any], Form | None]]
 
 
-class RadialLayer(_Layer):
-    """A layer of e3nn's `FullyConnectedNet`: linear, then another activation or none."""
-
-    def dense(self, x: Tensor) -> Tensor:
-        """`forward` with eqaccel's product."""
-        if self.act is None:
-            return self.eqaccel(x, self.weight * (self.h_in * self.var_in / self.var_out) ** -0.5)
-        y = self.act(self.eqaccel(x, self.weight * (self.h_in * self.var_in) ** -0.5))
-        return y if self.var_out == 1.0 else y * self.var_out**0.5
-
-
-def radial_swaps(network: Any) -> Iterator[Swap]:
+def radial_swaps(network: Any, forms: RadialForms) -> Iterator[Swap]:
     """The replacements of the layers of a network; none if it is no known one."""
-    if not class_names(network) & _NETWORKS:
+    if not class_names(network) & forms.networks:
         return
     for parent in network.modules():
         for name, layer in parent.named_children():
-            form = _form(layer)
+            form = _form(layer, forms)
             if form is not None:
                 yield Swap(parent, name, form[0], form[1].to(model_device(network)))
 
 
-def radial_rows(path: str, model: torch.nn.Module, network: Any) -> list[ReportRow]:
+def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialForms) -> list[ReportRow]:
     """The line of a report about a network; none if it is no known one."""
-    if not class_names(network) & _NETWORKS:
+    if not class_names(network) & forms.networks:
         return []
-    layers = [module for module in network.modules() if isinstance(module, _Layer)]
+    layers = [module for module in network.modules() if isinstance(module, RadialPart)]
     device = model_device(model)
     has_kernel = device.type == "cpu" or has_matrix_kernel(device, model_dtype(model))
-    activates = any(isinstance(layer, (RadialActivation, RadialSiluLayer)) for layer in layers)
+    activates = any(layer.activates for layer in layers)
     accelerated = bool(layers) and (has_kernel or activates)
     activations = "and its activations by eqaccel.ScaledSilu" if activates else "its activations left"
-    if accelerated and device.type == "cpu":
-        note = f"its matrix products write into memory that is kept from call to call, {activations}"
-    elif accelerated and has_kernel:
+    if accelerated and has_kernel:
         note = f"its matrix products replaced by eqaccel.MatrixProduct, {activations}"
     elif accelerated:
         note = f"its activations replaced by eqaccel.ScaledSilu, its matrix products left: {_NO_KERNEL}"
     elif layers:
         note = f"left as it was: {_NO_KERNEL}"
-    elif next(radial_swaps(network), None) is not None:
+    elif next(radial_swaps(network, forms), None) is not None:
         note = "left: not patched yet, eqaccel.patch(model) replaces its matrix products and activations"
     else:
         note = "left: dense matrix products, which torch does well"
     return [ReportRow(path, type(network).__name__, accelerated, note, idle=bool(layers) and not accelerated)]
 
 
-def _form(layer: Any) -> tuple[type[_Layer], torch.nn.Module] | None:
-    """What a layer becomes, and what that computes with; None if it is of no known kind."""
+def _form(layer: Any, forms: RadialForms) -> Form | None:
     own = plain_class(layer)
-    if own.__name__ == "_Layer" and {"h_in", "var_in", "var_out", "act"} <= vars(layer).keys() | layer._modules.keys():
-        factor = _silu_factor(layer.act)
-        return (RadialLayer, MatrixProduct()) if factor is None else (RadialSiluLayer, _SiluLayer(layer, factor))
-    if own.__name__ == "ScalarLinearLayer" and hasattr(layer, "alpha"):
-        return RadialScaledLinear, MatrixProduct()
     if own is torch.nn.SiLU and not layer.inplace:
         return RadialActivation, ScaledSilu(SiluSpec())
-    return (RadialLinear, MatrixProduct()) if own is torch.nn.Linear else None
-
-
-def _silu_factor(act: Any) -> float | None:
-    """What an activation of e3nn's multiplies SiLU by; None if it is something else, which its values tell too."""
-    inner = getattr(act, "f", None)
-    if type(act).__name__ != "normalize2mom" or not (inner is silu or isinstance(inner, torch.nn.SiLU)):
-        return None
-    factor = 1.0 if act._is_id else float(act.cst)
-    x = torch.linspace(-8.0, 8.0, 17, dtype=torch.float64)
-    with torch.no_grad():
-        same = torch.equal(act(x), factor * silu(x))
-    return factor if same else None
+    if own is torch.nn.Linear:
+        return RadialLinear, MatrixProduct()
+    read = forms.layers.get(own.__name__)
+    return read(layer) if read else None

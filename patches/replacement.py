@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ ADDED = "eqaccel"
 class _AsBefore(type):
     """Metaclass of changed classes: to call one, as in `type(module)(...)`, makes a module as the model came with."""
 
+    _came_as: Any
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._came_as(*args, **kwargs)
 
@@ -49,7 +51,8 @@ class Changed(nn.Module):
     _came_as: type[nn.Module]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        _, _, *state = super().__reduce_ex__(protocol)
+        reduced: Any = super().__reduce_ex__(protocol)
+        _, _, *state = reduced
         if type(self) is not _changed_class(self._kind, self._came_as):  # somebody has derived from it since
             return copyreg.__newobj__, (type(self),), *state
         return _blank, (self._kind, self._came_as), *state
@@ -87,6 +90,12 @@ class Replacement(Changed):
     """Attributes that the parent of the module gets along with the replacement, and loses with it."""
 
     plain_forward: Callable[..., Any]
+    if TYPE_CHECKING:
+        _made_from: Snapshot
+
+        def __getattr__(self, name: str) -> Any:
+            """What the module came with, and `eqaccel`; torch says that it is a tensor or a module."""
+
     __e3nn_compile_mode__ = None  # TorchScript takes it along with its parent, however e3nn would treat the module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -350,7 +359,7 @@ def plain_class(module: nn.Module) -> type:
     return parametrize.type_before_parametrizations(module)
 
 
-def _become(module: nn.Module, kind: type[Changed], added: nn.Module | None) -> None:
+def _become(module: Any, kind: type[Changed], added: nn.Module | None) -> None:
     came_as = plain_class(module)
     _set_class(module, came_as, _changed_class(kind, came_as))
     if added is not None:
@@ -360,7 +369,7 @@ def _become(module: nn.Module, kind: type[Changed], added: nn.Module | None) -> 
 
 def restore(module: Changed) -> None:
     """Takes the change of a module back: its class is the one that it came with, and the added child is gone."""
-    changed = next(cls for cls in type(module).__mro__ if "_came_as" in vars(cls))
+    changed: Any = next(cls for cls in type(module).__mro__ if "_came_as" in vars(cls))
     if isinstance(module, Replacement):
         delattr(module, ADDED)
         del module._made_from
@@ -415,7 +424,7 @@ def _renamed(function: Any, name: str) -> Any:
     if not isinstance(function, FunctionType):
         return function
     parts = (function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
-    renamed = functools.update_wrapper(FunctionType(*parts), function, assigned=("__module__", "__doc__"))
+    renamed: Any = functools.update_wrapper(FunctionType(*parts), function, assigned=("__module__", "__doc__"))
     renamed.__kwdefaults__, renamed.__annotations__ = function.__kwdefaults__, dict(function.__annotations__)
     del renamed.__wrapped__
     return renamed

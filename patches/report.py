@@ -60,7 +60,7 @@ class Report:
         return sum(row.accelerated for row in self.rows)
 
     def __str__(self) -> str:
-        table = [("module", "kind", "accelerated", "paths", "weights", "mul", "note")]
+        table: list[tuple[str, ...]] = [("module", "kind", "accelerated", "paths", "weights", "mul", "note")]
         shown = [row for row in self.rows if not row.idle]
         table += [row.cells() for row in sorted(shown, key=lambda row: not row.accelerated)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]

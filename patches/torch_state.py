@@ -30,16 +30,21 @@ def duplicated(model: torch.nn.Module) -> Any:
 
 
 def widened(model: torch.nn.Module) -> Any:
-    """A copy of a model that computes in float64; modules that remember which dtype they compute in are told so."""
+    """A copy of a model that computes in float64."""
+    return converted(model, torch.float64)
+
+
+def converted(model: torch.nn.Module, dtype: torch.dtype) -> Any:
+    """A copy of a model that computes in a dtype; modules that remember which dtype they compute in are told so."""
     before = model_dtype(model)
-    wide = duplicated(model).double()
-    for module in wide.modules():
+    other = duplicated(model).to(dtype)
+    for module in other.modules():
         for name, value in list(vars(module).items()):
             if value is before:
-                setattr(module, name, torch.float64)
+                setattr(module, name, dtype)
             elif isinstance(value, torch.Tensor) and value.is_floating_point():
-                setattr(module, name, value.double())
-    return wide
+                setattr(module, name, value.to(dtype))
+    return other
 
 
 def _copies(model: torch.nn.Module) -> dict[int, torch.Tensor]:
@@ -94,7 +99,7 @@ def untouched_state(model: torch.nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def all_trainable(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Switches on the gradients of all parameters, which calculators switch off; gives the parameters by name."""
-    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    parameters: dict[str, torch.Tensor] = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     before = {name: p.requires_grad for name, p in parameters.items()}
     for parameter in parameters.values():
         parameter.requires_grad_(True)

@@ -24,6 +24,7 @@ ROOMS = [
     "step",
     "patches",
     "integrations",
+    "command",
 ]
 FOLDERS = {"patches": ROOT / "patches", "integrations": ROOT / "integrations"}
 FOREIGN = {"e3nn", "mace", "nequip"}
@@ -80,7 +81,7 @@ def test_families_do_not_know_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["codegen", "families", "runtime", "ops", "o3", "prepare", "step", "patches", "integrations"]
+    "room", ["codegen", "families", "runtime", "ops", "o3", "prepare", "step", "patches", "integrations", "command"]
 )
 def test_every_room_says_what_it_is_for(room: str) -> None:
     folder = FOLDERS.get(room, ROOT / "eqaccel" / room)

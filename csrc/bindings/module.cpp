@@ -99,6 +99,7 @@ void* address(const std::string& name, const py::handle& value, bool integers, b
 
 eq_operands read_operands(const py::dict& values, Scalar scalar) {
   eq_operands o{};
+  o.deterministic = 1;
   o.threads = 1;
   const std::map<std::string, const void**> inputs = {{"x", &o.x}, {"y", &o.y}, {"w", &o.w}, {"gz", &o.gz},
                                                       {"a", &o.a}, {"b", &o.b}, {"c", &o.c}};
@@ -114,7 +115,8 @@ eq_operands read_operands(const py::dict& values, Scalar scalar) {
                                                  {"num_edges", &o.num_edges},
                                                  {"w_stride", &o.w_stride},
                                                  {"c_stride", &o.c_stride}};
-  const std::map<std::string, int32_t*> flags = {{"mul_ir", &o.mul_ir}, {"atomic", &o.atomic}, {"threads", &o.threads}};
+  const std::map<std::string, int32_t*> flags = {
+      {"mul_ir", &o.mul_ir}, {"deterministic", &o.deterministic}, {"threads", &o.threads}};
   for (const auto& [key, value] : values) {
     const auto name = key.cast<std::string>();
     if (const auto found = inputs.find(name); found != inputs.end()) {

@@ -19,8 +19,9 @@ std::optional<std::string> of_first_derivatives(Backend, Scalar, Direction direc
   return arch;
 }
 
-void keep_matrix_product(const Program& program, Backend, Scalar, Direction, int device) {
-  MatrixProduct::get(program, device);
+void keep_matrix_product(const Program& program, Backend backend, Scalar scalar, Direction direction, int device) {
+  if (backend == Backend::cpu) program.kernel(backend, scalar, direction, device);
+  else MatrixProduct::get(program, device);
 }
 
 void keep_neighbors(const Program& program, Backend backend, Scalar scalar, Direction, int device) {
@@ -32,9 +33,9 @@ std::optional<std::string> every_gpu(Backend backend, Scalar, Direction directio
   return arch;
 }
 
-// The instructions are in one architecture alone, not in the later ones.
-std::optional<std::string> tensor_core_arch(Backend backend, Scalar scalar, Direction direction,
-                                            const std::string& arch) {
+// On GPUs the instructions are in one architecture alone, not in the later ones.
+std::optional<std::string> product_arch(Backend backend, Scalar scalar, Direction direction, const std::string& arch) {
+  if (backend == Backend::cpu && direction == Direction::forward) return arch;
   const bool exists = backend == Backend::cuda && scalar == Scalar::float32 && direction == Direction::forward;
   if (!exists || arch != MatrixProduct::device_arch) return std::nullopt;
   return MatrixProduct::compile_arch;
@@ -47,7 +48,7 @@ constexpr Family families[] = {
     {"radial_basis", load_row_kernel, keep_kernel, every_arch},
     {"silu", load_row_kernel, keep_kernel, every_arch},
     {"linear", load_linear_kernel, keep_kernel, of_first_derivatives},
-    {"matrix_product", nullptr, keep_matrix_product, tensor_core_arch},
+    {"matrix_product", nullptr, keep_matrix_product, product_arch},
     {"neighbors", nullptr, keep_neighbors, every_gpu},
 };
 

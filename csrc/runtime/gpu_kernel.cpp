@@ -97,8 +97,8 @@ class GpuKernel : public Kernel {
       if (direction_ != Direction::backward) o.z = base + at.z;
       if (at.gx != at.bytes) o.gx = base + at.gx;
     }
-    const bool adds_gx = direction_ != Direction::forward && given.atomic && given.row_ptr;
-    if (!given.row_ptr) o.atomic = 0;  // every row has one edge: there is nothing to add
+    const bool adds_gx = direction_ != Direction::forward && given.row_ptr && !given.deterministic;
+    if (!given.row_ptr) o.deterministic = 1;  // every row has one edge: there is nothing to add
     if (adds_gx) driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     if (!covers_all_) {  // no path writes some blocks
       if (direction_ != Direction::backward)
@@ -147,8 +147,10 @@ class GpuKernel : public Kernel {
     int64_t edges_held = 1, blocks = 1;  // edges in the stages of a block; blocks that the device holds at a time
   };
 
-  // Whether gradients of x are kept per edge first: in a graph, unless they are added atomically.
-  bool gathers_gx(const eq_operands& o) const { return direction_ != Direction::forward && o.row_ptr && !o.atomic; }
+  // Whether gradients of x are kept per edge first, to be added up in a fixed order: in a graph, if that is asked for.
+  bool gathers_gx(const eq_operands& o) const {
+    return direction_ != Direction::forward && o.row_ptr && o.deterministic;
+  }
 
   // Whether a receiver's edges are added up.
   bool sums(const eq_operands& o) const { return direction_ != Direction::backward && o.row_ptr; }

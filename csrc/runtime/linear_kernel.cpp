@@ -1,4 +1,4 @@
-// Launches of GPU kernels of linear maps, whose blocks take some rows and a tile of columns: preludes/gpu_linear.h.
+// Launches of GPU kernels of linear maps, whose blocks take some rows and a tile of columns: gpu_linear.h.
 #include <limits>
 #include <stdexcept>
 #include <vector>

@@ -1,4 +1,4 @@
-// Plain matrix products in float32 on the tensor cores of compute capability 9.0; preludes/matrix_product.h says how.
+// Plain matrix products in float32 on the tensor cores of compute capability 9.0; eqaccel/families/matrix_product/matrix_product.h says how.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Neighbours within a cutoff, out of candidates, on a GPU; preludes/neighbors.h says how.
+// Neighbours within a cutoff, out of candidates, on a GPU; eqaccel/families/neighbors/neighbors.h says how.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -91,7 +91,7 @@ struct Compiled {
 //   meta "shared_weights", "block_threads"   and "<body>/outputs", "<body>/<n>/rows" and "<body>/<n>/tiles" for each GPU
 //                                            body, see eqaccel/families/linear/payload.py
 //   paths                                    a line for each path, see there
-// and a matrix product has no body but gpu/forward/float32, and numbers of its own, see
+// and a matrix product has no bodies but cpu/forward and gpu/forward/float32, and numbers of its own, see
 // eqaccel/families/matrix_product/payload.py.
 class Program {
  public:

@@ -1,7 +1,7 @@
-// eqaccel::matrix_product: a b, as torch's product but for float32 on GPUs of compute capability 9.0, which have a kernel
-// that is faster, with errors of the same size. Where torch may use TensorFloat-32, or the kernel does not take the operands
-// (runtime/matrix_product.h), it is torch's product there too. The derivative with respect to `a` is another call of the
-// operator, that with respect to `b` a product of torch.
+// eqaccel::matrix_product: a b, as torch's product but on CPUs, and for float32 on GPUs of compute capability 9.0, which
+// have kernels that are faster, with errors of the same size. Where torch may use TensorFloat-32, or the kernel does not
+// take the operands (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to
+// `a` is another call of the operator, that with respect to `b` a product of torch.
 #include "matrix_product.h"
 
 #include <ATen/Context.h>
@@ -9,7 +9,7 @@
 
 #include "device.h"
 #include "differentiate.h"
-#include "host_memory.h"
+#include "kernel_call.h"
 #include "operators.h"
 
 namespace eqaccel::ops {
@@ -67,13 +67,35 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   return c;
 }
 
-// torch's product, into memory that earlier results have given back: fresh memory would take as long to map as the
-// weights of edges take to multiply.
-Tensor on_cpu(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
+// The kernel of preludes/cpu_matrix_product.h. Its result takes memory that earlier ones have given back: fresh memory
+// would take as long to map as the weights of edges take to multiply.
+class HostProduct : public KernelCall {
+ public:
+  HostProduct(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b)
+      : KernelCall("eqaccel::matrix_product", payload, key, a),
+        result_(empty_kept({a.size(0), b.size(1)}, a.options())) {
+    ops_.num_edges = a.size(0);
+    ops_.num_senders = a.size(1);
+    ops_.w_stride = b.size(1);
+    ops_.x = held(a);
+    ops_.w = held(b);
+    ops_.z = result_.mutable_data_ptr();
+  }
+
+  Tensor launch() {
+    run(Direction::forward);
+    return result_;
+  }
+
+ private:
+  Tensor result_;
+};
+
+Tensor on_cpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
   check(a, b);
-  Tensor c = empty_kept({a.size(0), b.size(1)}, a.options());
-  at::mm_out(c, a, b);
-  return c;
+  const bool has_scalar = a.scalar_type() == at::kFloat || a.scalar_type() == at::kDouble;
+  if (!has_scalar || a.numel() == 0 || b.numel() == 0) return at::mm(a, b);
+  return HostProduct(payload, key, a, b).launch();
 }
 
 Tensor on_meta(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {

@@ -5,7 +5,7 @@
 // num_receivers, and row n goes with row n.
 #include <torch/library.h>
 
-#define EQ_PROBLEM_ARGUMENTS "Tensor graph, SymInt num_receivers, int z_dim, bool mul_ir, bool atomic"
+#define EQ_PROBLEM_ARGUMENTS "Tensor graph, SymInt num_receivers, int z_dim, bool mul_ir, bool deterministic"
 
 TORCH_LIBRARY(eqaccel, library) {
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};

@@ -18,7 +18,7 @@ Tensor tensor_product(const TensorProductProblem& p, const Tensor& x, const Tens
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                            c10::SymInt, int64_t, bool, bool);
   static const auto op = find_operator<Signature>("eqaccel::tensor_product");
-  return op.call(p.payload, p.key, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
+  return op.call(p.payload, p.key, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.deterministic);
 }
 
 TensorProductGradients tensor_product_backward(const TensorProductProblem& p, const Tensor& gz, const Tensor& x,
@@ -26,7 +26,7 @@ TensorProductGradients tensor_product_backward(const TensorProductProblem& p, co
   using Signature = TensorProductGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
                                            const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool);
   static const auto op = find_operator<Signature>("eqaccel::tensor_product_backward");
-  return op.call(p.payload, p.key, gz, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
+  return op.call(p.payload, p.key, gz, x, y, w, p.graph, p.receivers, p.z_dim, p.mul_ir, p.deterministic);
 }
 
 TensorProductSecondGradients tensor_product_double_backward(const TensorProductProblem& p, const Tensor& gz,
@@ -36,7 +36,7 @@ TensorProductSecondGradients tensor_product_double_backward(const TensorProductP
                                                  const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                  const Tensor&, c10::SymInt, int64_t, bool, bool);
   static const auto op = find_operator<Signature>("eqaccel::tensor_product_double_backward");
-  return op.call(p.payload, p.key, gz, x, y, w, a, b, c, p.graph, p.receivers, p.z_dim, p.mul_ir, p.atomic);
+  return op.call(p.payload, p.key, gz, x, y, w, a, b, c, p.graph, p.receivers, p.z_dim, p.mul_ir, p.deterministic);
 }
 
 namespace {
@@ -73,7 +73,7 @@ class TensorProductCall : public KernelCall {
     ops_.num_senders = x.size(0);
     ops_.num_edges = y.size(0);
     ops_.mul_ir = problem.mul_ir;
-    ops_.atomic = problem.atomic;
+    ops_.deterministic = problem.deterministic;
     const int64_t z_dim = program_->number("z_dim");
     TORCH_CHECK(problem.z_dim == z_dim, op, ": argument 'z_dim' must be ", z_dim, ", as in the payload, got ",
                 problem.z_dim, ". Pass the values of one module.");
@@ -180,7 +180,7 @@ class GradientCall : public TensorProductCall {
                const Tensor& w)
       : TensorProductCall(op, problem, x, y, w), gx(new_rows(ops_.num_senders, "x_dim")),
         gy(new_rows(ops_.num_edges, "y_dim")), gw(new_edge_weights()) {
-    if (problem.atomic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
+    if (!problem.deterministic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
     ops_.gz = receivers("gz", gz);
     ops_.gx = gx.mutable_data_ptr();
     ops_.gy = gy.mutable_data_ptr();
@@ -191,8 +191,8 @@ class GradientCall : public TensorProductCall {
 };
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
-               const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
-  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+               const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
   TensorProductCall call("eqaccel::tensor_product", problem, x, y, w);
   eq_operands& ops = call.operands();
   const Tensor z = call.new_rows(ops.num_receivers, "z_dim");
@@ -203,8 +203,8 @@ Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor
 
 TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
                                 const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
-                                bool atomic) {
-  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+                                bool deterministic) {
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
   GradientCall call("eqaccel::tensor_product_backward", problem, gz, x, y, w);
   call.launch(Direction::backward, {call.gx, call.gy, call.gw});
   return {call.gx, call.gy, call.reduce_weights(call.gw, w)};
@@ -213,8 +213,8 @@ TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor
 TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
                                              const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b,
                                              const Tensor& c, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
-                                             bool mul_ir, bool atomic) {
-  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+                                             bool mul_ir, bool deterministic) {
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
   GradientCall call("eqaccel::tensor_product_double_backward", problem, gz, x, y, w);
   eq_operands& ops = call.operands();
   ops.a = call.senders("a", a);
@@ -244,10 +244,11 @@ TensorProductSecondGradients double_backward_shape(const Tensor&, int64_t, const
 }
 
 Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
-                        const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
+                        const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto cast = [&](const Tensor& t) { return cast_to_float32(t, x); };
-  return tensor_product({payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic}, cast(x), cast(y), cast(w));
+  return tensor_product({payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic}, cast(x), cast(y),
+                        cast(w));
 }
 
 void register_kernels(torch::Library& library) {

@@ -14,7 +14,7 @@ struct TensorProductProblem {
   c10::SymInt receivers;  // rows of the output
   int64_t z_dim;          // columns of the output: shapes must be known where the payload can not be read
   bool mul_ir;            // layout of x and z inside a block: (mul, 2l+1), or (2l+1, mul)
-  bool atomic;            // gradients of x by atomic addition
+  bool deterministic;     // gradients of x in a fixed order, not by atomic addition
 };
 
 using TensorProductGradients = std::tuple<Tensor, Tensor, Tensor>;                // with respect to x, y, w

@@ -26,7 +26,7 @@ struct Kept {
     context.saved_data["receivers"] = p.receivers;
     context.saved_data["z_dim"] = p.z_dim;
     context.saved_data["mul_ir"] = p.mul_ir;
-    context.saved_data["atomic"] = p.atomic;
+    context.saved_data["deterministic"] = p.deterministic;
     context.set_materialize_grads(false);
   }
 
@@ -44,7 +44,7 @@ struct Kept {
             data["receivers"].toSymInt(),
             data["z_dim"].toInt(),
             data["mul_ir"].toBool(),
-            data["atomic"].toBool()};
+            data["deterministic"].toBool()};
   }
 };
 
@@ -159,23 +159,23 @@ struct DoubleBackward : Kept {
 };
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
-               const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool atomic) {
-  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+               const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
+  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
   return differentiate<Forward>(p, x, y, w);
 }
 
 TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,
                                 const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
-                                bool atomic) {
-  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+                                bool deterministic) {
+  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
   return differentiate<Backward>(p, gz, x, y, w);
 }
 
 TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
                                              const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b,
                                              const Tensor& c, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
-                                             bool mul_ir, bool atomic) {
-  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, atomic};
+                                             bool mul_ir, bool deterministic) {
+  const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
   return differentiate<DoubleBackward>(p, gz, x, y, w, a, b, c);
 }
 

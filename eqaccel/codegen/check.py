@@ -11,21 +11,52 @@ changes it, and so do two elements that are swapped.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel import _runtime
+from eqaccel.codegen.direction import OUTPUTS, Direction, Result
 
 PROBLEM = _runtime.self_check_problem()
 """Edges and numbers of rows of the problem; `batch_rows` where there are no edge attributes, and so no graph."""
 
 OPERANDS = ("x", "y", "w", "gz", "a", "b", "c")
-"""Of any kernel; the position is the number of a sequence of random numbers."""
+"""Of any kernel, those that forward kernels read first, then that of backward; the position is the number of a sequence
+of random numbers."""
 
 
 def numbers(name: str, rows: int, columns: int) -> NDArray:
     """The numbers that the runtime makes for an operand of the problem."""
     return _numbers(OPERANDS.index(name), rows, columns)
+
+
+def batch_operands(direction: Direction, widths: Mapping[str, int]) -> dict[str, Any]:
+    """The operands that a direction reads, of a problem without a graph; `widths` has the columns of all."""
+    read = OPERANDS[: {Direction.FORWARD: 3, Direction.BACKWARD: 4}.get(direction, len(OPERANDS))]
+    return {name: numbers(name, PROBLEM["batch_rows"], width) for name, width in widths.items() if name in read}
+
+
+def checksums(direction: Direction, execute: Callable[..., Result]) -> str:
+    """What the runtime compares outputs of a batch with: a line "<output> <size> <projection> <projection>" for each.
+
+    The size is the root of the sum of squares of the sums of absolute values that the elements consist of.
+
+    Args:
+        direction: The direction.
+        execute: Runs it on the operands of the problem; under `absolute` adds up the absolute values of all terms.
+    """
+    result, absolute = execute(absolute=False), execute(absolute=True)
+    lines = []
+    for name in OUTPUTS[direction]:
+        value = getattr(result, name)
+        if value is not None and value.size:
+            size = float(np.sqrt((getattr(absolute, name) ** 2).sum()))
+            a, b = (float(products.sum()) for products in projections(value))
+            lines.append(f"{name} {size:.4g} {a!r} {b!r}\n")
+    return "".join(lines)
 
 
 def projections(values: NDArray) -> list[NDArray]:

@@ -44,7 +44,7 @@ def payload_key(content: bytes) -> int:
 
 def abi_number() -> int:
     """Number of the interface between kernels and the runtime, which stands in abi.h."""
-    return int(re.search(r"#define EQ_ABI (\d+)", read_prelude("abi.h"))[1])
+    return int(re.findall(r"#define EQ_ABI (\d+)", read_prelude("abi.h"))[0])
 
 
 def translation_unit(direction: Direction, scalar_bytes: int, prelude: str, body: str) -> str:

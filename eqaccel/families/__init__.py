@@ -2,8 +2,8 @@
 
 Takes specs (irreps and instructions, terms of a polynomial); gives plans, source text, payloads and reference results.
 A folder has the same parts as its neighbours, as far as they exist: `spec`, `plan`, `reference`, `body` (the printer),
-`payload`, and `family`, which hands them to the rest of the house as a `KernelFamily`. Knows NumPy, targets, and what
-generators share (`codegen`); must not know torch, compilers or devices, nor one family another.
+preludes (headers), `payload`, and `family`, which hands them to the rest of the house as a `KernelFamily`. Knows NumPy,
+targets, and what generators share (`codegen`); must not know torch, compilers or devices, nor one family another.
 """
 
 from eqaccel.families.family import KernelFamily, TunedKernel

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result, translation_unit
+from eqaccel.families.words import Word, read_words
 from eqaccel.targets import Target
 
 
@@ -39,10 +40,34 @@ class KernelFamily(ABC):
     Attributes:
         name: Name of the family, of its folder, and in payloads.
         directions: Those that have kernels. Derivatives that have none consist of all the kernels that there are.
+        words: What someone writes on a command line to name a spec: the arguments of `make_spec`.
+        examples: Such words by names that stand for them; the first one is taken where nothing is written.
     """
 
     name: str
     directions: tuple[Direction, ...] = tuple(Direction)
+    words: tuple[Word, ...] = ()
+    examples: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def make_spec(self, **arguments: Any) -> Any:
+        """A spec out of the values of `words`; a family of which there is one kernel has none.
+
+        Raises:
+            SpecError: If they are no spec.
+        """
+        return None
+
+    def read_spec(self, texts: Sequence[str] = ()) -> Any:
+        """The spec that someone has written on a command line: its words, or the name of an example.
+
+        Raises:
+            SpecError: If the texts cannot be read, or are no spec.
+        """
+        if not texts:
+            texts = next(iter(self.examples.values()), ())
+        elif len(texts) == 1:
+            texts = self.examples.get(texts[0], texts)
+        return self.make_spec(**read_words(self.words, texts))
 
     @abstractmethod
     def payload(self, spec: Any, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:

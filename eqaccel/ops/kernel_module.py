@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from eqaccel.families import KernelFamily
+from eqaccel.families import KernelFamily, TunedKernel
 
 
 class KernelModule(nn.Module):
@@ -22,6 +22,9 @@ class KernelModule(nn.Module):
     """
 
     family: ClassVar[KernelFamily]
+    if TYPE_CHECKING:
+        payload: torch.Tensor
+        tuned: tuple[TunedKernel, ...]
 
     def __init__(self, spec: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plain matrix products, as radial networks consist of them, faster than torch's in float32 on some GPUs."""
+"""Plain matrix products, as radial networks consist of them, faster than torch's on CPUs and on some GPUs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ load_library()
 
 
 class MatrixProduct(KernelModule):
-    """Matrix products by the tensor cores of GPUs of compute capability 9.0, with the accuracy of float32.
+    """Matrix products by the tensor cores of GPUs of compute capability 9.0, with the accuracy of float32, and on CPUs.
 
-    Each factor is split into two numbers of TensorFloat-32, whose sum has 22 bits, and three products of these parts
-    are added up. Sums are in a fixed order, each row for itself, so results are bitwise reproducible. Factors that are
-    not finite give NaN. In float64, on other devices, for numbers of terms that are no multiple of four or odd numbers
-    of columns, and where torch is allowed TensorFloat-32, it is torch's product; on a CPU its result takes memory that
-    earlier ones have given back.
+    On such a GPU each factor is split into two numbers of TensorFloat-32, whose sum has 22 bits, and three products of
+    these parts are added up. Sums are in a fixed order, each row for itself, so results are bitwise reproducible.
+    Factors that are not finite give NaN. In float64, on other GPUs, for numbers of terms that are no multiple of four
+    or odd numbers of columns, and where torch is allowed TensorFloat-32, it is torch's product.
+
+    On a CPU a sum is added up in the order of its terms, each row for itself, and results take memory that earlier ones
+    have given back. It is for many rows, and few enough terms and columns for the second factor to fit a cache.
     """
 
     family = MATRIX_PRODUCT

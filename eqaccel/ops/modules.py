@@ -30,14 +30,14 @@ class _Product(KernelModule):
     family = TENSOR_PRODUCT
     batch: ClassVar[bool]
 
-    def __init__(self, spec: TensorProductSpec, *, atomic: bool, layout: Layout) -> None:
+    def __init__(self, spec: TensorProductSpec, *, deterministic: bool, layout: Layout) -> None:
         if layout not in ("mul_ir", "ir_mul"):
             raise OperandError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
         super().__init__(spec)
         self.x_dim = spec.x_dim
         self.z_dim = spec.z_dim
         self.mul_ir = layout == "mul_ir"
-        self.atomic = atomic
+        self.deterministic = deterministic
         # Weights that all rows share multiply what is added up already.
         product = unmixed(spec) if spec.shared_weights else None
         self.pairs = None if product is None else self._like(product.spec)
@@ -64,7 +64,7 @@ class _Product(KernelModule):
         raise NotImplementedError
 
     def _arguments(self, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> tuple[Any, ...]:
-        return self.payload, self.key, x, y, w, graph, num_receivers, self.z_dim, self.mul_ir, self.atomic
+        return self.payload, self.key, x, y, w, graph, num_receivers, self.z_dim, self.mul_ir, self.deterministic
 
     def extra_repr(self) -> str:
         """The irreps, the options and what was tuned, for print(module)."""
@@ -85,7 +85,7 @@ class TensorProduct(_Product):
     batch = True
 
     def __init__(self, spec: TensorProductSpec, *, layout: Layout = "mul_ir") -> None:
-        super().__init__(spec, atomic=False, layout=layout)
+        super().__init__(spec, deterministic=True, layout=layout)
 
     def _like(self, spec: TensorProductSpec) -> TensorProduct:
         return TensorProduct(spec, layout="ir_mul")
@@ -114,7 +114,7 @@ class TensorProduct(_Product):
         graph = x.new_empty([0], dtype=torch.int32)
         if torch.jit.is_scripting():
             return torch.ops.eqaccel.tensor_product(
-                self.payload, self.key, x, y, weights, graph, x.size(0), self.z_dim, self.mul_ir, False
+                self.payload, self.key, x, y, weights, graph, x.size(0), self.z_dim, self.mul_ir, True
             )
         else:
             return call_operator(torch.ops.eqaccel.tensor_product, *self._arguments(x, y, weights, graph, x.size(0)))
@@ -134,10 +134,10 @@ class TensorProductConv(_Product):
     batch = False
 
     def __init__(self, spec: TensorProductSpec, *, deterministic: bool = True, layout: Layout = "mul_ir") -> None:
-        super().__init__(spec, atomic=not deterministic, layout=layout)
+        super().__init__(spec, deterministic=deterministic, layout=layout)
 
     def _like(self, spec: TensorProductSpec) -> TensorProductConv:
-        return TensorProductConv(spec, deterministic=not self.atomic, layout="ir_mul")
+        return TensorProductConv(spec, deterministic=self.deterministic, layout="ir_mul")
 
     def forward(
         self,
@@ -184,7 +184,7 @@ class TensorProductConv(_Product):
             if edge_index.dim() == 2:
                 index = torch.ops.eqaccel.graph(edge_index[1], edge_index[0], receivers, num_senders)
             return torch.ops.eqaccel.tensor_product(
-                self.payload, self.key, x, y, weights, index, receivers, self.z_dim, self.mul_ir, self.atomic
+                self.payload, self.key, x, y, weights, index, receivers, self.z_dim, self.mul_ir, self.deterministic
             )
         else:
             index = packed_index(edge_index, receivers, num_senders)

@@ -68,7 +68,7 @@ class Warmup:
         return sum(not kernel.cached for kernel in self.kernels)
 
     def __str__(self) -> str:
-        table = [("kernel", "direction", "dtype", "device", "seconds", "", "plan")]
+        table: list[tuple[str, ...]] = [("kernel", "direction", "dtype", "device", "seconds", "", "plan")]
         for k in self.kernels:
             dtype, plan = scalar_name(k.dtype), "" if k.choice is None else str(k.choice)
             compiled = "cached" if k.cached else "compiled"

@@ -38,7 +38,9 @@ class Device:
     @property
     def torch_device(self) -> torch.device:
         """The device as torch calls it."""
-        return torch.device("cpu") if self.backend == "cpu" else torch.device("cuda", self.number)
+        if self.backend == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda" if self.number is None else f"cuda:{self.number}")
 
 
 @dataclass(frozen=True)

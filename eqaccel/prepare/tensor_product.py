@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,24 +45,25 @@ class TensorProductTask(Task):
 
     Attributes:
         batch: Whether it runs on rows without a graph.
-        atomic: Whether gradients of x are added atomically.
+        deterministic: Whether gradients of x are added in a fixed order.
         mul_ir: Whether the layout is (mul, 2l+1).
     """
 
     batch: bool
-    atomic: bool
+    deterministic: bool
     mul_ir: bool
 
     @classmethod
     def of(cls, module: KernelModule, direction: Direction, dtype: torch.dtype, device: Device) -> TensorProductTask:
         """See `Task`."""
-        options = (module.batch, module.atomic, module.mul_ir)
+        product: Any = module  # one of tensor products, the task of whose family this is
+        options = (product.batch, product.deterministic, product.mul_ir)
         return cls(module.family, module.spec, direction, dtype, device, *options)
 
     @property
     def usage(self) -> str:
         """See `Task`."""
-        rows = "batch" if self.batch else "atomic" if self.atomic else "deterministic"
+        rows = "batch" if self.batch else "deterministic" if self.deterministic else "atomic"
         shared = ", shared weights" if self.spec.shared_weights else ""
         return f"{self.scalar}, {rows}, {'mul_ir' if self.mul_ir else 'ir_mul'}{shared}"
 
@@ -69,7 +71,7 @@ class TensorProductTask(Task):
         """See `Task`."""
         suffix = "" if self.direction is Direction.FORWARD else f"_{self.direction.value}"
         operator = getattr(torch.ops.eqaccel, f"tensor_product{suffix}")
-        graph = (problem.index, problem.num_receivers, self.spec.z_dim, problem.mul_ir, self.atomic)
+        graph = (problem.index, problem.num_receivers, self.spec.z_dim, problem.mul_ir, self.deterministic)
         with torch.no_grad():
             results = operator(torch.empty(0, dtype=torch.uint8), key, *problem.operands, *graph)
         return (results,) if isinstance(results, Tensor) else tuple(results)
@@ -119,7 +121,7 @@ class TensorProductTask(Task):
         """See `Task`."""
         names = ("gz", "x", "y", "w", "a", "b", "c")[self.direction is Direction.FORWARD :][: len(problem.operands)]
         arrays = {name: operand.double().cpu().numpy() for name, operand in zip(names, problem.operands, strict=True)}
-        graph = {"receiver": problem.receiver.cpu().numpy(), "sender": problem.sender.cpu().numpy()}
+        graph: dict[str, Any] = {"receiver": problem.receiver.cpu().numpy(), "sender": problem.sender.cpu().numpy()}
         graph["num_receivers"] = problem.num_receivers
         sums = self.family.reference(self.spec, self.direction, absolute=True, **arrays, **graph)
         return [torch.from_numpy(getattr(sums, name)).to(self.device.torch_device) for name in OUTPUTS[self.direction]]

@@ -124,6 +124,6 @@ def launch_cpu(program: Program, scalar: str, direction: str, operands: dict[str
         scalar: "float32" or "float64": the dtype of all arrays but the indices, which are int32.
         direction: "forward", "backward" or "double_backward".
         operands: Fields of `eq_operands` (eqaccel/codegen/preludes/abi.h) by name; arrays must be contiguous, absent
-            fields are null or 0, `threads` is 1 and the workspace is allocated unless given.
+            fields are null or 0, `deterministic` and `threads` are 1 and the workspace is allocated unless given.
     """
     program.launch("cpu", scalar, direction, operands)

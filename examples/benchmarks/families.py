@@ -112,9 +112,13 @@ class Family:
         """Imports the library.
 
         Raises:
-            ImportError: If it is not installed.
+            ImportError: If it is not installed; says where it is.
         """
-        return importlib.import_module(f"eqaccel.benchmarks.{self.package}_like").Case
+        try:
+            return importlib.import_module(f"eqaccel.benchmarks.{self.package}_like").Case
+        except ImportError as missing:
+            use = f"use an environment with {self.package}: ./run shell {self.package}"
+            raise ImportError(f"{missing}; {use}") from missing
 
 
 FAMILIES: dict[str, Family] = {

@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace) -> report.Results:
         try:
             family = FAMILIES[name].load()
         except ImportError as missing:
-            package = FAMILIES[name].package
-            use = f"use an environment with {package}: ./run shell {package}"
-            results["rows"].append(_untimed(name, f"not installed: {missing}; {use}"))
+            results["rows"].append(_untimed(name, describe(missing)))
             continue
         work += [(family, name, int(atoms)) for atoms in arguments.atoms or family.sizes(name, arguments.device)]
     with suite.progress(len(work)) as bar:
@@ -119,8 +117,7 @@ def _time_case(case: ModelCase, arguments: argparse.Namespace) -> list[dict[str,
             model = make(case.plain, arguments.device)
             found = _numbers(case, model)
         except Exception as failure:
-            missing = isinstance(failure, ImportError)
-            rows[-1]["note"] = f"not installed: {failure}" if missing else describe(failure)
+            rows[-1]["note"] = describe(failure)
             continue
         differences = {
             key: float((found[key] - right).abs().max() / right.abs().max()) for key, right in expected.items()

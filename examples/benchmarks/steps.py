@@ -120,9 +120,7 @@ def _jobs(arguments: argparse.Namespace) -> tuple[list[Job], list[dict[str, Any]
         try:
             family = FAMILIES[model].load()
         except ImportError as missing:
-            package = FAMILIES[model].package
-            note = f"not installed: {missing}; use an environment with {package}: ./run shell {package}"
-            rows.append(_row(model, None, "eqaccel", note))
+            rows.append(_row(model, None, "eqaccel", describe(missing)))
             continue
         for system in arguments.systems or family.systems(model, arguments.device):
             atoms = read_system(system)[1]
@@ -179,8 +177,6 @@ def _time(prepared: Prepared, system: str, word: str, arguments: argparse.Namesp
     try:
         with default_dtype(prepared.dtype):
             found = _simulate(prepared, system, word, arguments)
-    except ImportError as missing:
-        found = {"note": f"not installed: {missing}"}
     except Exception as failure:  # of a peer, of the memory: the others are still to be timed
         # TorchScript and compilers wrap torch's error in errors of their own.
         found = {"note": _FULL if "out of memory" in str(failure).lower() else describe(failure)}

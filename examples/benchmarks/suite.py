@@ -181,7 +181,7 @@ def build(
                 contender = factory(problem.spec, dtype, device)
                 error = truth.error(contender)
             except ImportError as missing:
-                rows[-1] |= {"implementation": family, "note": f"not installed: {missing}"}
+                rows[-1] |= {"implementation": family, "note": describe(missing)}
                 break
             except Exception as failure:  # whatever a peer dies with belongs into its row
                 rows[-1]["note"] = describe(failure)

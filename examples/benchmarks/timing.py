@@ -66,9 +66,10 @@ def measure(
 
 
 def describe(error: BaseException) -> str:
-    """An error on one line."""
+    """An error on one line; of a package that cannot be imported, that it is not installed."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"
+    kind = "not installed" if isinstance(error, ImportError) else type(error).__name__
+    return f"{kind}: {lines[0][:160] if lines else ''}"
 
 
 def free_memory() -> None:

@@ -59,7 +59,8 @@ class Exported:
             num_local = types.size(0) if num_local is None else num_local
             return self.module(vectors, edge_index, types, num_local, exchange)
         self._check_package_operands(vectors, edge_index, types, num_local)
-        return tuple(self.module(vectors.contiguous(), edge_index.contiguous(), types.contiguous()))
+        energies, gradient = self.module(vectors.contiguous(), edge_index.contiguous(), types.contiguous())
+        return energies, gradient
 
     def _check_package_operands(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int | None

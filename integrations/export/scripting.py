@@ -26,7 +26,8 @@ def script(module: nn.Module) -> torch.jit.ScriptModule:
     with warnings.catch_warnings():
         # torch.jit is deprecated in favour of torch.export, which programs without Python can not extend yet.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return _compile(module, "", "script")
+        scripted: Any = _compile(module, "", "script")
+        return scripted
 
 
 def _compile(module: nn.Module, path: str, mode: str | None) -> nn.Module:

@@ -129,7 +129,7 @@ def chosen_head(heads: Sequence[str], head: str | None) -> int:
 def chosen_dtype(dtype: torch.dtype | str | None, own: torch.dtype) -> torch.dtype:
     """The dtype of a name, or a model's own; raises `ExportError` if it is neither float32 nor float64."""
     found = own if dtype is None else DTYPES.get(str(dtype).removeprefix("torch."))
-    if found not in DTYPES.values():
+    if found is None or found not in DTYPES.values():
         got = f"a model in {found}" if dtype is None else repr(dtype)
         raise ExportError(f"dtype: expected torch.float32 or torch.float64, got {got}")
     return found

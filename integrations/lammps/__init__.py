@@ -109,12 +109,12 @@ def build_plugin(lammps: Lammps | None = None) -> Path:
     model = model_library()
     options = [f"-D{name}" for name in lammps.definitions]
     options += [f"-DEQACCEL_LAMMPS_VERSION={lammps.version}", f'-DEQACCEL_MODEL_LIBRARY="{model}"']
-    includes = [SOURCES, runtime.include_path(), lammps.include, lammps.mpi_include]
-    options += [f"-I{folder}" for folder in includes if folder is not None]
+    own = [SOURCES, runtime.include_path()]
+    options += [f"-I{folder}" for folder in (*own, lammps.include, lammps.mpi_include) if folder is not None]
     options.append(f"-fmacro-prefix-map={SOURCES}/=")  # errors of LAMMPS name the file, and need not say where it lies
 
     digest = hashlib.sha256(repr(options).encode())
-    for file in sorted(path for folder in includes[:2] for path in folder.rglob("*.[ch]*")):
+    for file in sorted(path for folder in own for path in folder.rglob("*.[ch]*")):
         digest.update(file.read_bytes())
     # Another build of the same version is another file.
     state = lammps.library.stat()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -92,6 +92,9 @@ class ContractionPolynomial(torch.nn.Module):
         PatchError: If its polynomial is zero.
     """
 
+    if TYPE_CHECKING:  # buffers
+        mix: Tensor
+
     def __init__(self, contraction: Any) -> None:
         super().__init__()
         correlation = contraction.correlation
@@ -148,7 +151,7 @@ def _tensors(polynomial: PolynomialSpec, mix: Tensor, num_paths: list[int]) -> d
 
 def _by_features(tensor: NDArray, degree: int) -> tuple[list[tuple[int, ...]], NDArray]:
     """Sums over all orders of the features: their sorted indices, and (num_outputs, num_products, num_weights)."""
-    total = sum(tensor.transpose(0, *order, degree + 1) for order in permutations(range(1, degree + 1)))
+    total: Any = sum(tensor.transpose(0, *order, degree + 1) for order in permutations(range(1, degree + 1)))
     features = [f for f in np.ndindex(*total.shape[1:-1]) if f == tuple(sorted(f))]
     # The sum has an order once for each permutation that gives it, and the polynomial has each order once.
     repeats = np.array([sum(1 for order in permutations(f) if order == f) for f in features])

@@ -8,7 +8,7 @@ means.
 
 from __future__ import annotations
 
-from typing import Any, List  # noqa: UP035 (TorchScript)
+from typing import TYPE_CHECKING, Any, List  # noqa: UP035 (TorchScript)
 
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
@@ -84,6 +84,13 @@ class PairRepulsion(nn.Module):
         zbl: The module to stand in for.
         charges: (num_types,) nuclear charge of each type, in the dtype of the model.
     """
+
+    if TYPE_CHECKING:  # buffers
+        coefficients: Tensor
+        charges: Tensor
+        charge_powers: Tensor
+        radii: Tensor
+        length: Tensor
 
     def __init__(self, zbl: Any, charges: Tensor) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ class MaceKind(ModelKind):
         """Whether the model is one of MACE's classes, or derives from one."""
         return bool(class_names(model) & _MODELS) and isinstance(getattr(model, "interactions", None), torch.nn.Module)
 
-    def extent(self, model: torch.nn.Module) -> tuple[float, int]:
+    def extent(self, model: Any) -> tuple[float, int]:
         """The cutoff, and the number of elements."""
         return float(model.r_max), _num_elements(model)
 
@@ -119,7 +119,7 @@ def _per_atom(model: torch.nn.Module) -> dict[str, bool]:
     return {name: True for name in ("compute_atomic_stresses",) if asks_for_forces and name in known}
 
 
-def _num_elements(model: torch.nn.Module) -> int:
+def _num_elements(model: Any) -> int:
     """Number of elements that a model embeds; some models are given a longer list of atomic numbers."""
-    linear = getattr(getattr(model, "node_embedding", None), "linear", None)
+    linear: Any = getattr(getattr(model, "node_embedding", None), "linear", None)
     return linear.irreps_in.dim if hasattr(linear, "irreps_in") else len(model.atomic_numbers)

@@ -20,7 +20,8 @@ from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.mace.contraction import CONTRACTION_FORM
 from eqaccel.patches.mace.embedding import EMBEDDING_FORM
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
-from eqaccel.patches.radial import radial_rows, radial_swaps
+from eqaccel.patches.radial import RadialForms, radial_rows, radial_swaps
+from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import model_device
@@ -54,6 +55,9 @@ FORMS: NodeForms = MappingProxyType(
     {**E3NN_FORMS, "Contraction": CONTRACTION_FORM, "RadialEmbeddingBlock": EMBEDDING_FORM}
 )
 """The row-wise modules of MACE models that have another form."""
+
+RADIAL_FORMS = RadialForms(frozenset({E3NN_NETWORK, "RadialMLP"}), E3NN_LAYERS)
+"""How radial networks of MACE models are read; `RadialMLP` has layers of torch's."""
 
 
 class MaceConvolution(Replacement):
@@ -110,7 +114,8 @@ class MaceSwapping(Swapping):
             for path, interaction in interactions
         ]
         networks = [getattr(interaction, "conv_tp_weights", None) for _, interaction in interactions]
-        return [*convolutions, *chain.from_iterable(map(radial_swaps, networks)), *node_swaps(model, FORMS)]
+        layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for network in networks)
+        return [*convolutions, *layers, *node_swaps(model, FORMS)]
 
     def rows(self, model: torch.nn.Module) -> list[ReportRow]:
         """The convolutions, the other costly modules around them, node-wise modules, what long-range models add."""
@@ -118,7 +123,8 @@ class MaceSwapping(Swapping):
         for path, interaction in _interactions(model):
             product = interaction.conv_tp
             rows.append(convolution_row(f"{path}.conv_tp", product, product, partial(_check, path, interaction)))
-            rows += radial_rows(f"{path}.conv_tp_weights", model, getattr(interaction, "conv_tp_weights", None))
+            network = getattr(interaction, "conv_tp_weights", None)
+            rows += radial_rows(f"{path}.conv_tp_weights", model, network, RADIAL_FORMS)
         rows += node_rows(model, FORMS)
         for kind in sorted(class_names(model) & LONG_RANGE):
             for name, part in model.named_children():
@@ -128,7 +134,7 @@ class MaceSwapping(Swapping):
         return rows
 
 
-def _interactions(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _interactions(model: Any) -> Iterator[tuple[str, Any]]:
     # Only these: long-range models own tensor products elsewhere, which are not convolutions.
     for name, interaction in model.interactions.named_children():
         yield f"interactions.{name}", interaction
@@ -153,7 +159,7 @@ def _check(path: str, interaction: Any) -> None:
             f"{path}: the block fuses its convolution already (it has `{_SWITCH}`); load the model without another "
             f"accelerator"
         )
-    product = getattr(interaction, "conv_tp", None)
+    product: Any = getattr(interaction, "conv_tp", None)
     check_product(f"{path}.conv_tp", product)
     if not _honours_switch(interaction):
         raise PatchError(

@@ -52,7 +52,7 @@ class NequipKind(ModelKind):
         """The type that the model was built in; some of its parameters are in float64 whatever that is."""
         return getattr(model, "model_dtype", None) or super().dtype(model)
 
-    def extent(self, model: torch.nn.Module) -> tuple[float, int]:
+    def extent(self, model: Any) -> tuple[float, int]:
         """The cutoff, and the number of atom types."""
         return float(model.metadata["r_max"]), len(model.type_names)
 
@@ -62,7 +62,7 @@ class NequipKind(ModelKind):
         NequIP takes float64 whatever it computes in. An edge starts at its receiver; since the list holds every pair in
         both directions, it needs no turning around.
         """
-        inputs = {
+        inputs: dict[str, Any] = {
             "pos": structure.positions,
             "cell": structure.cell[None],
             "edge_cell_shift": structure.unit_shifts,

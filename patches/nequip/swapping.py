@@ -17,6 +17,7 @@ import torch
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nequip.bessel import ENCODING_FORM
+from eqaccel.patches.nequip.radial import RADIAL_FORMS
 from eqaccel.patches.nequip.typed_product import TYPED_FORM
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
@@ -101,7 +102,8 @@ class NequipSwapping(Swapping):
             for path, parent, scatter in scatters
         ]
         networks = [getattr(parent, "edge_mlp", None) for _, parent, _ in scatters]
-        return [*convolutions, *chain.from_iterable(map(radial_swaps, networks)), *node_swaps(model, FORMS)]
+        layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for network in networks)
+        return [*convolutions, *layers, *node_swaps(model, FORMS)]
 
     def rows(self, model: torch.nn.Module) -> list[ReportRow]:
         """The convolutions and the costly modules of edges layer by layer, then the node-wise modules."""
@@ -109,7 +111,8 @@ class NequipSwapping(Swapping):
         for path, parent, scatter in _scatters(model):
             product = getattr(scatter, "tp", None)
             rows.append(convolution_row(path, scatter, product, partial(_check, path, scatter)))
-            rows += radial_rows(f"{path.rpartition('.')[0]}.edge_mlp", model, getattr(parent, "edge_mlp", None))
+            network = getattr(parent, "edge_mlp", None)
+            rows += radial_rows(f"{path.rpartition('.')[0]}.edge_mlp", model, network, RADIAL_FORMS)
         if rows:
             rows += node_rows(model, FORMS)
         else:

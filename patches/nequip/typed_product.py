@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import torch
 from eqaccel.patches.kind import class_names
-from eqaccel.patches.linear import are_rows, attribute_product
+from eqaccel.patches.linear import AttributeProduct, are_rows, attribute_product
 from eqaccel.patches.nodes import Form, NodeForm, random_rows
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.ops import Linear
 
 
-class TypedProduct(Replacement):
+class TypedProduct(AttributeProduct):
     """A `FullyConnectedTensorProduct` of features with the embedding of the type of each atom.
 
     A product with one of a few vectors of scalars is linear, with matrices for each type (`TypeMatrices`). Scalars that
@@ -24,27 +23,10 @@ class TypedProduct(Replacement):
     """
 
     note = "replaced by eqaccel.Linear, where the embedding of types needs no gradient"
-    gains_on_cpu = True
 
-    def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weight: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
-    ) -> Tensor:
-        """Computes the product.
-
-        Args:
-            x: (num_nodes, irreps_in1.dim).
-            y: (num_nodes, num_scalars), a row of the embedding for each node.
-            weight: Weights in the place of its own, as e3nn takes them.
-
-        Returns:
-            (num_nodes, irreps_out.dim)
-        """
-        if weight is None and are_rows(x) and are_rows(y) and not y.requires_grad:
-            return self.dense(x, y)
-        return self.plain_forward(x, y, weight)
+    def fits(self, x: Tensor, y: Tensor) -> bool:
+        """See `AttributeProduct`; `y` holds a row of the embedding for each node."""
+        return are_rows(x) and are_rows(y) and x.size(0) == y.size(0) and not y.requires_grad
 
     def dense(self, x: Tensor, y: Tensor) -> Tensor:
         """`forward` by the kernel; no gradient in `y`."""
@@ -66,7 +48,10 @@ class TypeMatrices(torch.nn.Module):
         linear: The product with one attribute for each type.
     """
 
-    def __init__(self, embedding: torch.nn.Module, linear: Linear) -> None:
+    if TYPE_CHECKING:  # buffers
+        table: Tensor
+
+    def __init__(self, embedding: Any, linear: Linear) -> None:
         super().__init__()
         self.embedding = (embedding,)  # in a tuple, since it is no child of this one
         self.linear = linear

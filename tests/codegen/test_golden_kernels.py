@@ -47,7 +47,7 @@ TARGETS_OF = {
     "radial_basis": ("cpu-avx2",),
     "silu": ("cpu-avx2",),
     "linear": ("cpu-avx2", "sm_90"),
-    "matrix_product": ("sm_90",),
+    "matrix_product": ("cpu-avx2", "sm_90"),
     "neighbors": ("sm_90",),
 }
 KERNELS = [

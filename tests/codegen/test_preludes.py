@@ -8,46 +8,54 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hosts import assemble_hip, needs_hipcc
+from hosts import assemble_hip, needs_hipcc, needs_nvrtc
 
-from eqaccel import runtime
+from eqaccel import families, runtime
 from eqaccel.codegen import preludes
 from eqaccel.codegen.preludes import flatten_prelude
 from eqaccel.errors import CompileError
 from eqaccel.families.tensor_product import TensorProductSpec, payload
 
 FOLDER = Path(preludes.__file__).parent
-CPU = sorted(file.name for file in FOLDER.glob("cpu*.h"))
-GPU = sorted(file.name for file in FOLDER.glob("gpu*.h"))
+FILES = sorted([*FOLDER.glob("*.h"), *Path(families.__file__).parent.glob("*/*.h")])
+CPU = [file for file in FILES if file.name.startswith("cpu") or file.name in ("abi.h", "direction.h")]
+GPU = [file for file in FILES if file.name.startswith("gpu") or file.name in ("matrix_product.h", "neighbors.h")]
+HIP = [file for file in GPU if file.name != "matrix_product.h"]
 SPEC = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 HEAD = "#define EQ_DIRECTION 2\n#define EQ_SCALAR float\n"
 
-needs_nvrtc = pytest.mark.skipif(
-    runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed"
-)
+
+def package(file: Path) -> str:
+    """The family that a prelude belongs to; of those of all families, their own package."""
+    return preludes.__name__ if file.parent == FOLDER else f"{families.__name__}.{file.parent.name}"
 
 
-@pytest.mark.parametrize("name", ["abi.h", "direction.h", *CPU])
-def test_a_tool_reads_each_cpu_prelude_as_it_is(name: str) -> None:
+@pytest.mark.parametrize("file", CPU, ids=lambda file: file.name)
+def test_a_tool_reads_each_cpu_prelude_as_it_is(file: Path) -> None:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    options = ["-std=c++17", "-fopenmp", "-fsyntax-only", "-DEQ_DIRECTION=2", "-DEQ_SCALAR=float", "-include"]
-    command = [compiler, *options, str(FOLDER / name), "-xc++", "/dev/null"]
+    options = ["-std=c++17", "-fopenmp", "-fsyntax-only", "-DEQ_DIRECTION=2", "-DEQ_SCALAR=float", f"-I{FOLDER}"]
+    command = [compiler, *options, "-include", str(file), "-xc++", "/dev/null"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", ["matrix_product.h", "neighbors.h", *GPU])
-def test_each_gpu_prelude_includes_what_it_uses(name: str) -> None:
-    runtime.compile_cuda(HEAD + flatten_prelude(name, "cuda"), "sm_90a")
+@pytest.mark.parametrize("file", GPU, ids=lambda file: file.name)
+def test_each_gpu_prelude_includes_what_it_uses(file: Path) -> None:
+    runtime.compile_cuda(HEAD + flatten_prelude(file.name, "cuda", package(file)), "sm_90a")
 
 
 @needs_hipcc
-@pytest.mark.parametrize("name", ["neighbors.h", *GPU])
-def test_each_gpu_prelude_includes_what_it_uses_on_hip(name: str, tmp_path: Path) -> None:
-    assemble_hip(HEAD + flatten_prelude(name, "hip"), tmp_path)
+@pytest.mark.parametrize("file", HIP, ids=lambda file: file.name)
+def test_each_gpu_prelude_includes_what_it_uses_on_hip(file: Path, tmp_path: Path) -> None:
+    assemble_hip(HEAD + flatten_prelude(file.name, "hip", package(file)), tmp_path)
+
+
+def test_file_names_are_unique() -> None:
+    """Messages of compilers tell a file by its name."""
+    assert len({file.name for file in FILES}) == len(FILES)
 
 
 @pytest.mark.parametrize(("name", "backend"), [("cpu.h", "cpu"), ("gpu.h", "cuda"), ("gpu.h", "hip")])

@@ -49,9 +49,20 @@ def test_forward_of_several_kernels(device: torch.device, dtype: torch.dtype) ->
     assert_product(module, random_operands(LARGE_FORWARD, 5, 21, num_senders=6, dtype=dtype, device=device), order=0)
 
 
-@pytest.mark.parametrize(("layout", "deterministic"), MODES)
-@pytest.mark.parametrize("name", LARGE)
-def test_convolution(name: str, layout: str, deterministic: bool, device: torch.device, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "layout", "deterministic"),
+    [
+        ("one_block_in_several_kernels", torch.float32, *MODES[0]),
+        ("one_block_in_several_kernels", torch.float64, *MODES[1]),
+        ("odd_channels", torch.float32, *MODES[1]),
+        ("odd_channels", torch.float64, *MODES[0]),
+        ("preset_l", torch.float32, *MODES[0]),
+        ("warp_groups", torch.float32, *MODES[1]),
+        ("ragged", torch.float32, *MODES[0]),
+        ("ragged", torch.float64, *MODES[1]),
+    ],
+)
+def test_convolution(name: str, dtype: torch.dtype, layout: str, deterministic: bool, device: torch.device) -> None:
     spec = LARGE[name]
     module = TensorProductConv(spec, layout=layout, deterministic=deterministic).to(device)
     assert_product(module, random_operands(spec, 5, 21, num_senders=6, dtype=dtype, device=device))

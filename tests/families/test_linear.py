@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import re
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
-from hosts import assemble_hip, needs_hipcc
-from runtime_checks import program, read
+from family_checks import (
+    assert_hip_text_compiles,
+    assert_rows_stand_alone,
+    assert_wrong_kernels_are_refused,
+    cuda_resources,
+    forms,
+    with_another_coefficient,
+)
+from hosts import needs_hipcc, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from eqaccel import Linear, LinearSpec, runtime, warmup
 from eqaccel.codegen import Direction
-from eqaccel.errors import CompileError, OperandError, SpecError
+from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.linear import LinearPath, execute_linear, linear_payload
 from eqaccel.families.linear.payload import DIRECTIONS
 from eqaccel.targets import TARGETS, host_target
-
-NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
 
 
 def diagonal(irreps_in: str, irreps_out: str, attributes: int = 0) -> LinearSpec:
@@ -204,23 +207,14 @@ def test_repeats_bitwise_in_any_company(name: str, device: torch.device, dtype: 
     module = Linear(spec).to(device)
     kinds = KINDS if spec.num_attributes else KINDS[:1]
 
-    def run(chosen: slice, kind: str) -> list[torch.Tensor]:
+    def run(kind: str, chosen: slice) -> list[torch.Tensor]:
         t = {n: v.detach() for n, v in operands(spec, 200, device, dtype, kind).items()}
         t = {n: (v if v.dim() == 1 else v[chosen]).requires_grad_() for n, v in t.items()}
         z = call(module, t)
         return [z, *grad(z, t["x"], t["gz"])]
 
-    threads = torch.get_num_threads()
-    try:
-        for kind in kinds:
-            whole = run(slice(None), kind)
-            for count in (1, 2):
-                torch.set_num_threads(count)
-                for begin, end in ((0, 200), (3, 150), (17, 18)):
-                    for part, all_rows in zip(run(slice(begin, end), kind), whole, strict=True):
-                        assert torch.equal(part, all_rows[begin:end])
-    finally:
-        torch.set_num_threads(threads)
+    for kind in kinds:
+        assert_rows_stand_alone(functools.partial(run, kind))
 
 
 def test_gradients_of_weights_repeat_bitwise(device: torch.device, dtype: torch.dtype) -> None:
@@ -300,10 +294,7 @@ def test_copies_and_wrappers(name: str, device: torch.device) -> None:
     t = operands(spec, 9, device, torch.float32)
     expected = call(module, t)
     assert not module.state_dict()
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(module), file)
-    file.seek(0)
-    for other in (copy.deepcopy(module), torch.jit.load(file), torch.compile(module, backend="aot_eager")):
+    for other in forms(module):
         assert torch.equal(call(other, t), expected)
         assert torch.equal(grad(call(other, t).sum(), t["x"])[0], grad(call(module, t).sum(), t["x"])[0])
     assert call(module.to("meta"), {n: v.to("meta") for n, v in t.items()}).shape == expected.shape
@@ -373,13 +364,7 @@ def test_wrong_kernels_are_refused(
     name: str, direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
-    entries, body = read(linear_payload(SPECS[name])[0]), f"cpu/{direction.value}"
-    last = list(re.finditer(r"T\((-?\d)", entries[body]))[-1]
-    changed = entries[body][: last.start()] + "T(1+" + entries[body][last.start(1) :]
-    for scalar in ("float32", "float64"):
-        runtime.compile_program(program(entries), "cpu", scalar, direction.value)
-        with pytest.raises(CompileError, match="computes wrong results"):
-            runtime.compile_program(program(entries | {body: changed}), "cpu", scalar, direction.value)
+    assert_wrong_kernels_are_refused(linear_payload(SPECS[name])[0], direction, with_another_coefficient)
 
 
 def test_warmup_and_precompiling(device: torch.device) -> None:
@@ -404,21 +389,17 @@ def test_warmup_and_precompiling(device: torch.device) -> None:
 MODEL = "128x0e+128x1o+128x2e+128x3o"
 
 
-@NVRTC
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     others = [diagonal("64x0e+64x1o", "64x0e+64x1o"), SPECS["ragged"]] if arch == "sm_90" else []
     for spec in (diagonal(MODEL, MODEL, 89), *others):
-        text = runtime.Program(linear_payload(spec)[0])
-        for direction in DIRECTIONS:
-            for scalar in ("float32", "float64"):
-                used = runtime.compile_program(text, "cuda", scalar, direction.value, arch)["resources"]["eq_linear"]
-                assert used["spill_store_bytes"] == 0
-                assert used["shared_bytes"] <= min(48 * 1024, TARGETS[arch].shared_bytes)
+        for _, _, used in cuda_resources(linear_payload(spec)[0], DIRECTIONS, arch, "eq_linear"):
+            assert used["spill_store_bytes"] == 0
+            assert used["shared_bytes"] <= min(48 * 1024, TARGETS[arch].shared_bytes)
 
 
 @needs_hipcc
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
-    text = runtime.Program(linear_payload(SPECS["species"])[0])
-    assemble_hip(text.source("hip", "float32", direction.value, "gfx90a"), tmp_path)
+    assert_hip_text_compiles(linear_payload(SPECS["species"])[0], direction, tmp_path)

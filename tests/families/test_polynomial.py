@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
-from hosts import assemble_hip, needs_hipcc
-from runtime_checks import program, read
+from family_checks import (
+    assert_hip_text_compiles,
+    assert_rows_stand_alone,
+    assert_wrong_kernels_are_refused,
+    cuda_resources,
+    forms,
+    with_another_coefficient,
+)
+from hosts import needs_hipcc, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from eqaccel import Polynomial, PolynomialSpec, runtime, warmup
 from eqaccel.codegen import Direction
-from eqaccel.errors import CompileError, OperandError, SpecError
+from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.polynomial import Term, execute_polynomial, polynomial_payload
 from eqaccel.targets import host_target
-
-NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
 
 
 def random_spec(
@@ -134,15 +136,7 @@ def test_repeats_bitwise_in_any_company(device: torch.device, dtype: torch.dtype
         first = grad(z, (x, w), gz, create_graph=True)
         return [z, *first, *grad(first, (gz, x, w), (a, c))]
 
-    whole, threads = run(slice(None)), torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            for begin, end in ((0, 200), (3, 150), (17, 18)):
-                for part, all_rows in zip(run(slice(begin, end)), whole, strict=True):
-                    assert torch.equal(part, all_rows[begin:end])
-    finally:
-        torch.set_num_threads(threads)
+    assert_rows_stand_alone(run)
 
 
 def test_opcheck(device: torch.device) -> None:
@@ -205,10 +199,7 @@ def test_copies_and_wrappers(device: torch.device) -> None:
     x, w, *_ = operands(spec, 9, device, torch.float32)
     expected = module(x, w)
     assert not module.state_dict()
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(module), file)
-    file.seek(0)
-    for other in (copy.deepcopy(module), torch.jit.load(file), torch.compile(module, backend="aot_eager")):
+    for other in forms(module):
         assert torch.equal(other(x, w), expected)
         assert torch.equal(grad(other(x, w).sum(), x)[0], grad(module(x, w).sum(), x)[0])
     assert module.to("meta")(x.to("meta"), w.to("meta")).shape == (9, 3)
@@ -267,13 +258,7 @@ def test_terms_are_sorted_and_joined() -> None:
 @pytest.mark.parametrize("direction", Direction)
 def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
-    entries, body = read(polynomial_payload(SPECS["cubic"])[0]), f"cpu/{direction.value}"
-    last = list(re.finditer(r"T\((-?\d)", entries[body]))[-1]
-    changed = entries[body][: last.start()] + "T(1+" + entries[body][last.start(1) :]
-    for scalar in ("float32", "float64"):
-        runtime.compile_program(program(entries), "cpu", scalar, direction.value)
-        with pytest.raises(CompileError, match="computes wrong results"):
-            runtime.compile_program(program(entries | {body: changed}), "cpu", scalar, direction.value)
+    assert_wrong_kernels_are_refused(polynomial_payload(SPECS["cubic"])[0], direction, with_another_coefficient)
 
 
 def test_warmup_and_precompiling(device: torch.device) -> None:
@@ -295,20 +280,17 @@ def test_warmup_and_precompiling(device: torch.device) -> None:
     assert_matches(module.spec, module.cpu(), operands(module.spec, 20, torch.device("cpu"), torch.float32))
 
 
-@NVRTC
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     for name in ("wide", "gaps"):
-        text = runtime.Program(polynomial_payload(SPECS[name])[0])
-        for direction in Direction:
-            for scalar in ("float32", "float64"):
-                used = runtime.compile_program(text, "cuda", scalar, direction.value, arch)["resources"]["eq_rows"]
-                if scalar == "float32" and direction is not Direction.DOUBLE_BACKWARD:
-                    assert used["spill_store_bytes"] == 0
+        content = polynomial_payload(SPECS[name])[0]
+        for scalar, direction, used in cuda_resources(content, tuple(Direction), arch, "eq_rows"):
+            if scalar == "float32" and direction is not Direction.DOUBLE_BACKWARD:
+                assert used["spill_store_bytes"] == 0
 
 
 @needs_hipcc
 @pytest.mark.parametrize("direction", Direction)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
-    text = runtime.Program(polynomial_payload(SPECS["cubic"])[0])
-    assemble_hip(text.source("hip", "float32", direction.value, "gfx90a"), tmp_path)
+    assert_hip_text_compiles(polynomial_payload(SPECS["cubic"])[0], direction, tmp_path)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-import io
 from pathlib import Path
 
 import mpmath
 import numpy as np
 import pytest
 import torch
-from hosts import assemble_hip, needs_hipcc
-from runtime_checks import program, read
+from family_checks import (
+    assert_hip_text_compiles,
+    assert_rows_stand_alone,
+    assert_wrong_kernels_are_refused,
+    cuda_resources,
+    forms,
+)
+from hosts import needs_hipcc, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from eqaccel import runtime, warmup
+from eqaccel import warmup
 from eqaccel.codegen import Direction
-from eqaccel.errors import CompileError, OperandError, SpecError
+from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.radial_basis import RadialBasisSpec, execute_radial_basis, radial_payload
 from eqaccel.ops import RadialBasis
-
-NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
 
 # Lengths and factors that float32 holds exactly.
 SPECS = {
@@ -217,15 +219,7 @@ def test_repeats_bitwise_in_any_company(device: torch.device, dtype: torch.dtype
         first = grad(z, x, gz, create_graph=True)
         return [z, *first, *grad(first, (gz, x), (a,))]
 
-    whole, threads = run(slice(None)), torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            for begin, end in ((0, 200), (3, 150), (17, 18)):
-                for part, all_rows in zip(run(slice(begin, end)), whole, strict=True):
-                    assert torch.equal(part, all_rows[begin:end])
-    finally:
-        torch.set_num_threads(threads)
+    assert_rows_stand_alone(run)
 
 
 def test_opcheck(device: torch.device) -> None:
@@ -265,10 +259,7 @@ def test_copies_and_wrappers(device: torch.device) -> None:
     x, w, *_ = operands(module.spec, 9, device, torch.float32)
     expected = module(x, w)
     assert not module.state_dict()
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(module), file)
-    file.seek(0)
-    for other in (copy.deepcopy(module), torch.jit.load(file), torch.compile(module, backend="aot_eager")):
+    for other in forms(module):
         assert torch.equal(other(x, w), expected)
         for variable in (x, w):
             assert torch.equal(grad(other(x, w).sum(), variable)[0], grad(module(x, w).sum(), variable)[0])
@@ -329,12 +320,8 @@ def test_specs_that_make_no_sense(numbers: tuple[float, ...], message: str) -> N
 @pytest.mark.parametrize("direction", Direction)
 def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
-    entries, body = read(radial_payload(SPECS["mace"])[0]), f"cpu/{direction.value}"
-    changed = entries[body].replace("factor = 0.5", "factor = 0.51")
-    for scalar in ("float32", "float64"):
-        runtime.compile_program(program(entries), "cpu", scalar, direction.value)
-        with pytest.raises(CompileError, match="computes wrong results"):
-            runtime.compile_program(program(entries | {body: changed}), "cpu", scalar, direction.value)
+    content = radial_payload(SPECS["mace"])[0]
+    assert_wrong_kernels_are_refused(content, direction, lambda body: body.replace("factor = 0.5", "factor = 0.51"))
 
 
 def test_warmup(device: torch.device) -> None:
@@ -345,19 +332,15 @@ def test_warmup(device: torch.device) -> None:
     ]
 
 
-@NVRTC
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     for name in ("mace", "cutoff"):
-        text = runtime.Program(radial_payload(SPECS[name])[0])
-        for direction in Direction:
-            for scalar in ("float32", "float64"):
-                used = runtime.compile_program(text, "cuda", scalar, direction.value, arch)["resources"]["eq_rows"]
-                assert used["spill_store_bytes"] == used["stack_bytes"] == 0
+        for _, _, used in cuda_resources(radial_payload(SPECS[name])[0], tuple(Direction), arch, "eq_rows"):
+            assert used["spill_store_bytes"] == used["stack_bytes"] == 0
 
 
 @needs_hipcc
 @pytest.mark.parametrize("direction", Direction)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
-    text = runtime.Program(radial_payload(SPECS["mace"])[0])
-    assemble_hip(text.source("hip", "float32", direction.value, "gfx90a"), tmp_path)
+    assert_hip_text_compiles(radial_payload(SPECS["mace"])[0], direction, tmp_path)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hosts import assemble_hip, needs_hipcc
-from runtime_checks import program, read
+from family_checks import (
+    assert_hip_text_compiles,
+    assert_rows_stand_alone,
+    assert_wrong_kernels_are_refused,
+    cuda_resources,
+    forms,
+)
+from hosts import needs_hipcc, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from eqaccel import runtime
 from eqaccel.codegen import Direction
-from eqaccel.errors import CompileError, OperandError, SpecError
+from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.silu import SiluSpec, execute_silu, silu_payload
 from eqaccel.ops import ScaledSilu
 
-NVRTC = pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
 SPEC = SiluSpec(1.6791767, 0.25)
 
 
@@ -115,15 +117,12 @@ def test_derivatives_of_any_order(device: torch.device) -> None:
 def test_repeats_bitwise(device: torch.device, dtype: torch.dtype) -> None:
     module = ScaledSilu(SPEC).to(device)
     tensors = operands((33, 3), device, dtype)
-    whole, threads = results(module, tensors), torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            part = results(module, [t.detach()[5:].requires_grad_() for t in tensors])
-            for direction, outputs in part.items():
-                assert all(torch.equal(value, whole[direction][name][5:]) for name, value in outputs.items())
-    finally:
-        torch.set_num_threads(threads)
+
+    def run(chosen: slice) -> list[torch.Tensor]:
+        found = results(module, [t.detach()[chosen].requires_grad_() for t in tensors])
+        return [value for outputs in found.values() for value in outputs.values()]
+
+    assert_rows_stand_alone(run, 33)
 
 
 def test_opcheck(device: torch.device) -> None:
@@ -140,10 +139,7 @@ def test_copies_and_wrappers(device: torch.device) -> None:
     x, *_ = operands((9, 5), device, torch.float32)
     expected = module(x)
     assert not module.state_dict()
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(module), file)
-    file.seek(0)
-    for other in (copy.deepcopy(module), torch.jit.load(file), torch.compile(module, backend="aot_eager")):
+    for other in forms(module):
         assert torch.equal(other(x), expected)
         assert torch.equal(grad(other(x).sum(), x)[0], grad(module(x).sum(), x)[0])
     assert torch.equal(torch.func.vmap(module)(x), expected)
@@ -166,26 +162,18 @@ def test_what_does_not_fit(device: torch.device) -> None:
 @pytest.mark.parametrize("direction", Direction)
 def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
-    entries, body = read(silu_payload(SPEC)[0]), f"cpu/{direction.value}"
-    changed = entries[body].replace("scale = 0.25", "scale = 0.251")
-    for scalar in ("float32", "float64"):
-        runtime.compile_program(program(entries), "cpu", scalar, direction.value)
-        with pytest.raises(CompileError, match="computes wrong results"):
-            runtime.compile_program(program(entries | {body: changed}), "cpu", scalar, direction.value)
+    content = silu_payload(SPEC)[0]
+    assert_wrong_kernels_are_refused(content, direction, lambda body: body.replace("scale = 0.25", "scale = 0.251"))
 
 
-@NVRTC
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
-    text = runtime.Program(silu_payload(SPEC)[0])
-    for direction in Direction:
-        for scalar in ("float32", "float64"):
-            used = runtime.compile_program(text, "cuda", scalar, direction.value, arch)["resources"]["eq_rows"]
-            assert used["spill_store_bytes"] == used["stack_bytes"] == 0
+    for _, _, used in cuda_resources(silu_payload(SPEC)[0], tuple(Direction), arch, "eq_rows"):
+        assert used["spill_store_bytes"] == used["stack_bytes"] == 0
 
 
 @needs_hipcc
 @pytest.mark.parametrize("direction", Direction)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
-    text = runtime.Program(silu_payload(SPEC)[0])
-    assemble_hip(text.source("hip", "float32", direction.value, "gfx90a"), tmp_path)
+    assert_hip_text_compiles(silu_payload(SPEC)[0], direction, tmp_path)

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,28 @@ def patched(kind: str = "residual", device: torch.device = CPU) -> torch.nn.Modu
     return eqaccel.patch(copy.deepcopy(_model(kind, device)), verify=False)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    eqaccel.export(patched(), tmp_path / "model.pt", verify=False)
-    return tmp_path / "model.pt"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The file of a kind of model whose tensors are on a device; each is written once."""
+    folder = tmp_path_factory.mktemp("written")
+
+    @functools.cache
+    def file(kind: str = "residual", device: torch.device = CPU) -> Path:
+        eqaccel.export(patched(kind, device), folder / f"{kind} {device.type}.pt", verify=False)
+        return folder / f"{kind} {device.type}.pt"
+
+    return file
 
 
 @pytest.fixture
-def placed(tmp_path: Path, device: torch.device) -> Path:
+def file(written: Callable[..., Path]) -> Path:
+    return written()
+
+
+@pytest.fixture
+def placed(written: Callable[..., Path], device: torch.device) -> Path:
     """A file whose tensors are on the device."""
-    eqaccel.export(patched(device=device), tmp_path / "placed.pt", verify=False)
-    return tmp_path / "placed.pt"
+    return written(device=device)
 
 
 def on(device: torch.device, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -110,10 +121,8 @@ def test_numbers(kind: str, device: torch.device, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["agnostic", "three layers", "density residual", "non-linear"])
-def test_ghosts(kind: str, device: torch.device, tmp_path: Path) -> None:
-    model = patched(kind, device)
-    eqaccel.export(model, tmp_path / "model.pt", verify=False)
-    assert_ghosts(eqaccel.load_exported(tmp_path / "model.pt"), arguments(model))
+def test_ghosts(kind: str, device: torch.device, written: Callable[..., Path]) -> None:
+    assert_ghosts(eqaccel.load_exported(written(kind, device)), arguments(_model(kind, device)))
 
 
 def test_a_rank_without_atoms_takes_part(placed: Path, device: torch.device) -> None:
@@ -197,9 +206,9 @@ def _precompiled_target(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def test_precompiled_files_need_no_compiler(device: torch.device, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_precompiled_files_need_no_compiler(device: torch.device, tmp_path: Path) -> None:
     """Nor do they fill a cache. The same program stops at a file that holds no kernels."""
-    model, target = patched(device=device).to(dtype), _precompiled_target(device)
+    model, target = patched(device=device).float(), _precompiled_target(device)
     eqaccel.export(model, tmp_path / "bare.pt", verify=False)
     eqaccel.export(model, tmp_path / "model.pt", precompile=[target])
     whole = arguments(model)
@@ -231,9 +240,8 @@ with torch.jit.optimized_execution(False):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left_on_the_cpu(kind: str, tmp_path: Path) -> None:
-    eqaccel.export(patched(kind), tmp_path / "model.pt", verify=False)
-    assert_moves_to_a_gpu(eqaccel.load_exported(tmp_path / "model.pt"))
+def test_nothing_is_left_on_the_cpu(kind: str, written: Callable[..., Path]) -> None:
+    assert_moves_to_a_gpu(eqaccel.load_exported(written(kind)))
 
 
 @pytest.mark.gpu
@@ -285,7 +293,7 @@ def test_metadata(file: Path) -> None:
     assert len(metadata["kernels"]) == 2
 
 
-def test_the_model_is_left_alone(file: Path, tmp_path: Path) -> None:
+def test_the_model_is_left_alone(tmp_path: Path) -> None:
     model = patched()
     kinds = [(name, type(module)) for name, module in model.named_modules()]
     state = copy.deepcopy(model.state_dict())
@@ -295,7 +303,7 @@ def test_the_model_is_left_alone(file: Path, tmp_path: Path) -> None:
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert [p.requires_grad for p in model.parameters()] == flags
     assert torch.get_default_dtype() == torch.float32
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "other.pt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["other.pt"]
 
 
 def test_a_model_that_is_not_patched(tmp_path: Path) -> None:
@@ -395,19 +403,17 @@ def test_bad_operands(change: Any, message: str, file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_cpp_host(tmp_path: Path) -> None:
+def test_cpp_host(written: Callable[..., Path], tmp_path: Path) -> None:
     """A C++ program without Python opens a file and exchanges ghosts."""
-    model = patched("three layers")
-    eqaccel.export(model, tmp_path / "model.pt", verify=False)
-    whole = arguments(model)
+    file, whole = written("three layers"), arguments(_model("three layers"))
     *rest, images = with_ghosts(*whole)
     operands = torch.nn.Module()
     for name, tensor in zip(("vectors", "edge_index", "types", "owner"), (*rest[:3], images.owner), strict=True):
         operands.register_buffer(name, tensor)
     torch.jit.script(operands).save(tmp_path / "operands.pt")
     program = hosts.build("exported.cpp", tmp_path)
-    printed = hosts.run(program, library_path(), tmp_path / "model.pt", tmp_path / "operands.pt")
-    for values, wanted in zip(printed, eqaccel.load_exported(tmp_path / "model.pt")(*whole), strict=True):
+    printed = hosts.run(program, library_path(), file, tmp_path / "operands.pt")
+    for values, wanted in zip(printed, eqaccel.load_exported(file)(*whole), strict=True):
         assert_close(torch.tensor(values, dtype=torch.float64), wanted.flatten())
 
 

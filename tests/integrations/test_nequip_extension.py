@@ -46,7 +46,7 @@ def test_modifier(is_packaged: bool, tmp_path: Path) -> None:
 
 def test_modifier_takes_the_options_of_patch() -> None:
     model = modify(nm.model(), [{"modifier": "enable_eqaccel", "verify": False, "deterministic": False}])
-    assert model.model.func.layer0_convnet.conv.tp_scatter.eqaccel.atomic
+    assert not model.model.func.layer0_convnet.conv.tp_scatter.eqaccel.deterministic
 
 
 def test_modifier_in_a_training_module() -> None:

@@ -158,7 +158,7 @@ def test_packed_index_of_another_graph_is_refused(forget, receivers, senders, ed
             conv(o.x, o.y, o.w, index, receivers)
     with pytest.raises(RuntimeError, match=message):
         torch.jit.script(conv)(o.x, o.y, o.w, index, receivers)
-    gz, tail = o.x.new_zeros(receivers, SPEC.z_dim), (index, receivers, SPEC.z_dim, True, False)
+    gz, tail = o.x.new_zeros(receivers, SPEC.z_dim), (index, receivers, SPEC.z_dim, True, True)
     ops, operands = torch.ops.eqaccel, (gz, o.x, o.y, o.w)
     with pytest.raises(RuntimeError, match=message):
         ops.tensor_product_backward(conv.payload, conv.key, *operands, *tail)

@@ -49,7 +49,7 @@ def test_opcheck(device: torch.device) -> None:
     module = TensorProductConv(SPEC).to(device)
     head, tail = (
         (module.payload, module.key),
-        (Graph(o.edge_index[1], o.edge_index[0], 5).index, 5, SPEC.z_dim, True, False),
+        (Graph(o.edge_index[1], o.edge_index[0], 5).index, 5, SPEC.z_dim, True, True),
     )
     operands = [
         torch.randn_like(t).requires_grad_() for t in (o.x.new_empty(5, SPEC.z_dim), *(3 * (o.x, o.y, o.w))[:6])

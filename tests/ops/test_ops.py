@@ -213,7 +213,7 @@ def test_wrong_layout():
 def test_gradient_of_the_wrong_shape():
     module = TensorProduct(SMALL)
     o = random_operands(SMALL, 3, 3, batch=True)
-    arguments = (o.x, o.y, o.w, torch.empty(0, dtype=torch.int32), 3, SMALL.z_dim, True, False)
+    arguments = (o.x, o.y, o.w, torch.empty(0, dtype=torch.int32), 3, SMALL.z_dim, True, True)
     with pytest.raises(RuntimeError, match=r"'gz' must have shape \(num_receivers, 32\) = \(3, 32\), got \[3, 31\]"):
         torch.ops.eqaccel.tensor_product_backward(module.payload, module.key, torch.zeros(3, 31).double(), *arguments)
 
@@ -223,9 +223,9 @@ def test_foreign_payload_and_dimensions():
     o = random_operands(SMALL, 3, 3, batch=True)
     batch = torch.empty(0, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="argument 'payload' must be the uint8 tensor that belongs to key 12345"):
-        torch.ops.eqaccel.tensor_product(torch.zeros(3), 12345, o.x, o.y, o.w, batch, 3, SMALL.z_dim, True, False)
+        torch.ops.eqaccel.tensor_product(torch.zeros(3), 12345, o.x, o.y, o.w, batch, 3, SMALL.z_dim, True, True)
     with pytest.raises(RuntimeError, match="argument 'z_dim' must be 32, as in the payload, got 31"):
-        torch.ops.eqaccel.tensor_product(module.payload, module.key, o.x, o.y, o.w, batch, 3, 31, True, False)
+        torch.ops.eqaccel.tensor_product(module.payload, module.key, o.x, o.y, o.w, batch, 3, 31, True, True)
 
 
 @pytest.mark.parametrize(("degree", "error"), [(3, CompileError), (4, MissingCompilerError)])

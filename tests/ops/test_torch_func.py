@@ -67,7 +67,7 @@ def product_case(order: int, device: torch.device, shared: bool = False, determi
     operator = getattr(torch.ops.eqaccel, names[order])
     first = [normal(3, SPEC.z_dim).to(device)] if order > 0 else []
     last = list(like((o.x, o.y, o.w), 5)) if order > 1 else []
-    tail = (graph, 3, SPEC.z_dim, True, not deterministic)
+    tail = (graph, 3, SPEC.z_dim, True, deterministic)
     return lambda *v: operator(module.payload, module.key, *v, *tail), [*first, o.x, o.y, o.w, *last]
 
 

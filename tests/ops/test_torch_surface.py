@@ -66,7 +66,7 @@ def test_opcheck(shared, device):
     o = random_operands(SPEC, 4, 9, num_senders=5, shared=shared, device=device)
     module = TensorProductConv(SPEC).to(device)
     graph = Graph(o.edge_index[1], o.edge_index[0], 4, 5).index
-    head, tail = (module.payload, module.key), (graph, 4, module.z_dim, True, False)
+    head, tail = (module.payload, module.key), (graph, 4, module.z_dim, True, True)
 
     def variables(*tensors):
         return tuple(torch.randn_like(t).requires_grad_() for t in tensors)

@@ -11,7 +11,7 @@ pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
 from e3nn.util import jit
-from eqaccel.patches import radial
+from eqaccel.patches.nequip.radial import RADIAL_FORMS, RadialScaledLinear
 from nequip.nn.mlp import ScalarMLPFunction
 from patch_checks import assert_close, assert_same_gradients, duplicated
 from radial_checks import assert_layers_agree
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("neq
 )
 def test_values_and_derivatives(options: dict[str, object], layers: int, device: torch.device) -> None:
     torch.manual_seed(0)
-    assert_layers_agree(ScalarMLPFunction(4, 12, 2, 8, **options).to(device), layers)
+    assert_layers_agree(ScalarMLPFunction(4, 12, 2, 8, **options).to(device), layers, RADIAL_FORMS)
 
 
 @pytest.mark.parametrize("is_packaged", [False, True], ids=["built", "packaged"])
@@ -40,7 +40,7 @@ def test_model(is_packaged: bool, tmp_path: Path) -> None:
     if is_packaged:
         plain = nm.packaged(plain, tmp_path / "model.nequip.zip")
     fast = patch(plain)
-    layers = [m for m in fast.modules() if isinstance(m, radial.RadialScaledLinear)]
+    layers = [m for m in fast.modules() if isinstance(m, RadialScaledLinear)]
     assert len(layers) >= 2 * nm.replaced_layers(fast)
     outputs = fast(nm.data())
     for name in ("total_energy", "forces", "stress"):

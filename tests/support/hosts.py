@@ -11,6 +11,7 @@ import pytest
 import torch
 from folders import SUPPORT
 
+from eqaccel import runtime
 from eqaccel.runtime import include_path
 
 
@@ -37,6 +38,9 @@ def run(*command: str | Path, **environment: str) -> list[list[float]]:
     return [[float(value) for value in line.split()[1:]] for line in ran.stdout.splitlines()]
 
 
+needs_nvrtc = pytest.mark.skipif(
+    runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed"
+)
 needs_hipcc = pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
 
 

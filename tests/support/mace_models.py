@@ -11,6 +11,7 @@ import ase
 import mace  # noqa: F401
 import numpy as np
 import torch
+from built_once import built_once
 from e3nn import o3
 from eqaccel.patches.torch_state import default_dtype
 from mace import data as mace_data
@@ -54,6 +55,7 @@ def _options(interaction: str, hidden_irreps: str, elements: tuple[int, ...], **
     return options | changes
 
 
+@built_once
 def energy_model(
     interaction: str = "RealAgnosticResidualInteractionBlock",
     *,
@@ -89,6 +91,7 @@ def mp0_medium_like(dtype: torch.dtype = torch.float32, num_elements: int = 89) 
         return modules.ScaleShiftMACE(atomic_inter_scale=0.8, atomic_inter_shift=0.16, **options)
 
 
+@built_once
 def dipole_model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     """An `AtomicDipolesMACE`: dipoles only."""
     with default_dtype(dtype):
@@ -97,6 +100,7 @@ def dipole_model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
         return modules.AtomicDipolesMACE(**options | {"atomic_energies": None, "MLP_irreps": o3.Irreps("8x1o")})
 
 
+@built_once
 def energy_dipole_model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     """An `EnergyDipolesMACE`: energy, forces, stress and dipoles."""
     with default_dtype(dtype):
@@ -105,6 +109,7 @@ def energy_dipole_model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
         return modules.EnergyDipolesMACE(**options | {"MLP_irreps": o3.Irreps("8x0e+8x1o")})
 
 
+@built_once
 def dielectric_model(dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     """An `AtomicDielectricMACE`: charges, dipoles, polarizabilities and their derivatives."""
     with default_dtype(dtype):

@@ -9,6 +9,7 @@ from typing import Any
 import ase
 import numpy as np
 import torch
+from built_once import built_once
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.model import NequIPGNNModel, PresetNequIPGNNModel
@@ -28,6 +29,7 @@ CUTOFF = 3.0
 KINDS = ("S", "M", "L", "XL", "parity")
 
 
+@built_once
 def model(kind: str = "small", dtype: str = "float64", **changes: Any) -> torch.nn.Module:
     """A model made by NequIP's own builders, the same at every call.
 

@@ -10,10 +10,10 @@ from patch_checks import assert_close
 from torch.autograd import grad
 
 
-def assert_layers_agree(network: torch.nn.Module, layers: int) -> None:
+def assert_layers_agree(network: torch.nn.Module, layers: int, forms: radial.RadialForms) -> None:
     """So many layers are replaced, all SiLU too, and give values, first and second derivatives of what they replace."""
     fast = copy.deepcopy(network)
-    swaps = list(radial.radial_swaps(fast))
+    swaps = list(radial.radial_swaps(fast, forms))
     activations = sum(isinstance(module, torch.nn.SiLU) for module in network.modules())
     assert len(swaps) == layers + activations
     for swap in swaps:

@@ -15,7 +15,7 @@ from eqaccel.patches import nodes
 from eqaccel.patches.convolution import build_convolution
 from eqaccel.patches.e3nn import forms as e3nn_forms
 from eqaccel.patches.mace import swapping as mace_swapping
-from eqaccel.patches.mace.swapping import MaceConvolution
+from eqaccel.patches.mace.swapping import RADIAL_FORMS, MaceConvolution
 from eqaccel.patches.nequip import swapping as nequip_swapping
 from eqaccel.patches.nequip.swapping import NequipConvolution
 from eqaccel.patches.radial import radial_swaps
@@ -104,7 +104,7 @@ def radial(network: nn.Module, name: str) -> Case:
     """The first layer of a radial network."""
 
     def swap(parent: nn.Module) -> Swap:
-        return next(swap for swap in radial_swaps(parent) if swap.name == name)
+        return next(swap for swap in radial_swaps(parent, RADIAL_FORMS) if swap.name == name)
 
     return Case(network, swap, (random(6, 4),), lambda parent, x: getattr(parent, name)(x), "weight")
 

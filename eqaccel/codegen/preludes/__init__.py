@@ -1,7 +1,8 @@
 """The texts in front of generated bodies: they say what the words of a body mean on a machine.
 
-They are headers, with includes that any tool can follow. Kernels are compiled where these files are not, so payloads
-carry them in one piece.
+They are headers, with includes that any tool can follow. Those of all families are here; what one family alone has to
+say stands in its folder, and finds these where `-I` names this one. Kernels are compiled where these files are not, so
+payloads carry them in one piece.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from importlib import resources
 _INCLUDE = re.compile(r'#include "(.+)"')
 
 
-def read_prelude(name: str) -> str:
-    """One file of this folder."""
-    return (resources.files(__name__) / name).read_text()
+def read_prelude(name: str, package: str | None = None) -> str:
+    """One file of this folder, or of that of a package, which comes first."""
+    own = resources.files(package) / name if package else None
+    return (own if own and own.is_file() else resources.files(__name__) / name).read_text()
 
 
 @functools.cache
-def flatten_prelude(name: str, backend: str) -> str:
-    """A file of this folder with all that it includes, each once.
+def flatten_prelude(name: str, backend: str, package: str | None = None) -> str:
+    """A file with all that it includes, each once.
 
     Markers say which line of which file follows, and that what comes after the whole is "body.cpp", so that messages of
     compilers name them.
@@ -29,13 +31,14 @@ def flatten_prelude(name: str, backend: str) -> str:
     Args:
         name: The file.
         backend: "cpu", "cuda" or "hip". On a GPU `machine.h` is the file of this backend.
+        package: The family in whose folder files are looked for before this one.
     """
     seen: set[str] = set()
 
     def lines_of(file: str) -> Iterator[str]:
         seen.add(file)
         yield f'#line 1 "{file}"'
-        for number, line in enumerate(read_prelude(file).splitlines(), 1):
+        for number, line in enumerate(read_prelude(file, package).splitlines(), 1):
             include = _INCLUDE.fullmatch(line)
             included = include and include[1].replace("machine.h", f"{backend}.h")
             if included and included not in seen:

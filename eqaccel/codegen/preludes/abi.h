@@ -6,7 +6,7 @@
 #pragma once
 
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 5
+#define EQ_ABI 6
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
@@ -39,9 +39,9 @@ struct eq_operands {
   int64_t num_edges;
   int64_t w_stride;
   int64_t c_stride;
-  int32_t mul_ir;   // 1: x, z, gz, a and gx are laid out (mul, 2l+1) inside a block; 0: (2l+1, mul)
-  int32_t atomic;   // 1: gx by atomic addition (order not fixed); 0: in a fixed order
-  int32_t threads;  // CPU threads
+  int32_t mul_ir;         // 1: x, z, gz, a and gx are laid out (mul, 2l+1) inside a block; 0: (2l+1, mul)
+  int32_t deterministic;  // 1: gx in a fixed order; 0: by atomic addition
+  int32_t threads;        // CPU threads
 };
 
 // How the slots of a graph, or the rows of a batch, are dealt out to the blocks of a GPU: a row to each, or so many slots.

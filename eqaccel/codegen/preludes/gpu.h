@@ -3,7 +3,7 @@
 // Warps share a block's work as (segment, chunk of channels); the warps of a group have both in common and take turns at
 // the edges. Rows of x and w reach shared memory some stages ahead; the edge matrices of the next stage are built by all
 // threads while this one is computed; outputs stay in registers until the receiver's last edge. Everything is added in a
-// fixed order unless `atomic` asks otherwise.
+// fixed order where `deterministic` asks for it.
 #pragma once
 #include "abi.h"
 #include "direction.h"
@@ -38,7 +38,7 @@ template <int n, int d1, int mul, bool adds>
 struct XBlock {
   LaneOf<n> x_value[d1], a_value[d1], gx[d1];
   T* gx_row;
-  bool active, atomic;
+  bool active, deterministic;
   EQ_FN LaneOf<n> x(int i, int) const { return x_value[i]; }
   EQ_FN LaneOf<n> a(int i, int) const { return a_value[i]; }
   EQ_FN void add(int i, int, LaneOf<n> value) { gx[i] = gx[i] + value; }
@@ -47,8 +47,8 @@ struct XBlock {
 #pragma unroll
     for (int i = 0; i < d1; ++i) {
       T* const to = gx_row + i * mul;
-      if (atomic) atomic_add(to, gx[i].v);
-      else stream_store(to, (adds ? gx[i] + load<n>(to, true) : gx[i]).v);
+      if (deterministic) stream_store(to, (adds ? gx[i] + load<n>(to, true) : gx[i]).v);
+      else atomic_add(to, gx[i].v);
     }
   }
 };
@@ -72,7 +72,7 @@ struct EdgeRows {
   static constexpr int n = S::lane_channels;
   const T *x_row, *w_row, *a_row, *c_row;  // shared memory, at this lane's first channel
   T *gx_row, *gw_row;  // device memory, likewise
-  bool active, atomic;
+  bool active, deterministic;
   LaneOf<n>*gz, *ggz;  // registers
   template <int d1, int mul, bool adds>
   EQ_FN XBlock<n, d1, mul, adds> x_block(int staged, int offset) const {
@@ -85,7 +85,7 @@ struct EdgeRows {
     }
     block.gx_row = gx_row + offset;
     block.active = active;
-    block.atomic = atomic;
+    block.deterministic = deterministic;
     return block;
   }
   template <int mul>
@@ -205,8 +205,8 @@ struct Worker {
 #pragma unroll
       for (int j = 0; j < components; ++j) gy[j] = 0;
       const int2 id = pipe.id(step, e);
-      const int64_t gx_row = o.atomic ? id.y : pipe.slot(step, e) - split.first;
-      T* gx = static_cast<T*>(o.row_ptr && !o.atomic ? o.workspace : o.gx);
+      const int64_t gx_row = o.deterministic ? pipe.slot(step, e) - split.first : id.y;
+      T* gx = static_cast<T*>(o.row_ptr && o.deterministic ? o.workspace : o.gx);
       const T* tangent_rows = rows + L::edge / 2;
       EdgeRows<S> operands{rows,
                            rows + L::x_row,
@@ -215,7 +215,7 @@ struct Worker {
                            gx + gx_row * P::x_dim + channels.first,
                            static_cast<T*>(o.gw) + int64_t(id.x) * P::w_dim + channels.first,
                            channels.active,
-                           o.atomic != 0,
+                           o.deterministic != 0,
                            g,
                            z};
       S::edge(operands, entries, entries + P::entries, gy);

@@ -3,7 +3,7 @@
 // A lane is a pair of channels where these are coupled, and a weight or a channel of the output where they are mixed; in
 // between couplings are in shared memory, a tile of pairs at a time. What is added up over the paths of an edge or the
 // edges of a receiver is in shared memory too, or in device memory if it does not fit. One lane adds to each sum, in a
-// fixed order, unless `atomic` asks otherwise.
+// fixed order where `deterministic` asks for it.
 #pragma once
 #include "gpu.h"
 #include "pairs.h"
@@ -388,14 +388,14 @@ struct PairWorker {
     }
     if (has_gradient) {
       // Each edge has a row for its gradient of x, unless all add to those of the senders.
-      T* const all = static_cast<T*>(o.row_ptr && !o.atomic ? o.workspace : o.gx);
-      gx = all + (o.atomic ? sender : int64_t(slot - split.first)) * P::x_dim;
+      T* const all = static_cast<T*>(o.row_ptr && o.deterministic ? o.workspace : o.gx);
+      gx = all + (o.deterministic ? int64_t(slot - split.first) : sender) * P::x_dim;
       if (!o.row_ptr) gx = all + sender * P::x_dim;
       gy = static_cast<T*>(o.gy) + edge * P::y_dim;
       rows.gw = static_cast<T*>(o.gw) + edge * P::w_dim;
       rows.gx = P::rows_shared ? shared + L::gx_sum : gx;
       rows.gy = P::rows_shared ? shared + L::gy_sum : gy;
-      rows.atomic = !P::rows_shared && o.atomic;
+      rows.atomic = !P::rows_shared && !o.deterministic;
       if (!rows.atomic) clear(rows.gx, P::x_dim);
       clear(rows.gy, P::y_dim);
       __syncthreads();
@@ -412,8 +412,8 @@ struct PairWorker {
     });
     if (has_gradient && P::rows_shared) {
       for (int n = lane; n < P::x_dim; n += warp) {
-        if (o.atomic) atomicAdd(gx + n, rows.gx[n]);
-        else gx[n] = rows.gx[n];
+        if (o.deterministic) gx[n] = rows.gx[n];
+        else atomicAdd(gx + n, rows.gx[n]);
       }
       for (int n = lane; n < P::y_dim; n += warp) gy[n] = rows.gy[n];
       __syncthreads();

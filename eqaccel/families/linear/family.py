@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
@@ -11,12 +11,18 @@ from eqaccel.families.linear.payload import DIRECTIONS, NAME, explain, linear_pa
 from eqaccel.families.linear.plan import make_plan
 from eqaccel.families.linear.reference import execute_linear
 from eqaccel.families.linear.spec import LinearSpec
+from eqaccel.families.words import Word
 from eqaccel.targets import Target
 
 
 class _LinearMaps(KernelFamily):
     name = NAME
     directions = DIRECTIONS
+    words = (Word("irreps_in"), Word("irreps_out"), Word("num_attributes", int, is_required=False))
+    examples: ClassVar = {"mace-medium": ("128x0e+128x1o", "128x0e+128x1o")}
+
+    def make_spec(self, **arguments: Any) -> LinearSpec:
+        return LinearSpec.of_all_pairs(**arguments)
 
     def payload(self, spec: LinearSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
         return linear_payload(spec)

@@ -36,7 +36,10 @@ def execute_linear(
     if absolute:
         x, w, y, gz = (None if value is None else np.abs(value) for value in (x, w, y, gz))
     backward = direction is not Direction.FORWARD
-    rows = len(gz if backward else x)
+    given = gz if backward else x
+    assert given is not None
+    assert w is not None
+    rows = len(given)
     attributes = y if spec.num_attributes else np.ones((rows, 1))
     assert attributes is not None
     z, gx = np.zeros((rows, spec.irreps_out.dim)), np.zeros((rows, spec.irreps_in.dim))
@@ -53,11 +56,11 @@ def execute_linear(
             return values[:, place].reshape(rows, mul, components).transpose(0, 2, 1)
 
         if not backward:
-            products = (columns(x, source, mul_in) @ weights).reshape(rows, components, matrices, mul_out)
+            products = (columns(given, source, mul_in) @ weights).reshape(rows, components, matrices, mul_out)
             sums = (products * attributes[:, None, :, None]).sum(2)
             z[:, target] += sums.transpose(0, 2, 1).reshape(rows, -1)
             continue
-        g = columns(gz, target, mul_out)
+        g = columns(given, target, mul_out)
         scaled = (g[:, :, None, :] * attributes[:, None, :, None]).reshape(rows, components, matrices * mul_out)
         gx[:, source] += (scaled @ weights.T).transpose(0, 2, 1).reshape(rows, -1)
         if x is None:

@@ -66,6 +66,26 @@ class LinearSpec:
         if self.weight_numel == 0:
             raise SpecError("paths: expected at least one with weights, got none: there is nothing to compute")
 
+    @classmethod
+    def of_all_pairs(cls, irreps_in: IrrepsLike, irreps_out: IrrepsLike, num_attributes: int = 0) -> LinearSpec:
+        """The map with a path for every two blocks of the same irrep, as `e3nn.o3.Linear` makes it.
+
+        Coefficients are one over the root of the number of products that are summed in an output.
+
+        Args:
+            irreps_in: As for the class.
+            irreps_out: As for the class.
+            num_attributes: As for the class.
+
+        Raises:
+            SpecError: As for the class.
+        """
+        read, written = Irreps(irreps_in), Irreps(irreps_out)
+        pairs = [(i, k) for i, (_, source) in enumerate(read) for k, (_, ir) in enumerate(written) if source == ir]
+        summed = [sum(read[i].mul for i, other in pairs if other == k) * max(num_attributes, 1) for _, k in pairs]
+        paths = (LinearPath(i, k, 1 / math.sqrt(n or 1)) for (i, k), n in zip(pairs, summed, strict=True))
+        return cls(read, written, tuple(paths), num_attributes)
+
     def _check(self, number: int, path: LinearPath) -> None:
         blocks = (("source", path.source, self.irreps_in), ("target", path.target, self.irreps_out))
         for name, index, irreps in blocks:

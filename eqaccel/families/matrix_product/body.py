@@ -1,4 +1,4 @@
-"""The kernel of plain matrix products, which radial networks consist of: one text for all shapes."""
+"""The kernels of plain matrix products, which radial networks consist of: one text for all shapes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ THREADS = 256
 _A_STRIDE = DEPTH + 8  # floats of a row of A in shared memory: no two lanes meet in a bank
 
 
+def print_host_product() -> str:
+    """The body on a CPU; `cpu_matrix_product.h` has it all."""
+    return "EQ_EXPORT_PRODUCT()\n"
+
+
 def print_products() -> str:
-    """The struct that `matrix_product.h` takes its numbers and the instruction from, and the kernels.
+    """The body on a GPU: the struct that `matrix_product.h` takes its numbers and instruction from, and the kernels.
 
     These are `eq_pack`, which prepares B, and `eq_product_<width>` for each width.
     """

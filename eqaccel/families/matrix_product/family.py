@@ -8,7 +8,7 @@ import numpy as np
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
-from eqaccel.families.matrix_product.body import print_products
+from eqaccel.families.matrix_product.body import print_host_product, print_products
 from eqaccel.families.matrix_product.payload import NAME, explain, matrix_payload, matrix_prelude
 from eqaccel.targets import Target
 
@@ -21,13 +21,13 @@ class _MatrixProducts(KernelFamily):
         return matrix_payload()
 
     def prelude(self, backend: str) -> str:
-        return matrix_prelude()
+        return matrix_prelude(backend)
 
     def body(self, spec: None, direction: Direction, target: Target, scalar_bytes: int, tuning: Any = None) -> str:
-        return print_products()
+        return print_host_product() if target.backend == "cpu" else print_products()
 
     def explain(self, spec: None, direction: Direction, target: Target, scalar_bytes: int) -> str:
-        return explain()
+        return explain(target.backend)
 
     def reference(self, spec: None, direction: Direction, *, absolute: bool = False, **operands: Any) -> Result:
         a, b = operands["a"], operands["b"]

@@ -24,7 +24,7 @@ def neighbors_payload() -> tuple[bytes, int]:
 
 def neighbors_prelude(backend: str) -> str:
     """The text in front of the body of a backend, which holds all that is computed."""
-    return flatten_prelude("neighbors.h", backend)
+    return flatten_prelude("neighbors.h", backend, __package__)
 
 
 def print_neighbors() -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-
-from eqaccel.codegen import OUTPUTS, Direction, check, flatten_prelude, pack
+from eqaccel.codegen import Direction, check, flatten_prelude, pack
 from eqaccel.families.polynomial.body import print_polynomial
 from eqaccel.families.polynomial.reference import execute_polynomial
 from eqaccel.families.polynomial.spec import MAX_POWER, PolynomialSpec
@@ -43,7 +41,7 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
 
 def polynomial_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_polynomial.h" if backend == "cpu" else "gpu_polynomial.h", backend)
+    return flatten_prelude("cpu_polynomial.h" if backend == "cpu" else "gpu_polynomial.h", backend, __package__)
 
 
 def explain(spec: PolynomialSpec, direction: Direction) -> str:
@@ -56,16 +54,10 @@ def explain(spec: PolynomialSpec, direction: Direction) -> str:
 
 
 def _checksums(spec: PolynomialSpec, direction: Direction) -> str:
-    """What the self-check (`codegen.check`) compares a batch with: a line for each output of a direction."""
+    """What the self-check (`codegen.check`) compares a batch with."""
     widths = {"x": spec.num_features, "w": spec.num_weights, "gz": spec.num_outputs}
     widths |= {"a": spec.num_features, "c": spec.num_weights}
-    names = {Direction.FORWARD: ("x", "w"), Direction.BACKWARD: ("x", "w", "gz")}.get(direction, tuple(widths))
-    operands = {name: check.numbers(name, check.PROBLEM["batch_rows"], widths[name]) for name in names}
-    result, absolute = (execute_polynomial(spec, direction, **operands, absolute=flag) for flag in (False, True))
-    lines = []
-    for name in OUTPUTS[direction]:
-        if name != "gy":
-            size = float(np.sqrt((getattr(absolute, name) ** 2).sum()))
-            a, b = (float(products.sum()) for products in check.projections(getattr(result, name)))
-            lines.append(f"{name} {size:.4g} {a!r} {b!r}\n")
-    return "".join(lines)
+    operands = check.batch_operands(direction, widths)
+    return check.checksums(
+        direction, lambda absolute: execute_polynomial(spec, direction, **operands, absolute=absolute)
+    )

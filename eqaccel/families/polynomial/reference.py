@@ -42,7 +42,8 @@ def execute_polynomial(
     """
     coefficients = np.array([term.coefficient for term in spec.terms])
     if absolute:
-        coefficients, x, w, gz, a, c = (None if v is None else np.abs(v) for v in (coefficients, x, w, gz, a, c))
+        coefficients, x, w = np.abs(coefficients), np.abs(x), np.abs(w)
+        gz, a, c = (None if v is None else np.abs(v) for v in (gz, a, c))
     padding = (spec.num_features,) * MAX_POWER
     columns = np.array([(*(term.features + padding)[:MAX_POWER], term.weight) for term in spec.terms])
     outputs = np.array([term.output for term in spec.terms])
@@ -63,16 +64,19 @@ def execute_polynomial(
         return sums[:count].T
 
     def by_factor(gradients: list[NDArray]) -> tuple[NDArray, NDArray]:
-        of_x = sum(collect(gradients[n], columns[:, n], spec.num_features) for n in range(MAX_POWER))
-        return of_x, collect(gradients[MAX_POWER], columns[:, MAX_POWER], spec.num_weights)
+        of_x = [collect(gradients[n], columns[:, n], spec.num_features) for n in range(MAX_POWER)]
+        return np.asarray(sum(of_x)), collect(gradients[MAX_POWER], columns[:, MAX_POWER], spec.num_weights)
 
     numbers = range(MAX_POWER + 1)
     if direction is Direction.FORWARD:
         return Result(z=collect(product(), outputs, spec.num_outputs))
+    assert gz is not None
     of_outputs = gz[:, outputs]
     if direction is Direction.BACKWARD:
         gx, gw = by_factor([of_outputs * product(n) for n in numbers])
         return Result(gx=gx, gw=gw)
+    assert a is not None
+    assert c is not None
     tangents = factors(a, c, 0.0)
     z = collect(sum(tangents[n] * product(n) for n in numbers), outputs, spec.num_outputs)
     gradients = [of_outputs * sum(tangents[m] * product(n, m) for m in numbers if m != n) for n in numbers]

@@ -6,7 +6,7 @@ from eqaccel.families.radial_basis.spec import RadialBasisSpec
 
 
 def print_radial_basis(spec: RadialBasisSpec) -> str:
-    """The body of all directions; `preludes/radial_basis.h` has the functions."""
+    """The body of all directions; `radial_basis.h` has the functions."""
     return f"""namespace {{
 struct Problem {{
   static constexpr int w_dim = {spec.num_basis}, z_dim = {spec.num_outputs}, power = {spec.power};

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
@@ -10,11 +10,24 @@ from eqaccel.families.radial_basis.body import print_radial_basis
 from eqaccel.families.radial_basis.payload import NAME, explain, radial_payload, radial_prelude
 from eqaccel.families.radial_basis.reference import execute_radial_basis
 from eqaccel.families.radial_basis.spec import RadialBasisSpec
+from eqaccel.families.words import Word, yes_or_no
 from eqaccel.targets import Target
 
 
 class _RadialBases(KernelFamily):
     name = NAME
+    words = (
+        Word("num_basis", int),
+        Word("r_max", float),
+        Word("power", int),
+        Word("factor", float, is_required=False),
+        Word("unit", float, is_required=False),
+        Word("is_undefined_at_zero", yes_or_no, is_required=False),
+    )
+    examples: ClassVar = {"mace-medium": ("8", "6.0", "5")}
+
+    def make_spec(self, **arguments: Any) -> RadialBasisSpec:
+        return RadialBasisSpec(**arguments)
 
     def payload(self, spec: RadialBasisSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
         return radial_payload(spec)

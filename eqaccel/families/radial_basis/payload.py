@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-
-from eqaccel.codegen import OUTPUTS, Direction, check, flatten_prelude, pack
+from eqaccel.codegen import Direction, check, flatten_prelude, pack
 from eqaccel.families.radial_basis.body import print_radial_basis
 from eqaccel.families.radial_basis.reference import execute_radial_basis
 from eqaccel.families.radial_basis.spec import RadialBasisSpec
@@ -36,7 +34,7 @@ def radial_payload(spec: RadialBasisSpec) -> tuple[bytes, int]:
 
 def radial_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_radial_basis.h" if backend == "cpu" else "gpu_radial_basis.h", backend)
+    return flatten_prelude("cpu_radial_basis.h" if backend == "cpu" else "gpu_radial_basis.h", backend, __package__)
 
 
 def explain(spec: RadialBasisSpec, direction: Direction) -> str:
@@ -49,15 +47,9 @@ def explain(spec: RadialBasisSpec, direction: Direction) -> str:
 
 
 def _checksums(spec: RadialBasisSpec, direction: Direction) -> str:
-    """What the self-check (`codegen.check`) compares a batch with: a line for each output of a direction."""
+    """What the self-check (`codegen.check`) compares a batch with."""
     widths = {"x": 1, "w": spec.num_basis, "gz": spec.num_outputs, "a": 1, "c": spec.num_basis}
-    names = {Direction.FORWARD: ("x", "w"), Direction.BACKWARD: ("x", "w", "gz")}.get(direction, tuple(widths))
-    operands = {name: check.numbers(name, check.PROBLEM["batch_rows"], widths[name]) for name in names}
-    result, absolute = (execute_radial_basis(spec, direction, **operands, absolute=flag) for flag in (False, True))
-    lines = []
-    for name in OUTPUTS[direction]:
-        if name != "gy" and getattr(result, name).size:
-            size = float(np.sqrt((getattr(absolute, name) ** 2).sum()))
-            a, b = (float(products.sum()) for products in check.projections(getattr(result, name)))
-            lines.append(f"{name} {size:.4g} {a!r} {b!r}\n")
-    return "".join(lines)
+    operands = check.batch_operands(direction, widths)
+    return check.checksums(
+        direction, lambda absolute: execute_radial_basis(spec, direction, **operands, absolute=absolute)
+    )

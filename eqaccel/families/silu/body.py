@@ -6,7 +6,7 @@ from eqaccel.families.silu.spec import SiluSpec
 
 
 def print_silu(spec: SiluSpec) -> str:
-    """The body of all directions; `preludes/silu.h` has the function."""
+    """The body of all directions; `silu.h` has the function."""
     return f"""namespace {{
 struct Problem {{
   static constexpr double factor = {spec.factor!r}, scale = {spec.scale!r};

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
@@ -10,11 +10,17 @@ from eqaccel.families.silu.body import print_silu
 from eqaccel.families.silu.payload import NAME, explain, silu_payload, silu_prelude
 from eqaccel.families.silu.reference import execute_silu
 from eqaccel.families.silu.spec import SiluSpec
+from eqaccel.families.words import Word
 from eqaccel.targets import Target
 
 
 class _Silu(KernelFamily):
     name = NAME
+    words = (Word("factor", float, is_required=False), Word("scale", float, is_required=False))
+    examples: ClassVar = {"mace-medium": ("factor=1.679", "scale=0.125")}
+
+    def make_spec(self, **arguments: Any) -> SiluSpec:
+        return SiluSpec(**arguments)
 
     def payload(self, spec: SiluSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
         return silu_payload(spec)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
-
-from eqaccel.codegen import OUTPUTS, Direction, check, flatten_prelude, pack
+from eqaccel.codegen import Direction, check, flatten_prelude, pack
 from eqaccel.families.silu.body import print_silu
 from eqaccel.families.silu.reference import execute_silu
 from eqaccel.families.silu.spec import SiluSpec
@@ -37,7 +35,7 @@ def silu_payload(spec: SiluSpec) -> tuple[bytes, int]:
 
 def silu_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_silu.h" if backend == "cpu" else "gpu_silu.h", backend)
+    return flatten_prelude("cpu_silu.h" if backend == "cpu" else "gpu_silu.h", backend, __package__)
 
 
 def explain(spec: SiluSpec, direction: Direction) -> str:
@@ -49,14 +47,7 @@ def explain(spec: SiluSpec, direction: Direction) -> str:
 
 
 def _checksums(spec: SiluSpec, direction: Direction) -> str:
-    """What the self-check (`codegen.check`) compares a batch with: a line for each output of a direction."""
-    names = {Direction.FORWARD: ("x",), Direction.BACKWARD: ("x", "gz")}.get(direction, ("x", "gz", "a"))
-    operands = {name: check.numbers(name, check.PROBLEM["batch_rows"], 1) for name in names}
-    result, absolute = (execute_silu(spec, direction, **operands, absolute=flag) for flag in (False, True))
-    lines = []
-    for name in OUTPUTS[direction]:
-        if getattr(result, name) is not None:
-            size = float(np.sqrt((getattr(absolute, name) ** 2).sum()))
-            a, b = (float(products.sum()) for products in check.projections(getattr(result, name)))
-            lines.append(f"{name} {size:.4g} {a!r} {b!r}\n")
-    return "".join(lines)
+    """What the self-check (`codegen.check`) compares a batch with."""
+    widths = {"x": 1, "gz": 1, "a": 1}
+    operands = check.batch_operands(direction, widths)
+    return check.checksums(direction, functools.partial(execute_silu, spec, direction, **operands))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result, translation_unit
 from eqaccel.families.family import KernelFamily, TunedKernel
@@ -10,11 +10,21 @@ from eqaccel.families.tensor_product.generators import CHANNELWISE, body_of, gen
 from eqaccel.families.tensor_product.payload import NAME, payload, travelling_plan
 from eqaccel.families.tensor_product.plan import Tuning
 from eqaccel.families.tensor_product.spec import TensorProductSpec
+from eqaccel.families.words import Word
 from eqaccel.targets import Target, host_target
 
 
 class _TensorProducts(KernelFamily):
     name = NAME
+    words = (Word("irreps_in1"), Word("irreps_in2"), Word("irreps_out"), Word("convention", is_required=False))
+    examples: ClassVar = {
+        "mace-medium": ("128x0e+128x1o", "0e+1o+2e+3o", "128x0e+128x1o+128x2e"),
+        "mace-large": ("128x0e+128x1o+128x2e", "0e+1o+2e+3o", "128x0e+128x1o+128x2e+128x3o"),
+        "nequip-l": ("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "128x0e+64x1o+32x2e+32x3o"),
+    }
+
+    def make_spec(self, **arguments: Any) -> TensorProductSpec:
+        return TensorProductSpec.channelwise(**arguments)
 
     def payload(self, spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
         return payload(spec, tuned)

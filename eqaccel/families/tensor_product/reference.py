@@ -46,7 +46,8 @@ def execute(
         The outputs of the plan's direction, in the dtype of x.
     """
     if absolute:
-        x, y, w, gz, a, b, c = (None if operand is None else np.abs(operand) for operand in (x, y, w, gz, a, b, c))
+        x, y, w = np.abs(x), np.abs(y), np.abs(w)
+        gz, a, b, c = (None if operand is None else np.abs(operand) for operand in (gz, a, b, c))
     edges = len(y)
     receiver = np.arange(edges) if receiver is None else receiver
     sender = np.arange(edges) if sender is None else sender
@@ -73,6 +74,7 @@ def execute(
                 if plan.direction is Direction.FORWARD:
                     step.add(z_edge, path.z_offset, ws * np.einsum("eik,eiu->eku", m, xs))
                     continue
+                assert gz_edge is not None
                 g = step.rows(gz_edge, path.z_offset, path.d3)
                 t = np.einsum("eik,eku->eiu", m, g)
                 if plan.direction is Direction.BACKWARD:
@@ -80,6 +82,9 @@ def execute(
                     step.add(gx_edge, block.x_offset, ws * t)
                     step.add_weight(gw, (xs * t).sum(1))
                 else:
+                    assert tangents is not None
+                    assert a_edge is not None
+                    assert c is not None
                     mb = tangents[path.matrix]
                     xa, wc = step.rows(a_edge, block.x_offset, block.d1), step.tangent_weights(c, edges, dtype)
                     v = ws * xa + wc * xs
@@ -122,9 +127,9 @@ def _evaluate(plan: Plan, y: np.ndarray, absolute: bool) -> list[np.ndarray]:
     values = []
     for number, matrix in enumerate(plan.matrices):
         forms = np.zeros((y.shape[1], len(matrix.entries)), y.dtype)
-        for entry, terms in enumerate(matrix.entries):
+        for column, terms in enumerate(matrix.entries):
             for j, factor in terms:
-                forms[j, entry] = abs(factor) if absolute else factor
+                forms[j, column] = abs(factor) if absolute else factor
         elements = [(e.i, e.k, e.entry, 1 if absolute else e.sign) for e in matrix.elements]
         i, k, entry, sign = np.array(elements, int).reshape(-1, 4).T
         out = np.zeros((len(y), *dims[number]), y.dtype)

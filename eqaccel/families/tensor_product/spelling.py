@@ -156,6 +156,7 @@ class _Gpu(Spelling):
         return f"{place(plan.x_spans, offset)}, {offset}"
 
     def w_at(self, plan: KernelPlan, path: PlannedPath) -> str:
+        assert path.weight_offset is not None
         return f"{place(plan.w_spans, path.weight_offset)}, {path.weight_offset}"
 
     def adds(self, block: Block) -> str:

@@ -49,11 +49,11 @@ def count_units(plan: Plan | KernelPlan) -> int:
 
 def _functions(plan: Plan) -> list[tuple[int, str, list[str]]]:
     """What is not in the first translation unit of a CPU kernel: unit, signature and code of each function."""
-    functions = []
+    functions: list[tuple[int, str, list[str]]] = []
     for number, segment in enumerate(plan.segments):
         if segment.unit:
-            code = f"kernel0::Segment{number}::code(*static_cast<const EdgeRows*>(rows), entries, entries_b, gy);"
-            functions.append((segment.unit, f"eq_segment_{number}({_ARGUMENTS})", [code]))
+            call = f"kernel0::Segment{number}::code(*static_cast<const EdgeRows*>(rows), entries, entries_b, gy);"
+            functions.append((segment.unit, f"eq_segment_{number}({_ARGUMENTS})", [call]))
     if functions:
         for number, code in enumerate(entry_functions(plan.kernels[0])):
             unit = 1 + number % (count_units(plan) - 1)

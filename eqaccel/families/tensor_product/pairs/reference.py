@@ -38,7 +38,8 @@ def execute_pairs(
     Args and result are those of `eqaccel.families.tensor_product.reference.execute`.
     """
     if absolute:
-        x, y, w, gz, a, b, c = (None if operand is None else np.abs(operand) for operand in (x, y, w, gz, a, b, c))
+        x, y, w = np.abs(x), np.abs(y), np.abs(w)
+        gz, a, b, c = (None if operand is None else np.abs(operand) for operand in (gz, a, b, c))
     edges = len(y)
     receiver = np.arange(edges) if receiver is None else receiver
     sender = np.arange(edges) if sender is None else sender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from eqaccel.errors import TuningError
 from eqaccel.families.tensor_product.plan.model import KernelPlan, Plan, alignment
@@ -47,7 +48,8 @@ class Tuning:
     def pipeline(self, kernel: KernelPlan) -> KernelPlan:
         """A kernel with what is chosen here of its pipeline."""
         names = ("edges_per_stage", "stages", "blocks_per_sm")
-        return replace(kernel, **{name: value for name, value in self.choices().items() if name in names})
+        chosen: dict[str, Any] = {name: value for name, value in self.choices().items() if name in names}
+        return replace(kernel, **chosen)
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.choices().items()) or "cost model"

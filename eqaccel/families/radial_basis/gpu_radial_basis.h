@@ -2,6 +2,7 @@
 #pragma once
 #include "abi.h"
 #include "direction.h"
+#include "gpu_batch.h"
 #include "gpu_elementary.h"
 #include "machine.h"
 
@@ -12,30 +13,6 @@ template <class P>
 struct Row {
   V x[1], w[P::w_dim + 1], z[P::z_dim], dx[1], dw[P::w_dim + 1];  // no array is empty
 };
-
-template <int dim>
-EQ_FN void read_row(const void* rows, int64_t offset, V* values) {
-  constexpr int width = EQ_ROW_WIDTH(dim, sizeof(T));
-  const T* from = static_cast<const T*>(rows) + offset;
-#pragma unroll
-  for (int n = 0; n < dim; n += width) {
-    const LaneOf<width> part = *reinterpret_cast<const LaneOf<width>*>(from + n);
-#pragma unroll
-    for (int u = 0; u < width; ++u) values[n + u] = part.v[u];
-  }
-}
-template <int dim>
-EQ_FN void write_row(void* rows, int64_t row, const V* values) {
-  constexpr int width = EQ_ROW_WIDTH(dim, sizeof(T));
-  T* to = static_cast<T*>(rows) + row * dim;
-#pragma unroll
-  for (int n = 0; n < dim; n += width) {
-    LaneOf<width> part;
-#pragma unroll
-    for (int u = 0; u < width; ++u) part.v[u] = values[n + u];
-    *reinterpret_cast<LaneOf<width>*>(to + n) = part;
-  }
-}
 
 }  // namespace
 
@@ -55,8 +32,8 @@ EQ_FN void write_row(void* rows, int64_t row, const V* values) {
     if constexpr (has_tangents && k > 0)                                                                               \
       if (o.c) read_row<k>(o.c, row * o.c_stride, in.dw);                                                              \
     run_row<P>(in, out);                                                                                               \
-    if (writes_z) write_row<P::z_dim>(o.z, row, out.z);                                                                \
+    if (writes_z) write_row<P::z_dim>(o.z, row * P::z_dim, out.z);                                                     \
     if (has_gradient) write_row<1>(o.gx, row, out.x);                                                                  \
     if constexpr (has_gradient && k > 0)                                                                               \
-      if (o.gw) write_row<k>(o.gw, row, out.w);                                                                        \
+      if (o.gw) write_row<k>(o.gw, row * k, out.w);                                                                    \
   }

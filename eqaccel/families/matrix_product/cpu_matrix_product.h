@@ -1,0 +1,126 @@
+// CPU prelude of plain matrix products: z = x w, where x is (num_edges, num_senders) and w is (num_senders, w_stride).
+//
+// The columns of w are packed into panels of two SIMD vectors. Some rows of x are laid out beside each other, so that all
+// addresses follow from one, and are multiplied by a panel after another while their sums stay in registers. A sum is in
+// the order of its terms, whatever the other rows are.
+#pragma once
+#include "abi.h"
+#include "cpu_lane.h"
+
+namespace {
+
+constexpr int panel = 2 * lanes;
+constexpr int tile_rows = EQ_SIMD_BYTES == 64 ? 12 : 6;  // as many sums as registers hold
+constexpr int depth = 64;  // terms that are laid out together
+constexpr int64_t block_bytes = 64 << 10;  // of rows that are laid out: they stay in the second-level cache
+constexpr int most_tiles = 4;  // of a block, for each of which a panel is read again
+
+struct Product {
+  const eq_operands& o;
+  const int64_t rows = o.num_edges, terms = o.num_senders, columns = o.w_stride;
+  const int64_t panels = (columns + panel - 1) / panel;
+  // Whole lines of results that fill the caches are written past them.
+  const bool stream =
+      columns % lanes == 0 && uintptr_t(o.z) % EQ_SIMD_BYTES == 0 && rows * columns * int64_t(sizeof(T)) > much;
+
+  T* packed(int64_t p) const { return static_cast<T*>(o.workspace) + p * terms * panel; }
+  int64_t tile_size() const { return terms * tile_rows; }
+  int tiles_of_block() const {
+    const int64_t fit = block_bytes / int64_t(tile_size() * sizeof(T));
+    return fit < 1 ? 1 : fit < most_tiles ? int(fit) : most_tiles;
+  }
+
+  void pack(int64_t p) const {
+    const int64_t left = columns - p * panel, count = left < panel ? left : panel;
+    T* to = packed(p);
+    for (int64_t k = 0; k < terms; ++k, to += panel) {
+      memcpy(to, static_cast<const T*>(o.w) + k * columns + p * panel, count * sizeof(T));
+      if (count < panel) memset(to + count, 0, (panel - count) * sizeof(T));
+    }
+  }
+
+  // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated.
+  void lay_out(int64_t first, T* to) const {
+    for (int64_t k = 0; k < terms; k += depth) {
+      const int64_t count = terms - k < depth ? terms - k : depth;
+      for (int r = 0; r < tile_rows; ++r, to += count) {
+        const int64_t row = first + r < rows ? first + r : rows - 1;
+        memcpy(to, static_cast<const T*>(o.x) + row * terms + k, count * sizeof(T));
+      }
+    }
+  }
+
+  template <int step>
+  EQ_FN static void add(const T* x, int64_t stride, const T* w, int64_t count, Lane (&sum)[tile_rows][2]) {
+    for (int64_t k = 0; k < count; ++k, w += panel) {
+      const Lane left = *(const UnalignedLane*)w, right = *(const UnalignedLane*)(w + lanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < tile_rows; ++r) {
+        const T value = x[r * (step ? step : stride) + k];
+        sum[r][0] = fma(value, left, sum[r][0]);
+        sum[r][1] = fma(value, right, sum[r][1]);
+      }
+    }
+  }
+
+  void multiply(int64_t first, int64_t p, const T* x) const {
+    const int64_t column = p * panel, count = rows - first < tile_rows ? rows - first : tile_rows;
+    T* z = static_cast<T*>(o.z) + first * columns + column;
+    if (!stream)
+      for (int r = 0; r < count; ++r) fetch_for_writing(z + r * columns);
+    Lane sum[tile_rows][2] = {};
+    const T* w = packed(p);
+    int64_t k = 0;
+    for (; k + depth <= terms; k += depth, x += tile_rows * depth, w += panel * depth) add<depth>(x, 0, w, depth, sum);
+    add<0>(x, terms - k, w, terms - k, sum);
+#pragma GCC unroll 16
+    for (int r = 0; r < tile_rows; ++r)
+      if (r < count) write(z + r * columns, columns - column, sum[r]);
+  }
+
+  // A panel of a row, which comes while its sums are made.
+  EQ_FN static void fetch_for_writing(const T* row) {
+    for (int u = 0; u < panel; u += 64 / int(sizeof(T))) __builtin_prefetch(row + u, 1, 3);
+  }
+  EQ_FN void write(T* to, int64_t left, const Lane (&sum)[2]) const {
+    for (int half = 0; half < 2; ++half, to += lanes, left -= lanes) {
+      if (left >= lanes) {
+        if (stream) stream_store(to, sum[half]);
+        else *(UnalignedLane*)to = sum[half];
+      } else {
+        for (int u = 0; u < left; ++u) to[u] = sum[half][u];
+      }
+    }
+  }
+};
+
+void launch_product(const eq_operands& o) {
+  const Product product{o};
+  const int tiles = product.tiles_of_block();
+  const int64_t block = int64_t(tiles) * tile_rows;
+  const Scratch laid_out(tiles * product.tile_size(), o.threads);
+#pragma omp parallel num_threads(o.threads)
+  {
+#pragma omp for schedule(static)
+    for (int64_t p = 0; p < product.panels; ++p) product.pack(p);
+    T* x = laid_out.own();
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t first = 0; first < product.rows; first += block) {
+      const int64_t left = (product.rows - first + tile_rows - 1) / tile_rows;
+      const int count = left < tiles ? int(left) : tiles;
+      for (int t = 0; t < count; ++t) product.lay_out(first + t * tile_rows, x + t * product.tile_size());
+      for (int64_t p = 0; p < product.panels; ++p)
+        for (int t = 0; t < count; ++t) product.multiply(first + t * tile_rows, p, x + t * product.tile_size());
+    }
+    finish_streams();
+  }
+}
+
+}  // namespace
+
+#define EQ_EXPORT_PRODUCT()                                                                                            \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch_product(*o); }       \
+  extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
+    const Product product{*o};                                                                                         \
+    return product.panels * panel * product.terms * sizeof(T);                                                         \
+  }

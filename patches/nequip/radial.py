@@ -1,0 +1,32 @@
+"""NequIP's radial networks."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from eqaccel.patches.radial import Form, RadialForms, RadialPart
+from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
+from torch import Tensor
+
+from eqaccel.ops import MatrixProduct
+
+
+class RadialScaledLinear(RadialPart):
+    """A `ScalarLinearLayer` of NequIP's, whose weights are (in_features, out_features) and have a factor."""
+
+    def dense(self, x: Tensor) -> Tensor:
+        """`forward` with eqaccel's product."""
+        y = self.eqaccel(x, self.weight * self.alpha)
+        return y if self.bias is None else y + self.bias
+
+
+def _form(layer: Any) -> Form | None:
+    return (RadialScaledLinear, MatrixProduct()) if hasattr(layer, "alpha") else None
+
+
+RADIAL_FORMS = RadialForms(
+    networks=frozenset({"ScalarMLPFunction", E3NN_NETWORK}),
+    layers=MappingProxyType({**E3NN_LAYERS, "ScalarLinearLayer": _form}),
+)
+"""How they are read; older versions have e3nn's."""

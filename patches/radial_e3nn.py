@@ -1,0 +1,85 @@
+"""The layers of e3nn's `FullyConnectedNet`, the radial network of MACE and other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from eqaccel.patches.radial import Form, RadialPart
+from torch import Tensor
+from torch.nn.functional import silu
+
+from eqaccel.errors import PatchError
+from eqaccel.families.silu import SiluSpec
+from eqaccel.ops import MatrixProduct, ScaledSilu
+
+
+class RadialSiluLayer(RadialPart):
+    """A layer of e3nn's `FullyConnectedNet` whose activation is SiLU: factors of its weights go into that."""
+
+    activates = True
+
+    def dense(self, x: Tensor) -> Tensor:
+        """`forward` with eqaccel's product and activation."""
+        return self.eqaccel.activation(self.eqaccel.product(x, self.weight))
+
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`; the activation may have been exchanged."""
+        factor = _silu_factor(self.act)
+        if factor is None:
+            raise PatchError(f"{type(self.act).__name__}: its activation is not SiLU any more")
+        return _SiluLayer(self, factor).to(self.weight.device)
+
+
+class _SiluLayer(torch.nn.Module):
+    """What a `RadialSiluLayer` computes with.
+
+    Args:
+        layer: The layer.
+        factor: What its activation multiplies SiLU by.
+    """
+
+    def __init__(self, layer: Any, factor: float) -> None:
+        super().__init__()
+        self.product = MatrixProduct()
+        spec = SiluSpec(factor * layer.var_out**0.5, (layer.h_in * layer.var_in) ** -0.5)
+        self.activation = ScaledSilu(spec)
+
+
+class RadialLayer(RadialPart):
+    """A layer of e3nn's `FullyConnectedNet`: linear, then another activation or none."""
+
+    def dense(self, x: Tensor) -> Tensor:
+        """`forward` with eqaccel's product."""
+        if self.act is None:
+            return self.eqaccel(x, self.weight * (self.h_in * self.var_in / self.var_out) ** -0.5)
+        y = self.act(self.eqaccel(x, self.weight * (self.h_in * self.var_in) ** -0.5))
+        return y if self.var_out == 1.0 else y * self.var_out**0.5
+
+
+def _form(layer: Any) -> Form | None:
+    if not {"h_in", "var_in", "var_out", "act"} <= vars(layer).keys() | layer._modules.keys():
+        return None
+    factor = _silu_factor(layer.act)
+    return (RadialLayer, MatrixProduct()) if factor is None else (RadialSiluLayer, _SiluLayer(layer, factor))
+
+
+def _silu_factor(act: Any) -> float | None:
+    """What an activation of e3nn's multiplies SiLU by; None if it is something else, which its values tell too."""
+    inner = getattr(act, "f", None)
+    if type(act).__name__ != "normalize2mom" or not (inner is silu or isinstance(inner, torch.nn.SiLU)):
+        return None
+    factor = 1.0 if act._is_id else float(act.cst)
+    x = torch.linspace(-8.0, 8.0, 17, dtype=torch.float64)
+    with torch.no_grad():
+        same = torch.equal(act(x), factor * silu(x))
+    return factor if same else None
+
+
+E3NN_NETWORK = "FullyConnectedNet"
+"""Class of the networks."""
+
+E3NN_LAYERS: Mapping[str, Callable[[Any], Form | None]] = MappingProxyType({"_Layer": _form})
+"""How their layers are read, for `RadialForms`."""
