@@ -6,8 +6,9 @@ turned into a `Potential`, which `eqaccel.integrations.export` writes to a file.
 formats of files, and must not import e3nn, mace or nequip: a model is recognised by the class names in its MRO and read
 by attribute, so that subclasses, old pickles and packaged copies of those libraries all work.
 
-All that is known of one kind of model is in one folder, `mace` and `nequip`, behind a `ModelKind` (`kind.py`). The
-table of kinds, and how models are found in what a user hands over, are in `finder.py`. The rest is shared by all kinds.
+All that is known of one kind of model is in one folder, `mace` and `nequip`, behind a `ModelKind` (`kind.py`). Networks
+of all other libraries are of the kind in `e3nn`, by whose modules they are known. The table of kinds, and how models
+are found in what a user hands over, are in `finder.py`. The rest is shared by all kinds.
 """
 
 from eqaccel.patches.core import patch, report, unpatch

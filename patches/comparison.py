@@ -197,6 +197,10 @@ class Comparison(ABC):
             what = f"{name} of the {subject.name} changed in {scalar_name(dtype)}"
             raise self.failure(what, error, bound, truth.scales[name])
 
+    def is_wide(self, model: torch.nn.Module) -> bool:
+        """Whether a model that is run is one of the copies in float64."""
+        return model is not self.model and model is not vars(self).get("_before")
+
     @functools.cached_property
     def _before(self) -> torch.nn.Module:
         """The model as it was before the patch: a copy on its device, in its dtype, with its own constants."""

@@ -86,7 +86,7 @@ class ExampleVerification(Comparison):
         return Example(subject.name, subject.mapped(moved))
 
     def _run(self, model: torch.nn.Module, subject: Example) -> Results:
-        dtype = self.dtype if model is self.model else torch.float64  # all others are copies in float64
+        dtype = torch.float64 if self.is_wide(model) else self.dtype
         twin = duplicated(model).eval()
         device = model_device(twin)
         inputs: dict[str, Tensor] = {}

@@ -19,6 +19,7 @@ from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 from e3nn_pairs import assert_same, rows
 from eqaccel.patches import finder
 from eqaccel.patches.e3nn import forms
+from eqaccel.patches.example import ExampleVerification
 from eqaccel.patches.torch_state import default_dtype
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -141,6 +142,15 @@ def test_a_wrong_replacement_is_found_and_taken_back(monkeypatch: pytest.MonkeyP
     assert [type(module) for module in network.modules()] == classes
     assert [module.training for module in network.modules()] == training
     assert int(network.norm.state_dict().get("num_batches_tracked", 0)) == 0
+
+
+def test_the_original_can_be_asked_in_its_own_dtype() -> None:
+    network, example = docking()
+    check = ExampleVerification(network, example)
+    found = [check._run(model, check._example).values for model in (network, check._before, check.original)]
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value)
+        assert_same(found[2][name], value, torch.float32)
 
 
 class Data:
