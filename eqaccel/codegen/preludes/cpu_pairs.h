@@ -296,8 +296,9 @@ struct PathRun {
     }
   }
 
-  // ---- mixing with a weight for each pair: runs of pairs, each of one channel or of neighbouring ones
-  static constexpr bool own = S::mixing == own_channels;
+  // ---- mixing with a weight for each pair: the pairs of each u are runs of neighbouring channels, or all pairs are one;
+  // where pairs are added up over v, there is one v (`run_columns`)
+  static constexpr bool own = S::mixing == own_channels || S::mixing == over_v;
   static constexpr int length = own ? pairs : S::mul2, runs = own ? 1 : S::mul1;
 
   static EQ_FN Lane pair_weight(const T* w, int run, int c) {
@@ -306,19 +307,13 @@ struct PathRun {
   }
   static EQ_FN void mix_pairs(const T* w, const T* t, T* z) {
     for (int run = 0; run < runs; ++run) {
-      Lane sum[d3] = {};
       for (int c = 0; c < length; c += lanes) {
         const Lane wv = pair_weight(w, run, c);
 #pragma GCC unroll 32
         for (int k = 0; k < d3; ++k) {
-          const Lane product = wv * get_part<length>(t + k * stride + run * length, c);
           T* const to = z + k * stride3 + c;
-          if (S::mixing == over_v) sum[k] += product;
-          else put(to, get(to) + product);
+          put(to, get(to) + wv * get_part<length>(t + k * stride + run * length, c));
         }
-      }
-      if (S::mixing == over_v) {
-        for (int k = 0; k < d3; ++k) z[k * stride3 + run] += sum_of(sum[k]);
       }
     }
   }
@@ -330,7 +325,7 @@ struct PathRun {
         Lane gradient = {};
 #pragma GCC unroll 32
         for (int k = 0; k < d3; ++k) {
-          const Lane g = S::mixing == over_v ? Lane{} + gz[k * stride3 + run] : get(gz + k * stride3 + c);
+          const Lane g = get(gz + k * stride3 + c);
           put_part<length>(gt + k * stride + run * length, c, wv * g);
           if (writes) gradient += get_part<length>(t + k * stride + run * length, c) * g;
         }
@@ -396,6 +391,45 @@ struct PathRun {
   }
 };
 
+// A path of a shape with one channel v alone: channel by channel, so that lanes are channels u.
+template <class S>
+struct OneColumn {
+  typedef typename S::Coupling Coupling;
+  static constexpr int mul1 = S::mul1, mul2 = 1, mul3 = S::mul1;
+  static constexpr PairKind pairs_kind = all_pairs;
+  static constexpr MixingKind mixing = own_channels;
+  static constexpr bool weighted = S::weighted;
+};
+
+// A path of sums over v, one v after another: its attributes, and a column of its weights, are copied.
+template <class S>
+void run_columns(const EdgeState& e, const PathPlace& at, int x_at, int y_at, int z_at) {
+  constexpr int d2 = S::Coupling::d2, stride2 = padded(S::mul2);
+  T y[d2 * lanes], b[d2 * lanes], gy[d2 * lanes];
+  EdgeState one = e;
+  one.y = y;
+  one.b = b;
+  one.gy = gy;
+  one.w = e.ys;
+  one.c = e.bs;
+  one.gw = e.gys;
+  for (int v = 0; v < S::mul2; ++v) {
+    for (int j = 0; j < d2; ++j) {
+      y[j * lanes] = e.y[y_at + j * stride2 + v];
+      if (has_tangents) b[j * lanes] = e.b[y_at + j * stride2 + v];
+      gy[j * lanes] = 0;
+    }
+    for (int u = 0; u < (S::weighted ? S::mul1 : 0); ++u) {
+      e.ys[u] = e.w[at.w + u * S::mul2 + v];
+      if (has_tangents) e.bs[u] = e.c[at.w + u * S::mul2 + v];
+    }
+    PathRun<OneColumn<S>>::run(one, PathPlace{}, x_at, 0, z_at);
+    if (!has_gradient) continue;
+    for (int j = 0; j < d2; ++j) e.gy[y_at + j * stride2 + v] += gy[j * lanes];
+    for (int u = 0; u < (S::weighted ? S::mul1 : 0); ++u) e.gw[at.w + u * S::mul2 + v] = e.gys[u];
+  }
+}
+
 // ---- edges of a graph, rows of a batch
 
 template <class P>
@@ -456,7 +490,9 @@ struct Worker {
       typedef decltype(shape) S;
       for (int n = 0; n < S::paths; ++n) {
         const PathPlace at = S::place(n);
-        PathRun<S>::run(e, at, X::places.of[at.in1], Y::places.of[at.in2], Z::places.of[at.out]);
+        const int x_at = X::places.of[at.in1], y_at = Y::places.of[at.in2], z_at = Z::places.of[at.out];
+        if constexpr (S::mixing == over_v && S::mul2 > 1) run_columns<S>(e, at, x_at, y_at, z_at);
+        else PathRun<S>::run(e, at, x_at, y_at, z_at);
       }
     });
     if (!has_gradient) return;
