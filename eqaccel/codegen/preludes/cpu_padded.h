@@ -1,0 +1,106 @@
+// CPU prelude: rows of which each component begins a SIMD vector, and parts of vectors.
+#pragma once
+#include "cpu.h"
+#include "pairs.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int padded(int count) { return (count + lanes - 1) / lanes * lanes; }
+EQ_FN Lane get(const T* from) { return (Lane) * (const UnalignedLane*)from; }
+EQ_FN void put(T* to, Lane value) { *(UnalignedLane*)to = value; }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// As many ones as lanes, and as many zeros: a mask of n lanes begins n before the zeros.
+alignas(64) constexpr int mask_bits[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+EQ_FN __m256i first_lanes(int count) {
+  return _mm256_loadu_si256((const __m256i*)(mask_bits + 8 - count * int(sizeof(T) / 4)));
+}
+#endif
+
+// The first `count` elements of a vector in memory; the others are zero, and are neither read nor written.
+EQ_FN Lane get_first(const T* from, int count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return (Lane)_mm512_maskz_loadu_ps((1u << count) - 1, from);
+  else return (Lane)_mm512_maskz_loadu_pd((1u << count) - 1, from);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) return (Lane)_mm256_maskload_ps((const float*)from, first_lanes(count));
+  else return (Lane)_mm256_maskload_pd((const double*)from, first_lanes(count));
+#else
+  Lane value = {};
+  for (int n = 0; n < count; ++n) value[n] = from[n];
+  return value;
+#endif
+}
+EQ_FN void put_first(T* to, int count, Lane value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, (1u << count) - 1, (__m512)value);
+  else _mm512_mask_storeu_pd(to, (1u << count) - 1, (__m512d)value);
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4) _mm256_maskstore_ps((float*)to, first_lanes(count), (__m256)value);
+  else _mm256_maskstore_pd((double*)to, first_lanes(count), (__m256d)value);
+#else
+  for (int n = 0; n < count; ++n) to[n] = value[n];
+#endif
+}
+// Elements c to c + lanes of `length`, as far as they exist.
+template <int length>
+EQ_FN Lane get_part(const T* from, int c) {
+  return length % lanes == 0 || c + lanes <= length ? get(from + c) : get_first(from + c, length % lanes);
+}
+template <int length>
+EQ_FN void put_part(T* to, int c, Lane value) {
+  if (length % lanes == 0 || c + lanes <= length) put(to + c, value);
+  else put_first(to + c, length % lanes, value);
+}
+EQ_FN T sum_of(Lane value) { return add_up<lanes>((const T*)&value); }
+
+// ---- rows in memory of the thread: (2l+1, mul) in each block, components padded
+
+template <class Rows>
+struct PaddedRows {
+  static constexpr int place(int block) {
+    int at = 0;
+    for (int n = 0; n < block; ++n) at += padded(Rows::block(n).mul) * Rows::block(n).dim;
+    return at;
+  }
+  static constexpr int size = place(Rows::count);
+  struct Table {
+    int of[Rows::count + 1];
+    constexpr Table() : of() {
+      for (int n = 0; n < Rows::count; ++n) of[n] = place(n);
+    }
+  };
+  static constexpr Table places{};
+
+  // Paddings stay as they are.
+  static void fill(const T* from, T* to, bool is_mul_ir) {
+    for (int n = 0; n < Rows::count; ++n) {
+      const RowBlock b = Rows::block(n);
+      const T* in = from + b.offset;
+      T* out = to + places.of[n];
+      for (int i = 0; i < b.dim; ++i, out += padded(b.mul)) {
+        if (is_mul_ir && b.dim > 1) {
+          for (int u = 0; u < b.mul; ++u) out[u] = in[u * b.dim + i];
+        } else {
+          memcpy(out, in + i * b.mul, b.mul * sizeof(T));
+        }
+      }
+    }
+  }
+  // Calls add(to, value) for every element.
+  template <class Add>
+  static EQ_FN void empty(const T* from, T* to, bool is_mul_ir, const Add& add) {
+    for (int n = 0; n < Rows::count; ++n) {
+      const RowBlock b = Rows::block(n);
+      const T* in = from + places.of[n];
+      T* out = to + b.offset;
+      for (int i = 0; i < b.dim; ++i, in += padded(b.mul))
+        for (int u = 0; u < b.mul; ++u) add(out[is_mul_ir ? u * b.dim + i : i * b.mul + u], in[u]);
+    }
+  }
+};
+
+}  // namespace
