@@ -81,12 +81,12 @@ def test_threads(folder):
 @pytest.mark.parametrize(
     ("box", "grids", "style"),
     [
-        ("periodic", ["2 1 1", "3 1 1", "2 2 1", "1 1 4"], "brick"),
-        ("triclinic", ["* * *", "1 2 2"], "brick"),
+        ("periodic", ["3 1 1", "2 2 1"], "brick"),
+        ("triclinic", ["* * *"], "brick"),
         # The atoms fill the middle half of the third axis, and so the outer ranks have none.
-        ("slab", ["1 1 2", "1 1 3", "1 1 4"], "brick"),
+        ("slab", ["1 1 4"], "brick"),
         ("tilted slab", ["1 1 4"], "brick"),
-        ("periodic", ["2 1 1", "2 2 1"], "tiled"),
+        ("periodic", ["2 1 1"], "tiled"),
     ],
 )
 def test_any_number_of_ranks_gives_the_same_run(box, grids, style, folder):

@@ -84,8 +84,9 @@ def patch_then_inject(model: Model) -> Model:
     return inject_LoRAs(patch(model))
 
 
-@pytest.mark.parametrize("interaction", [mm.INTERACTIONS[1], mm.INTERACTIONS[5]])
-@pytest.mark.parametrize("order", [inject_then_patch, patch_then_inject])
+@pytest.mark.parametrize(
+    ("order", "interaction"), [(inject_then_patch, mm.INTERACTIONS[5]), (patch_then_inject, mm.INTERACTIONS[1])]
+)
 def test_adapters(order: Callable[[Model], Model], interaction: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     plain = inject_LoRAs(mm.energy_model(interaction))

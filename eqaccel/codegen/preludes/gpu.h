@@ -47,8 +47,8 @@ struct XBlock {
 #pragma unroll
     for (int i = 0; i < d1; ++i) {
       T* const to = gx_row + i * mul;
-      if (deterministic) stream_store(to, (adds ? gx[i] + load<n>(to, true) : gx[i]).v);
-      else atomic_add(to, gx[i].v);
+      if (!deterministic) atomic_add(to, gx[i].v);
+      else stream_store(to, (adds ? gx[i] + load<n>(to, true) : gx[i]).v);
     }
   }
 };
