@@ -26,7 +26,8 @@ class DenseMixing(nn.Module):
         self.weight_numel = spec.weight_numel
         # Rows are split rather than sliced: the gradient of a slice is a whole row, of a split a part.
         self.weights: List[int] = list(product.weights)  # noqa: UP006 (TorchScript)
-        self.of_rest: List[int] = list(product.own_weights)  # noqa: UP006
+        # A flag for each rather than a list of numbers: TorchScript takes no list that may be empty.
+        self.is_own = [number in product.own_weights for number in range(len(product.weights))]
         self.inputs: List[Tuple[int, int]] = [(block.mul, block.ir.dim) for block in spec.irreps_in1]  # noqa: UP006
         self.blocks: List[int] = [block.dim for block in product.spec.irreps_out]  # noqa: UP006
         self.outputs: List[Tuple[int, int, bool]] = [  # noqa: UP006
@@ -47,8 +48,10 @@ class DenseMixing(nn.Module):
                 f"w: expected shape (num_edges, {self.weight_numel}) or ({self.weight_numel},), got {list(w.shape)}. "
                 "Check weight_numel."
             )
-        parts = w.split(self.weights)
-        own = [parts[number] for number in self.of_rest]
+        own: List[Tensor] = []  # noqa: UP006 (TorchScript)
+        for number, part in enumerate(w.split(self.weights)):
+            if self.is_own[number]:
+                own.append(part)
         return torch.cat(own) if len(own) > 0 else w[:0]
 
     def features(self, x: Tensor) -> Tensor:
