@@ -76,29 +76,42 @@ struct PaddedRows {
   static constexpr Table places{};
 
   // Paddings stay as they are.
-  static void fill(const T* from, T* to, bool is_mul_ir) {
-    for (int n = 0; n < Rows::count; ++n) {
-      const RowBlock b = Rows::block(n);
-      const T* in = from + b.offset;
-      T* out = to + places.of[n];
-      for (int i = 0; i < b.dim; ++i, out += padded(b.mul)) {
-        if (is_mul_ir && b.dim > 1) {
-          for (int u = 0; u < b.mul; ++u) out[u] = in[u * b.dim + i];
-        } else {
-          memcpy(out, in + i * b.mul, b.mul * sizeof(T));
-        }
+  template <int n = 0>
+  static EQ_FN void fill(const T* from, T* to, bool is_mul_ir) {
+    if constexpr (n < Rows::count) {
+      constexpr RowBlock b = Rows::block(n);
+      constexpr int stride = padded(b.mul);
+      const T* __restrict__ in = from + b.offset;
+      T* __restrict__ out = to + places.of[n];
+      if (is_mul_ir && b.dim > 1) {
+#pragma omp simd
+        for (int u = 0; u < b.mul; ++u)
+#pragma GCC unroll 32
+          for (int i = 0; i < b.dim; ++i) out[i * stride + u] = in[u * b.dim + i];
+      } else {
+        for (int i = 0; i < b.dim; ++i) memcpy(out + i * stride, in + i * b.mul, b.mul * sizeof(T));
       }
+      fill<n + 1>(from, to, is_mul_ir);
     }
   }
   // Calls add(to, value) for every element.
-  template <class Add>
+  template <int n = 0, class Add>
   static EQ_FN void empty(const T* from, T* to, bool is_mul_ir, const Add& add) {
-    for (int n = 0; n < Rows::count; ++n) {
-      const RowBlock b = Rows::block(n);
-      const T* in = from + places.of[n];
-      T* out = to + b.offset;
-      for (int i = 0; i < b.dim; ++i, in += padded(b.mul))
-        for (int u = 0; u < b.mul; ++u) add(out[is_mul_ir ? u * b.dim + i : i * b.mul + u], in[u]);
+    if constexpr (n < Rows::count) {
+      constexpr RowBlock b = Rows::block(n);
+      constexpr int stride = padded(b.mul);
+      const T* __restrict__ in = from + places.of[n];
+      T* __restrict__ out = to + b.offset;
+      if (is_mul_ir) {
+#pragma omp simd
+        for (int u = 0; u < b.mul; ++u)
+#pragma GCC unroll 32
+          for (int i = 0; i < b.dim; ++i) add(out[u * b.dim + i], in[i * stride + u]);
+      } else {
+        for (int i = 0; i < b.dim; ++i)
+          for (int u = 0; u < b.mul; ++u) add(out[i * b.mul + u], in[i * stride + u]);
+      }
+      empty<n + 1>(from, to, is_mul_ir, add);
     }
   }
 };

@@ -26,13 +26,18 @@ struct PathRun {
   // Whether rows serve as arrays: in1 where each channel has one partner, and in2, whose values then are the same for all.
   static constexpr bool one_v = Pairs::all && S::mul2 == 1, direct = one_v || Pairs::equal;
 
-  // ---- rows to arrays and back
+  // ---- rows to arrays and back; the pairs of a channel u are neighbours in an array
   static EQ_FN const T* spread_u(const T* row, T* array) {
     if constexpr (direct) return row;
     for (int i = 0; i < d1; ++i) {
       T* to = array + i * stride;
-      for (int u = 0; u < S::mul1; ++u)
-        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) *to++ = row[i * stride1 + u];
+      for (int u = 0; u < S::mul1; ++u) {
+        const T value = row[i * stride1 + u];
+        const int count = Pairs::end_v(u) - Pairs::first_v(u);
+#pragma omp simd
+        for (int v = 0; v < count; ++v) to[v] = value;
+        to += count;
+      }
       for (int p = pairs; p < stride; ++p) *to++ = 0;
     }
     return array;
@@ -41,8 +46,11 @@ struct PathRun {
     if constexpr (direct) return row;
     for (int j = 0; j < d2; ++j) {
       T* to = array + j * stride;
-      for (int u = 0; u < S::mul1; ++u)
-        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) *to++ = row[j * stride2 + v];
+      for (int u = 0; u < S::mul1; ++u) {
+        const int first = Pairs::first_v(u), count = Pairs::end_v(u) - first;
+        memcpy(to, row + j * stride2 + first, count * sizeof(T));
+        to += count;
+      }
       for (int p = pairs; p < stride; ++p) *to++ = 0;
     }
     return array;
@@ -51,17 +59,27 @@ struct PathRun {
     for (int i = 0; i < d1; ++i) {
       const T* from = array + i * stride;
       for (int u = 0; u < S::mul1; ++u) {
-        T sum = 0;
-        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) sum += *from++;
-        row[i * stride1 + u] += sum;
+        const int count = Pairs::end_v(u) - Pairs::first_v(u);
+        Lane sum = {};
+        int v = 0;
+        for (; v + lanes <= count; v += lanes) sum += get(from + v);
+        if (v < count) sum += get_first(from + v, count - v);
+        row[i * stride1 + u] += sum_of(sum);
+        from += count;
       }
     }
   }
   static EQ_FN void collect_v(const T* array, T* row) {
     for (int j = 0; j < d2; ++j) {
       const T* from = array + j * stride;
-      for (int u = 0; u < S::mul1; ++u)
-        for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) row[j * stride2 + v] += *from++;
+      for (int u = 0; u < S::mul1; ++u) {
+        T* const to = row + j * stride2 + Pairs::first_v(u);
+        const int count = Pairs::end_v(u) - Pairs::first_v(u);
+        int v = 0;
+        for (; v + lanes <= count; v += lanes) put(to + v, get(to + v) + get(from + v));
+        if (v < count) put_first(to + v, count - v, get_first(to + v, count - v) + get_first(from + v, count - v));
+        from += count;
+      }
     }
   }
 
