@@ -52,9 +52,7 @@ def test_forward_of_several_kernels(device: torch.device, dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     ("name", "dtype", "layout", "deterministic"),
     [
-        ("one_block_in_several_kernels", torch.float32, *MODES[0]),
         ("one_block_in_several_kernels", torch.float64, *MODES[1]),
-        ("odd_channels", torch.float32, *MODES[1]),
         ("odd_channels", torch.float64, *MODES[0]),
         ("preset_l", torch.float32, *MODES[0]),
         ("warp_groups", torch.float32, *MODES[1]),

@@ -379,7 +379,6 @@ def _allegro() -> Model:
     [
         (_allegro, "Allegro model, which has no convolution over node features"),
         (_named("GraphModel"), "no TensorProductScatter"),
-        (lambda: layers(nm.model())[0], "known kind .*InteractionBlock"),
         (lambda: DictInputOutputWrapper(None, [], []), "nequip-compile --modifiers enable_eqaccel"),
         (lambda: torch.compile(nm.model()), "torch.compile"),
         (lambda: types.SimpleNamespace(model=None), "calculator"),

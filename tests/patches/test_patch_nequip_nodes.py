@@ -159,8 +159,7 @@ def test_models(kind: str, is_packaged: bool, tmp_path: Path) -> None:
     expected = plain(nm.data())
     if is_packaged:
         plain = nm.packaged(plain, tmp_path / "model.nequip.zip").requires_grad_(False)
-    # What is compared here needs no verification, which takes long for the largest, and tells no package from a model.
-    fast = patch(plain, verify=kind != "XL" and not is_packaged)
+    fast = patch(plain, verify=kind == "small" and not is_packaged)  # other tests verify the others
     left = [row for row in report(fast).rows if not row.accelerated]
     assert all(row.path.endswith(".edge_mlp") for row in left)
     outputs = fast(nm.data())

@@ -44,7 +44,12 @@ def assert_restored(model: Model, modules: list[Model], state: dict[str, torch.T
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("sabotage", [s for s in sb.SABOTAGES if s.family == FAMILY], ids=str)
+# All of them make the table of docs/verification.md. Here every other one runs, of each result and dtype.
+SABOTAGES = [s for number, s in enumerate(sb.SABOTAGES) if number % 2 == 0 or s.dtype == "both"]
+SABOTAGES = [s for s in SABOTAGES if s.family == FAMILY]
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGES, ids=str)
 def test_sabotage_is_caught(model: Model, sabotage: sb.Sabotage, device: torch.device) -> None:
     model.to(device)
     modules, state = list(model.modules()), copy.deepcopy(model.state_dict())

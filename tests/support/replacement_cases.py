@@ -18,7 +18,7 @@ from eqaccel.patches.mace import swapping as mace_swapping
 from eqaccel.patches.mace.swapping import RADIAL_FORMS, MaceConvolution
 from eqaccel.patches.nequip import swapping as nequip_swapping
 from eqaccel.patches.nequip.swapping import NequipConvolution
-from eqaccel.patches.radial import radial_swaps
+from eqaccel.patches.radial import RadialForms, radial_swaps
 from eqaccel.patches.replacement import Replacement, Swap, restore_all
 from patch_checks import assert_close
 from torch import Tensor, nn
@@ -69,7 +69,8 @@ def dense_product() -> Case:
 
 
 def square() -> Case:
-    return node(o3.TensorSquare("3x0e+2x1o"), random(6, 9), forms=e3nn_forms.FORMS)
+    module = copy.deepcopy(o3.TensorSquare("3x0e+2x1o"))  # e3nn 0.6 has more constants in the state dicts of copies
+    return node(module, random(6, 9), forms=e3nn_forms.FORMS)
 
 
 def typed() -> Case:
@@ -100,11 +101,11 @@ def contraction() -> Case:
     return node(module, random(6, 5, 4), one_hot, parameter="weights_max")
 
 
-def radial(network: nn.Module, name: str) -> Case:
+def radial(network: nn.Module, name: str, forms: RadialForms = RADIAL_FORMS) -> Case:
     """The first layer of a radial network."""
 
     def swap(parent: nn.Module) -> Swap:
-        return next(swap for swap in radial_swaps(parent, RADIAL_FORMS) if swap.name == name)
+        return next(swap for swap in radial_swaps(parent, forms) if swap.name == name)
 
     return Case(network, swap, (random(6, 4),), lambda parent, x: getattr(parent, name)(x), "weight")
 
@@ -119,9 +120,11 @@ def radial_linear() -> Case:
 
 def radial_scaled() -> Case:
     pytest.importorskip("nequip")
+    from eqaccel.patches.nequip import radial as nequip_radial
     from nequip.nn.mlp import ScalarLinearLayer
 
-    return radial(type("ScalarMLPFunction", (nn.Sequential,), {})(ScalarLinearLayer(4, 8, alpha=0.3)), "0")
+    network = type("ScalarMLPFunction", (nn.Sequential,), {})(ScalarLinearLayer(4, 8, alpha=0.3))
+    return radial(network, "0", nequip_radial.RADIAL_FORMS)
 
 
 def product() -> o3.TensorProduct:
