@@ -392,10 +392,8 @@ MODEL = "128x0e+128x1o+128x2e+128x3o"
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
-    specs = [diagonal("128x0e+128x1o", "128x0e+128x1o", 89)]
-    if arch == "sm_90":
-        specs += [diagonal(MODEL, MODEL, 89), diagonal("64x0e+64x1o", "64x0e+64x1o"), SPECS["ragged"]]
-    for spec in specs:
+    others = [diagonal("64x0e+64x1o", "64x0e+64x1o"), SPECS["ragged"]] if arch == "sm_90" else []
+    for spec in (diagonal(MODEL, MODEL, 89), *others):
         for _, _, used in cuda_resources(linear_payload(spec)[0], DIRECTIONS, arch, "eq_linear"):
             assert used["spill_store_bytes"] == 0
             assert used["shared_bytes"] <= min(48 * 1024, TARGETS[arch].shared_bytes)
