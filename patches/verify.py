@@ -38,7 +38,7 @@ class Verification(Comparison):
         self._kind = kind
         try:
             extent = kind.extent(model)
-            self._is_large = _edge_weights(model) > _MANY_WEIGHTS and model_device(model).type == "cpu"
+            self._has_many_weights = _edge_weights(model) > _MANY_WEIGHTS and model_device(model).type == "cpu"
             self._periodic, self._isolated = small_structures(*extent)
             self._crowded = crowded_structure(*extent)
             super().__init__(model, kind.dtype(model))
@@ -56,13 +56,17 @@ class Verification(Comparison):
 
         Second derivatives of a large model on the largest one would take a CPU minutes, most of them in the original.
         """
-        crowded = self._outputs if self._is_large else self._training
+        crowded = self._outputs if self._has_many_weights else self._training
         return [(self._periodic, self._outputs), (self._isolated, self._training), (self._crowded, crowded)]
 
     def rounded_anew(self, subject: Structure, seed: int = 0) -> Structure:
         """See `Comparison.rounded_anew`: positions are displaced."""
         size = math.sqrt(STAGES) * torch.finfo(torch.float64).eps * subject.cutoff
         return subject.displaced(size * random_like(f"positions {seed}", subject.positions))
+
+    def is_large(self, subject: Structure) -> bool:
+        """See `Comparison.is_large`."""
+        return subject is self._crowded
 
     def check_further(self, patched: torch.nn.Module, subject: Structure, value: Results, unit: float) -> None:
         """See `Comparison.check_further`."""

@@ -25,11 +25,21 @@ faster than e3nn's, with four some take as long, with eight and more they take l
 """
 
 
-class Product(Replacement):
-    """An `e3nn.o3.TensorProduct`, or one of the classes that derive from it."""
+class _OfProductRows(Replacement):
+    """What computes with `ProductRows`."""
 
     note = "replaced by eqaccel.TensorProduct"
     gains_on_cpu = True
+
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`."""
+        made = _rows(self)
+        same: torch.nn.Module = self.eqaccel
+        return same if made.kernel.spec == self.eqaccel.kernel.spec else made
+
+
+class Product(_OfProductRows):
+    """An `e3nn.o3.TensorProduct`, or one of the classes that derive from it."""
 
     def forward(self, x: Tensor, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """Computes the product.
@@ -42,15 +52,11 @@ class Product(Replacement):
         Returns:
             (..., irreps_out.dim)
         """
-        return self.eqaccel(x, y, self._get_weights(weight))
+        return self.dense(x, y, weight)
 
     def dense(self, x: Tensor, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """`forward`."""
         return self.eqaccel(x, y, self._get_weights(weight))
-
-    def remake(self) -> torch.nn.Module:
-        """See `Replacement`."""
-        return _remade(self)
 
 
 class SharedDenseProduct(Product):
@@ -87,23 +93,16 @@ class ScalarProduct(Replacement):
         return z.view(shape + [z.size(-1)])  # noqa: RUF005 (TorchScript)
 
 
-class Square(Replacement):
+class Square(_OfProductRows):
     """An `e3nn.o3.TensorSquare`."""
-
-    note = "replaced by eqaccel.TensorProduct"
-    gains_on_cpu = True
 
     def forward(self, x: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """Computes the product of (..., irreps_in.dim) with itself; `weight` as for `Product`."""
-        return self.eqaccel(x, x, self._get_weights(weight))
+        return self.dense(x, weight)
 
     def dense(self, x: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """`forward`."""
         return self.eqaccel(x, x, self._get_weights(weight))
-
-    def remake(self) -> torch.nn.Module:
-        """See `Replacement`."""
-        return _remade(self)
 
 
 class LinearOfRows(Replacement):
@@ -147,11 +146,6 @@ def _rows(product: Any) -> ProductRows:
         return ProductRows(TensorProductSpec.from_e3nn(product)).to(product.output_mask.device)
     except SpecError as error:
         raise PatchError(str(error)) from error
-
-
-def _remade(product: Any) -> torch.nn.Module:
-    made = _rows(product)
-    return product.eqaccel if made.kernel.spec == product.eqaccel.kernel.spec else made
 
 
 def _product(_: torch.nn.Module, product: Any) -> Form:

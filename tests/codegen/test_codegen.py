@@ -12,7 +12,7 @@ from hosts import assemble_hip, needs_hipcc
 
 from eqaccel import runtime
 from eqaccel.codegen import Direction
-from eqaccel.families.tensor_product import TensorProductSpec, make_plan, payload, plan_of, print_body, source
+from eqaccel.families.tensor_product import TensorProductSpec, body_of, make_plan, payload, plan_of, source
 from eqaccel.targets import TARGETS, host_target
 
 MAIN = {
@@ -113,7 +113,7 @@ def test_numbers_that_are_equal_on_paper_are_equal_in_the_text(name: str) -> Non
     """Each constant is rounded once: no two of them differ by rounding alone, and one is not 0.9999999999999999."""
     for target, direction in itertools.product(("sm_90", "cpu"), Direction):
         plan = make_plan(SPECS[name], direction, TARGETS.get(target) or host_target(), 4)
-        found = {abs(float(number)) for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", print_body(plan))}
+        found = {abs(float(number)) for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", body_of(plan))}
         values = sorted(found | {1.0})
         rounding = 16 * sys.float_info.epsilon  # more than products of a few rounded factors are apart
         assert all(high / low > 1 + rounding for low, high in itertools.pairwise(values) if low)

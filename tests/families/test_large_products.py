@@ -8,7 +8,7 @@ import torch
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel.codegen import Direction
-from eqaccel.families.tensor_product import Plan, make_plan, payload, print_body
+from eqaccel.families.tensor_product import Plan, body_of, make_plan, payload
 from eqaccel.families.tensor_product.plan.model import multiply_adds, segment_work
 from eqaccel.targets import TARGETS, host_target
 from eqaccel.testing import ERROR_CONSTANT, Operands, assert_product, random_operands
@@ -88,7 +88,7 @@ def test_cpu_kernels_of_models_are_one_translation_unit(direction: Direction) ->
     for in1, in2 in ((layers, UP_TO_FIVE[:11]), (layers, UP_TO_FIVE[:14]), (both, UP_TO_FIVE[:11])):
         spec = TensorProductSpec.channelwise(in1, in2, in1)
         assert set(_units(spec, direction)) == {0}
-        assert "EQ_UNIT" not in print_body(make_plan(spec, direction, TARGETS["cpu-avx512"], 4))
+        assert "EQ_UNIT" not in body_of(make_plan(spec, direction, TARGETS["cpu-avx512"], 4))
 
 
 @pytest.mark.parametrize("direction", [Direction.BACKWARD, Direction.DOUBLE_BACKWARD])

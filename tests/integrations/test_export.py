@@ -49,13 +49,12 @@ KINDS: dict[str, dict[str, Any]] = {
 CPU = torch.device("cpu")
 
 
-@functools.cache
 def _model(kind: str, device: torch.device = CPU) -> torch.nn.Module:
-    return mm.energy_model(**KINDS[kind]) if device == CPU else copy.deepcopy(_model(kind)).to(device)
+    return mm.energy_model(**KINDS[kind]).to(device)
 
 
 def patched(kind: str = "residual", device: torch.device = CPU) -> torch.nn.Module:
-    return eqaccel.patch(copy.deepcopy(_model(kind, device)), verify=False)
+    return eqaccel.patch(_model(kind, device), verify=False)
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +307,7 @@ def test_the_model_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_patched(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"interactions.0.conv_tp = TensorProduct; call eqaccel.patch\(model\) first"):
-        eqaccel.export(copy.deepcopy(_model("residual")), tmp_path / "model.pt")
+        eqaccel.export(_model("residual"), tmp_path / "model.pt")
 
 
 def test_a_model_that_can_not_be_scripted(tmp_path: Path) -> None:

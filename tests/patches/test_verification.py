@@ -27,15 +27,10 @@ needs_mace = pytest.mark.skipif(FAMILY != "mace", reason="needs mace-torch")
 pytestmark = pytest.mark.skipif(not FAMILY, reason="needs mace-torch or nequip")
 
 
-@pytest.fixture(scope="module")
-def built() -> Model:
+@pytest.fixture
+def model() -> Model:
     with default_dtype(torch.float32):
         return sb.small_model(FAMILY)
-
-
-@pytest.fixture
-def model(built: Model) -> Model:
-    return copy.deepcopy(built)
 
 
 def assert_restored(model: Model, modules: list[Model], state: dict[str, torch.Tensor]) -> None:

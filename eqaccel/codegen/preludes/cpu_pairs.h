@@ -3,6 +3,8 @@
 // An edge is worked on path by path. Its rows are copied to memory of the thread in which each component begins a SIMD
 // vector, and has zeros behind it; a coupling reads and writes arrays (component, pair). Weights are read where they are.
 #pragma once
+#include <type_traits>
+
 #include "cpu_padded.h"
 
 namespace {
@@ -89,6 +91,15 @@ struct PathRun {
 #pragma GCC unroll 32
     for (int n = 0; n < count; ++n) values[n] = get(array + n * stride + p);
   }
+  // The values of y of some pairs: one for all of them, or one each.
+  typedef typename std::conditional<one_v, T, Lane>::type YValue;
+  static EQ_FN void get_y(const T* y, int p, YValue* values) {
+    if constexpr (one_v) {
+      for (int j = 0; j < d2; ++j) values[j] = y[j * stride2];
+    } else {
+      get_all<d2>(y, p, values);
+    }
+  }
   // t = x y, or with `adds` t += x y.
   template <bool adds>
   static EQ_FN void couple(const T* x, const T* y, T* t) {
@@ -96,15 +107,9 @@ struct PathRun {
       Lane xs[d1], ts[d3] = {};
       get_all<d1>(x, p, xs);
       if (adds) get_all<d3>(t, p, ts);
-      if constexpr (one_v) {
-        T ys[d2];
-        for (int j = 0; j < d2; ++j) ys[j] = y[j * stride2];
-        C::to_z(xs, ys, ts);
-      } else {
-        Lane ys[d2];
-        get_all<d2>(y, p, ys);
-        C::to_z(xs, ys, ts);
-      }
+      YValue ys[d2];
+      get_y(y, p, ys);
+      C::to_z(xs, ys, ts);
 #pragma GCC unroll 32
       for (int k = 0; k < d3; ++k) put(t + k * stride + p, ts[k]);
     }
@@ -116,15 +121,9 @@ struct PathRun {
       Lane gs[d3], of_x[d1];
       get_all<d3>(gt, p, gs);
       get_all<d1>(gx, p, of_x);
-      if constexpr (one_v) {
-        T ys[d2];
-        for (int j = 0; j < d2; ++j) ys[j] = y[j * stride2];
-        C::to_x(ys, gs, of_x);
-      } else {
-        Lane ys[d2];
-        get_all<d2>(y, p, ys);
-        C::to_x(ys, gs, of_x);
-      }
+      YValue ys[d2];
+      get_y(y, p, ys);
+      C::to_x(ys, gs, of_x);
 #pragma GCC unroll 32
       for (int i = 0; i < d1; ++i) put(gx + i * stride + p, of_x[i]);
       Lane xs[d1];

@@ -11,9 +11,8 @@ check, payload: what right kernels give on a small graph; all kernels in one str
 
 from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
-from eqaccel.families.tensor_product.body import print_body
 from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
-from eqaccel.families.tensor_product.generators import plan_of
+from eqaccel.families.tensor_product.generators import body_of, plan_of
 from eqaccel.families.tensor_product.payload import gpu_plans, payload, source, travelling_plan
 from eqaccel.families.tensor_product.plan import (
     UNTUNED,
@@ -53,6 +52,7 @@ __all__ = [
     "TunedKernel",
     "Tuning",
     "UnmixedProduct",
+    "body_of",
     "candidates",
     "check",
     "execute",
@@ -60,7 +60,6 @@ __all__ = [
     "make_plan",
     "payload",
     "plan_of",
-    "print_body",
     "source",
     "travelling_plan",
     "unmixed",

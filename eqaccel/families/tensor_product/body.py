@@ -21,20 +21,8 @@ from eqaccel.irreps import Irreps
 _BlockPrinter = Callable[[KernelPlan, Segment, Block], Iterable[str]]
 
 
-def print_body(plan: Plan) -> str:
-    """The text of a plan's body.
-
-    Args:
-        plan: The plan of one direction on one target.
-
-    Returns:
-        C++ text that follows the prelude of the target's backend in a translation unit.
-    """
-    return spelling(plan).launch(plan) + print_code(plan)
-
-
 def print_code(plan: Plan) -> str:
-    """The rest of a body: what is computed; it follows `Spelling.launch` of this plan, or of one like it."""
+    """A body without its launch: what is computed; it follows `Spelling.launch` of this plan, or of one like it."""
     lines = units.head(plan)
     for kernel in plan.kernels:
         lines += [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from eqaccel.codegen import Direction, Result, translation_unit
+from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
-from eqaccel.families.tensor_product.generators import CHANNELWISE, body_of, generator, plan_of
-from eqaccel.families.tensor_product.payload import NAME, payload, travelling_plan
+from eqaccel.families.tensor_product.generators import CHANNELWISE, AnyPlan, body_of, generator, plan_of
+from eqaccel.families.tensor_product.payload import NAME, payload, source, travelling_plan
 from eqaccel.families.tensor_product.plan import Tuning
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 from eqaccel.families.words import Word
@@ -41,8 +41,7 @@ class _TensorProducts(KernelFamily):
         scalar_bytes: int,
         tuning: Tuning | None = None,
     ) -> str:
-        body = self.body(spec, direction, target, scalar_bytes, tuning)
-        return translation_unit(direction, scalar_bytes, generator(spec).prelude(target.backend), body)
+        return source(_plan(spec, direction, target, scalar_bytes, tuning))
 
     def body(
         self,
@@ -52,9 +51,7 @@ class _TensorProducts(KernelFamily):
         scalar_bytes: int,
         tuning: Tuning | None = None,
     ) -> str:
-        if tuning is None:
-            return body_of(travelling_plan(spec, direction, target, scalar_bytes))
-        return body_of(plan_of(spec, direction, target, scalar_bytes, tuning))
+        return body_of(_plan(spec, direction, target, scalar_bytes, tuning))
 
     def explain(self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> str:
         account: str = travelling_plan(spec, direction, target, scalar_bytes).explain()
@@ -70,6 +67,15 @@ class _TensorProducts(KernelFamily):
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int
     ) -> tuple[Tuning, ...]:
         return generator(spec).tunings(spec, direction, target, scalar_bytes)
+
+
+def _plan(
+    spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Tuning | None
+) -> AnyPlan:
+    """The plan of a tuning; with None that of the kernel in the payload."""
+    if tuning is None:
+        return travelling_plan(spec, direction, target, scalar_bytes)
+    return plan_of(spec, direction, target, scalar_bytes, tuning)
 
 
 TENSOR_PRODUCT: KernelFamily = _TensorProducts()

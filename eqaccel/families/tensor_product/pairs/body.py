@@ -59,11 +59,6 @@ def print_code(plan: PairPlan) -> str:
     return "\n".join([*lines, *_problem(plan), "}  // namespace", "EQ_EXPORT_PAIRS(Problem)", ""])
 
 
-def print_pairs(plan: PairPlan) -> str:
-    """The text of a plan's body, which follows the prelude of the target's backend."""
-    return print_launch(plan) + print_code(plan)
-
-
 def _coupling(number: int, coupling: Coupling) -> list[str]:
     (d1, d2, d3), elements = coupling.dims, coupling.matrix.elements
     lines = [
