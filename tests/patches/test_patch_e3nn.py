@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +74,15 @@ def flat(outputs: Any) -> list[Tensor]:
     return torch.utils._pytree.tree_leaves(outputs)
 
 
+@pytest.fixture
+def repeatable() -> Iterator[None]:
+    """Sums of the networks' own, which PyTorch adds up in any order on a GPU, are the same twice."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("repeatable")
 @pytest.mark.parametrize(("make", "dtype"), [(docking, torch.float32), (points, torch.float64)])
 def test_networks_are_patched_verified_and_restored(make: Any, dtype: torch.dtype, device: torch.device) -> None:
     with default_dtype(dtype):
