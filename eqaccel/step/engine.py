@@ -153,12 +153,12 @@ class Step:
                 self._begun = None
                 assert self._memory is not None
                 values = self._memory.fetch()
-                if values[1] <= 0:  # else edges did not fit
+                if self._fits(values):
                     return self._unpack(values, system)
             # A system that cannot be computed is never begun with.
             system.check()
             if len(system.positions) == 0:
-                return self._unpack(np.zeros(2 + 9 * len(self.potentials) * len(system.cells)), system)
+                return self._unpack(np.zeros(1 + 9 * len(self.potentials) * len(system.cells)), system)
             with torch.inference_mode(False), torch.no_grad(), _on(self.device):
                 return self._compute(system)
 
@@ -168,7 +168,7 @@ class Step:
             assert self._memory is not None
             self._memory.send(self._run())
             values = self._memory.fetch()
-            if self.device.type == "cpu" or values[1] <= 0:
+            if self._fits(values):
                 return self._unpack(values, system)
             self._renew("more edges", int(values[0]))
 
@@ -236,12 +236,13 @@ class Step:
 
     def _verify(self, outputs: Tensor) -> None:
         """Raises `RuntimeError` unless recorded results are those without room for further edges, but for rounding."""
-        if float(outputs[1]) > 0:  # the edges did not fit: this is no result yet
+        values = outputs.cpu().numpy()
+        if not self._fits(values):  # this is no result yet
             return
         assert self._candidates is not None
         system = self._candidates.system
-        exact = self._evaluate(True, max(1, int(outputs[0])))
-        found, expected = (self._unpack(t.cpu().numpy(), system) for t in (outputs, exact))
+        exact = self._evaluate(True, max(1, int(values[0]))).cpu().numpy()
+        found, expected = self._unpack(values, system), self._unpack(exact, system)
         bound = _ROUNDINGS * torch.finfo(self.dtype).eps
         work = self.cutoff * np.abs(expected.forces).sum()
         for name, scale in (("energies", work), ("forces", 0.0), ("virials", work)):
@@ -258,7 +259,11 @@ class Step:
         return edges
 
     def _evaluate(self, check: bool, capacity: int | None = None) -> Tensor:
-        """From positions to one vector of results: number of edges, excess, and for each potential what it gives."""
+        """From positions to one vector of results.
+
+        That is the number of edges, by how many the edges of each range exceed their room, and for each potential what
+        it gives.
+        """
         memory = self._memory
         assert memory is not None
         edges = self._search_edges(memory.capacity if capacity is None else capacity)
@@ -274,12 +279,22 @@ class Step:
                 forces, virials = self._search.forces(edges, gradient.contiguous(), num_nodes)
                 sums = _sums(virials[:num_atoms].flatten(1), memory.sizes)
                 results += [energies[:num_atoms], forces[:num_atoms].flatten(), sums.flatten()]
-        excess = torch.cat([edges.num_edges - edges.vectors.size(0), *given.excess]).max().reshape(1)
-        return torch.cat([edges.num_edges.double(), excess.double(), *results])
+        counts = torch.cat([edges.num_edges, *given.excess]) if given.excess else edges.num_edges
+        return torch.cat([counts.double(), *results])
+
+    def _fits(self, values: NDArray[np.float64]) -> bool:
+        """Whether there was room for all edges in what gave these results; on a CPU room is made as there are edges."""
+        memory = self._memory
+        assert memory is not None
+        if self.device.type == "cpu":
+            return True
+        excess = values[1 : len(values) - len(self.potentials) * _num_results(memory.sizes)]
+        return bool(values[0] <= memory.capacity) and bool((excess <= 0).all())
 
     def _unpack(self, values: NDArray[np.float64], system: System) -> Outcome:
         num_atoms, num_structures, count = len(system.positions), len(system.cells), len(self.potentials)
-        each = values[2:].reshape(count, 4 * num_atoms + 9 * num_structures)
+        length = _num_results(system.sizes)
+        each = values[len(values) - count * length :].reshape(count, length)
         energies, forces = each[:, :num_atoms], each[:, num_atoms : 4 * num_atoms].reshape(count, num_atoms, 3)
         virials = each[:, 4 * num_atoms :].reshape(count, num_structures, 3, 3)
         return Outcome(energies, forces, (virials + virials.swapaxes(2, 3)) / 2, int(values[0]))
@@ -355,6 +370,11 @@ class _Memory:
         if self._sent is not None:
             self._sent.synchronize()
         return self._results.numpy().copy()
+
+
+def _num_results(sizes: tuple[int, ...]) -> int:
+    """How many numbers a potential gives for structures of these sizes."""
+    return 4 * sum(sizes) + 9 * len(sizes)
 
 
 def _sums(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
