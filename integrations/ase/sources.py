@@ -60,10 +60,13 @@ class Source(ABC):
         """Whether the model has changed since it was last computed."""
         return False
 
+    def begin(self, system: System) -> None:
+        """Has a GPU begin with what will be evaluated, on the guess that the model is as it was; see `Step.begin`."""
+        if self._last_step is not None:
+            self._last_step.begin(system)
+
     def evaluate(self, system: System) -> Outcome:
         """Energies, forces and virials of one structure; raises `StructureError` if it cannot be computed."""
-        if self._last_step is not None:
-            self._last_step.begin(system)  # and meanwhile the model is looked at
         step = self.step()
         with default_dtype(step.dtype):  # models create small constants in the default dtype
             outcome = step(system)
