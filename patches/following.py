@@ -98,7 +98,9 @@ def step_note(step: Step | None, calls: int, renewals: int = 0) -> str:
 
 
 def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
-    """A potential whose parameters and buffers are those of a model, which stays as it is.
+    """A potential of the parameters and buffers of a model, which stays as it is.
+
+    Parameters that are trained are there as tensors without gradients, in the same memory: no step has a use for them.
 
     Raises:
         ExportError: If the model is none whose energy depends on the structure alone.
@@ -108,12 +110,18 @@ def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
         raise ExportError(f"{type(model).__name__} does not predict the energies of atoms")
     exporting.check(model)
     with torch.inference_mode(False), default_dtype(kind.dtype(model)):
-        tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+        tensors = {id(tensor): _untrained(tensor) for tensor in chain(model.parameters(), model.buffers())}
         duplicate = copy.deepcopy(model, tensors)
         constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
         potential = exporting.potential(duplicate, head, constants).eval()
         potential.make_piecewise()
         return potential
+
+
+def _untrained(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.requires_grad or not tensor.is_leaf:
+        return tensor
+    return torch.Tensor._make_subclass(type(tensor), tensor.detach(), False)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
