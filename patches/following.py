@@ -54,7 +54,7 @@ class FollowedStep:
         if self.step is not None and self._settings == settings and not self.changed():
             return ""
         self.renewals += self.step is not None
-        self.step = None
+        self.drop()
         watch = _Watch(models)
         if watch.obstacle:
             return watch.obstacle
@@ -67,6 +67,12 @@ class FollowedStep:
         self.constants = potentials[0].constants.cpu().numpy()
         self._watch, self._settings = watch, settings
         return ""
+
+    def drop(self) -> None:
+        """Lets go of the step, when it has come to an end with what it has begun."""
+        if self.step is not None:
+            self.step.cancel()
+        self.step = None
 
     def changed(self) -> bool:
         """Whether the models may have changed since the step was made; so of a copy, which has made none."""
@@ -92,7 +98,9 @@ def step_note(step: Step | None, calls: int, renewals: int = 0) -> str:
 
 
 def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
-    """A potential whose parameters and buffers are those of a model, which stays as it is.
+    """A potential of the parameters and buffers of a model, which stays as it is.
+
+    Parameters that are trained are there as tensors without gradients, in the same memory: no step has a use for them.
 
     Raises:
         ExportError: If the model is none whose energy depends on the structure alone.
@@ -102,12 +110,18 @@ def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
         raise ExportError(f"{type(model).__name__} does not predict the energies of atoms")
     exporting.check(model)
     with torch.inference_mode(False), default_dtype(kind.dtype(model)):
-        tensors = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+        tensors = {id(tensor): _untrained(tensor) for tensor in chain(model.parameters(), model.buffers())}
         duplicate = copy.deepcopy(model, tensors)
         constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
         potential = exporting.potential(duplicate, head, constants).eval()
         potential.make_piecewise()
         return potential
+
+
+def _untrained(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.requires_grad or not tensor.is_leaf:
+        return tensor
+    return torch.Tensor._make_subclass(type(tensor), tensor.detach(), False)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -125,7 +139,9 @@ class _Watch:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.obstacle = next(filter(None, map(_obstacle, models)), "")
-        self._places: list[tuple[dict[str, Any], str]] = []  # where modules and tensors are, which come in this order
+        # Where modules and tensors are, which come in this order.
+        self._holders: list[dict[Any, Any]] = []
+        self._names: list[Any] = []
         self._modules: list[nn.Module] = []
         self._tensors: list[torch.Tensor] = []
         self._hooks: list[Any] = []
@@ -142,26 +158,33 @@ class _Watch:
             else:
                 self._add(vars(module)["_parameters"], self._tensors)
                 self._add(vars(module)["_buffers"], self._tensors)
+        # A recording may still read the memory of tensors that have been given another one.
+        self._memory = [tensor.untyped_storage() for tensor in self._tensors]
+        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]  # others count no changes
         self._state = self._now()
 
     def _add(self, holder: dict[Any, Any], members: list[Any]) -> None:
         found = {name: member for name, member in holder.items() if member is not None}
-        self._places += [(holder, name) for name in found]
+        self._holders += [holder] * len(found)
+        self._names += found
         members += found.values()
 
-    def _now(self) -> tuple[list[type], list[int], list[int]]:
-        tensors = self._tensors
-        versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-        return list(map(type, self._modules)), [tensor.data_ptr() for tensor in tensors], versions
+    def _now(self) -> list[Any]:
+        # By functions of C alone: this is asked in every step.
+        types, places = map(type, self._modules), map(torch.Tensor.data_ptr, self._tensors)
+        return [*types, *places, *map(_version, self._counted)]
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
-        present = (holder.get(name) for holder, name in self._places)
+        present = map(dict.get, self._holders, self._names)
         return (
             not any(self._hooks)
             and all(map(operator.is_, present, chain(self._modules, self._tensors)))
             and self._now() == self._state
         )
+
+
+_version = operator.attrgetter("_version")
 
 
 def _obstacle(model: nn.Module) -> str:

@@ -7,7 +7,7 @@ the operator `eqaccel::exchange` between two layers, so a layer never computes w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Tuple  # noqa: UP035 (TorchScript)
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple  # noqa: UP035 (TorchScript)
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,7 @@ class Potential(nn.Module):
             self.exchange_nothing(vectors, types.size(0), exchange)
             return self.constants[types[:0]], torch.zeros_like(vectors)
         energies, gradient = self.differentiate(vectors, edge_index, types, num_local, exchange)
-        return energies.to(torch.float64) + self.constants[types[:num_local]], gradient
+        return self.constants[types[:num_local]] + energies, gradient
 
     def differentiate(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
@@ -127,7 +127,8 @@ class Potential(nn.Module):
         with EnableGradients():
             leaf = vectors.detach().requires_grad_(True)
             energies = self.node_energies(leaf, edge_index, types, num_local, exchange)
-            gradient = torch.autograd.grad([energies.sum()], [leaf])[0]
+            ones: List[Optional[Tensor]] = [torch.ones_like(energies)]  # noqa: UP006, UP045 (TorchScript)
+            gradient = torch.autograd.grad([energies], [leaf], ones)[0]
         assert gradient is not None
         return energies.detach(), gradient
 

@@ -5,6 +5,7 @@ The list is made by vesin, which has one for CPUs and for NVIDIA GPUs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,20 +45,25 @@ class Candidates:
         Take F, which turns the cell of then into that of now, and u, how far each atom is from where F alone would have
         brought it. A vector between two atoms was d and is d F + u_j - u_i. So a pair that is shorter than the cutoff
         now was shorter than (cutoff + 2 max |u|) / s then, with s the smallest singular value of F.
+
+        Never so of a system that `System.check` refuses: of numbers that are not finite, or a cell without a volume.
         """
         then = self.system
-        if now.sizes != then.sizes or not np.array_equal(now.periodic, then.periodic):
+        if now.sizes != then.sizes or now.periodic.tobytes() != then.periodic.tobytes():
             return False
         begin = 0
         for number, size in enumerate(now.sizes):
             atoms = slice(begin, begin + size)
             begin += size
             was, shrunk = then.positions[atoms], 1.0
-            if now.periodic[number].any() and not np.array_equal(now.cells[number], then.cells[number]):
+            if now.cells[number].tobytes() != then.cells[number].tobytes():
+                if not np.isfinite(now.cells[number]).all():
+                    return False
                 cells = (completed(system.cells[number], system.periodic[number]) for system in (then, now))
                 change = np.linalg.solve(*cells)
                 shrunk, was = float(np.linalg.norm(change, -2)), was @ change
-            moved = np.sqrt(((now.positions[atoms] - was) ** 2).sum(axis=1).max(initial=0.0))
+            way = now.positions[atoms] - was
+            moved = math.sqrt(np.einsum("ij,ij->i", way, way).max(initial=0.0))
             if not (self.cutoff + 2 * moved) <= shrunk * (self.cutoff + self.skin) * _EXACT:
                 return False
         return True

@@ -111,6 +111,34 @@ class Step:
         self._capture: Capture | None = None
         self._reason = ""
         """Why there is no recording yet."""
+        self._begun: System | None = None
+        """What the device computes already."""
+
+    def begin(self, system: System) -> None:
+        """Has a GPU begin with a system, if what was recorded serves for it: a call with the same object takes it up.
+
+        So there is time to look at what the potentials depend on while the device computes. If they have changed, the
+        step may still be dropped, after `cancel`.
+
+        Args:
+            system: What will be called with, or dropped; the arrays must not change until then.
+        """
+        with self._lock:
+            self.cancel()
+            if self._capture is None or self._candidates is None or not self._candidates.hold(system):
+                return
+            assert self._memory is not None
+            self._memory.move(system)
+            self._memory.send(self._capture.replay())
+            self._begun = system
+
+    def cancel(self) -> None:
+        """Waits for what was begun and is not wanted, if anything was."""
+        with self._lock:
+            if self._begun is not None:
+                assert self._memory is not None
+                self._memory.fetch()
+                self._begun = None
 
     def __call__(self, system: System) -> Outcome:
         """Evaluates the potentials.
@@ -118,17 +146,31 @@ class Step:
         Raises:
             StructureError: If positions or cell are not finite, or a periodic cell has no volume.
         """
-        system.check()
-        if len(system.positions) == 0:
-            return self._unpack(np.zeros(2 + 9 * len(self.potentials) * len(system.cells)), system)
-        with self._lock, torch.inference_mode(False), torch.no_grad(), _on(self.device):
-            self._follow(system)
-            while True:
+        with self._lock:
+            if self._begun is not system:
+                self.begin(system)
+            if self._begun is not None:
+                self._begun = None
                 assert self._memory is not None
-                values = self._memory.fetch(self._run())
-                if self.device.type == "cpu" or values[1] <= 0:
+                values = self._memory.fetch()
+                if self._fits(values):
                     return self._unpack(values, system)
-                self._renew("more edges", int(values[0]))
+            # A system that cannot be computed is never begun with.
+            system.check()
+            if len(system.positions) == 0:
+                return self._unpack(np.zeros(1 + 9 * len(self.potentials) * len(system.cells)), system)
+            with torch.inference_mode(False), torch.no_grad(), _on(self.device):
+                return self._compute(system)
+
+    def _compute(self, system: System) -> Outcome:
+        self._follow(system)
+        while True:
+            assert self._memory is not None
+            self._memory.send(self._run())
+            values = self._memory.fetch()
+            if self._fits(values):
+                return self._unpack(values, system)
+            self._renew("more edges", int(values[0]))
 
     def _follow(self, system: System) -> None:
         """Brings candidates and memory to what they have to be for a system."""
@@ -194,12 +236,13 @@ class Step:
 
     def _verify(self, outputs: Tensor) -> None:
         """Raises `RuntimeError` unless recorded results are those without room for further edges, but for rounding."""
-        if float(outputs[1]) > 0:  # the edges did not fit: this is no result yet
+        values = outputs.cpu().numpy()
+        if not self._fits(values):  # this is no result yet
             return
         assert self._candidates is not None
         system = self._candidates.system
-        exact = self._evaluate(True, max(1, int(outputs[0])))
-        found, expected = (self._unpack(t.cpu().numpy(), system) for t in (outputs, exact))
+        exact = self._evaluate(True, max(1, int(values[0]))).cpu().numpy()
+        found, expected = self._unpack(values, system), self._unpack(exact, system)
         bound = _ROUNDINGS * torch.finfo(self.dtype).eps
         work = self.cutoff * np.abs(expected.forces).sum()
         for name, scale in (("energies", work), ("forces", 0.0), ("virials", work)):
@@ -216,7 +259,11 @@ class Step:
         return edges
 
     def _evaluate(self, check: bool, capacity: int | None = None) -> Tensor:
-        """From positions to one vector of results: number of edges, excess, and for each potential what it gives."""
+        """From positions to one vector of results.
+
+        That is the number of edges, by how many the edges of each range exceed their room, and for each potential what
+        it gives.
+        """
         memory = self._memory
         assert memory is not None
         edges = self._search_edges(memory.capacity if capacity is None else capacity)
@@ -232,16 +279,25 @@ class Step:
                 forces, virials = self._search.forces(edges, gradient.contiguous(), num_nodes)
                 sums = _sums(virials[:num_atoms].flatten(1), memory.sizes)
                 results += [energies[:num_atoms], forces[:num_atoms].flatten(), sums.flatten()]
-        excess = torch.cat([edges.num_edges - edges.vectors.size(0), *given.excess]).max().reshape(1)
-        return torch.cat([edges.num_edges.double(), excess.double(), *results])
+        counts = torch.cat([edges.num_edges, *given.excess]) if given.excess else edges.num_edges
+        return torch.cat([counts.double(), *results])
+
+    def _fits(self, values: NDArray[np.float64]) -> bool:
+        """Whether there was room for all edges in what gave these results; on a CPU room is made as there are edges."""
+        memory = self._memory
+        assert memory is not None
+        if self.device.type == "cpu":
+            return True
+        excess = values[1 : len(values) - len(self.potentials) * _num_results(memory.sizes)]
+        return bool(values[0] <= memory.capacity) and bool((excess <= 0).all())
 
     def _unpack(self, values: NDArray[np.float64], system: System) -> Outcome:
         num_atoms, num_structures, count = len(system.positions), len(system.cells), len(self.potentials)
-        each = values[2:].reshape(count, 4 * num_atoms + 9 * num_structures)
-        energies, forces, virials = np.split(each, [num_atoms, 4 * num_atoms], axis=1)
-        virials = virials.reshape(count, num_structures, 3, 3)
-        symmetric = (virials + virials.swapaxes(2, 3)) / 2
-        return Outcome(energies, forces.reshape(count, num_atoms, 3), symmetric, int(values[0]))
+        length = _num_results(system.sizes)
+        each = values[len(values) - count * length :].reshape(count, length)
+        energies, forces = each[:, :num_atoms], each[:, num_atoms : 4 * num_atoms].reshape(count, num_atoms, 3)
+        virials = each[:, 4 * num_atoms :].reshape(count, num_structures, 3, 3)
+        return Outcome(energies, forces, (virials + virials.swapaxes(2, 3)) / 2, int(values[0]))
 
 
 class _Memory:
@@ -261,19 +317,18 @@ class _Memory:
     """
 
     def __init__(self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device) -> None:
-        num_atoms = sum(sizes)
+        num_atoms, num_structures = sum(sizes), len(sizes)
         self.sizes = sizes
-        self._staged = [
-            torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
-            for shape, dtype in (
-                ((num_atoms, 3), torch.float64),
-                ((len(sizes), 3, 3), torch.float64),
-                ((num_atoms,), torch.int64),
-            )
-        ]
-        self.positions, self.cells, types = (torch.empty_like(t, device=device) for t in self._staged)
         self.spare = 0 if device.type == "cpu" else max(8, num_atoms // 64)
-        self.types = torch.cat([types, types.new_zeros(self.spare)])
+        # A system is one piece of memory on either side, which moves at once; all of its entries take eight bytes.
+        lengths = [9 * num_structures, 3 * num_atoms, num_atoms]
+        self._staged = torch.empty(sum(lengths), dtype=torch.float64, pin_memory=device.type == "cuda")
+        cells, positions, types = self._staged.split(lengths)
+        self._arrays = cells.view(-1, 3, 3).numpy(), positions.view(-1, 3).numpy(), types.view(torch.int64).numpy()
+        own = torch.zeros(sum(lengths) + self.spare, dtype=torch.float64, device=device)
+        self._moved = own[: sum(lengths)]
+        cells, positions, types = own.split([*lengths[:2], num_atoms + self.spare])
+        self.cells, self.positions, self.types = cells.view(-1, 3, 3), positions.view(-1, 3), types.view(torch.int64)
         numbers = torch.arange(len(sizes), dtype=torch.int32)
         self.structure = numbers.repeat_interleave(torch.tensor(sizes)).to(device)
         room = int(len(candidates.sender) * _CANDIDATE_SLACK)
@@ -287,6 +342,7 @@ class _Memory:
         self.row_ptr = np.zeros(len(self.types) + 1, dtype=np.int32)
         self.slack = 1.0 if device.type == "cpu" else _RANGE_SLACK
         self._results: Tensor | None = None
+        self._sent = torch.cuda.Event() if device.type == "cuda" else None
         self.fill(candidates)
 
     def fill(self, candidates: CandidateTensors) -> None:
@@ -294,23 +350,31 @@ class _Memory:
         for to, source in zip(self.candidates, candidates, strict=True):
             to[: len(source)].copy_(source)
 
-    def fetch(self, results: Tensor) -> NDArray[np.float64]:
-        """A copy of results on the host; waits for the device."""
-        if results.is_cpu:
-            return results.numpy()
-        if self._results is None or len(self._results) != len(results):
-            self._results = torch.empty(len(results), dtype=results.dtype, pin_memory=True)
-        self._results.copy_(results, non_blocking=True)
-        torch.cuda.current_stream(results.device).synchronize()
-        return self._results.numpy().copy()
-
     def move(self, system: System) -> None:
         """Puts a system in."""
-        arrays = (system.positions, system.cells, system.types)
-        tensors = (self.positions, self.cells, self.types[: len(system.types)])
-        for to, staged, array in zip(tensors, self._staged, arrays, strict=True):
-            np.copyto(staged.numpy(), array)
-            to.copy_(staged, non_blocking=True)
+        for to, array in zip(self._arrays, (system.cells, system.positions, system.types), strict=True):
+            np.copyto(to, array)
+        self._moved.copy_(self._staged, non_blocking=True)
+
+    def send(self, results: Tensor) -> None:
+        """Has results copied to the host."""
+        if self._results is None or len(self._results) != len(results):
+            self._results = torch.empty(len(results), dtype=results.dtype, pin_memory=results.is_cuda)
+        self._results.copy_(results, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record(torch.cuda.current_stream(results.device))
+
+    def fetch(self) -> NDArray[np.float64]:
+        """Waits for the results that were sent; returns a copy."""
+        assert self._results is not None
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._results.numpy().copy()
+
+
+def _num_results(sizes: tuple[int, ...]) -> int:
+    """How many numbers a potential gives for structures of these sizes."""
+    return 4 * sum(sizes) + 9 * len(sizes)
 
 
 def _sums(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:

@@ -101,9 +101,10 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
                 finite, a periodic cell without a volume.
             CalculatorError: If the model has become one that cannot be computed.
         """
-        super().calculate(atoms, properties, system_changes)
         self.results = {}
-        system = self._system(self.atoms)
+        system = self._system(self.atoms if atoms is None else atoms)
+        self._eqaccel_step.begin(system)
+        super().calculate(atoms, properties, system_changes)
         outcome = self._eqaccel_step.evaluate(system)
         self.results = _results(system, outcome.energies[0], outcome.forces[0], outcome.virials[0, 0])
 
@@ -143,11 +144,11 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
         return [_results(*of_one) for of_one in zip(systems, *parts, strict=True)]
 
     def check_state(self, atoms: Any, tol: float = 1e-15) -> list[str]:
-        """What has changed since the last calculation; "model" if the model has."""
+        """What has changed since the last calculation; "model" if it is the model alone."""
         changes = quick_changes(self.atoms, atoms, tol)
         found: list[str] = super().check_state(atoms, tol) if changes is None else changes
         found = [name for name in found if name not in self.ignored_changes]
-        return [*found, "model"] if self._eqaccel_step.changed() else found
+        return found or (["model"] if self._eqaccel_step.changed() else [])
 
     def set(self, **kwargs: Any) -> dict[str, Any]:
         """Refuses changes: a calculator keeps what it was made with."""

@@ -51,9 +51,19 @@ class Source(ABC):
     def step(self) -> Step:
         """The step for structures by themselves; raises `CalculatorError` if the model cannot be computed."""
 
+    @property
+    @abstractmethod
+    def _last_step(self) -> Step | None:
+        """The step as it was made last, whatever the model has become since; None if none is there."""
+
     def changed(self) -> bool:
         """Whether the model has changed since it was last computed."""
         return False
+
+    def begin(self, system: System) -> None:
+        """Has a GPU begin with what will be evaluated, on the guess that the model is as it was; see `Step.begin`."""
+        if self._last_step is not None:
+            self._last_step.begin(system)
 
     def evaluate(self, system: System) -> Outcome:
         """Energies, forces and virials of one structure; raises `StructureError` if it cannot be computed."""
@@ -123,6 +133,10 @@ class ModelSource(Source):
             )
         return step
 
+    @property
+    def _last_step(self) -> Step | None:
+        return self._followed.step
+
     def changed(self) -> bool:
         """See `Source.changed`."""
         return self._followed.changed()
@@ -166,6 +180,10 @@ class FileSource(Source):
 
     def step(self) -> Step:
         """See `Source.step`."""
+        return self._step
+
+    @property
+    def _last_step(self) -> Step | None:
         return self._step
 
     def _note(self) -> str:

@@ -8,7 +8,8 @@ means.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List  # noqa: UP035 (TorchScript)
+import operator
+from typing import TYPE_CHECKING, Any, List, Optional  # noqa: UP035 (TorchScript)
 
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
@@ -77,6 +78,28 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
+class SplitIrreps(nn.Module):
+    """MACE's `reshape_irreps`: it slices, and the gradient of a slice is a whole row, but of a split a part.
+
+    Args:
+        reshape: The module to stand in for.
+    """
+
+    def __init__(self, reshape: Any) -> None:
+        super().__init__()
+        self.muls: List[int] = list(reshape.muls)  # noqa: UP006 (TorchScript)
+        self.dims: List[int] = list(reshape.dims)  # noqa: UP006 (TorchScript)
+        self.lengths: List[int] = list(map(operator.mul, self.muls, self.dims))  # noqa: UP006 (TorchScript)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(num_nodes, irreps.dim) -> (num_nodes, mul, sum of 2l + 1): the irreps side by side for each channel."""
+        parts = features.split(self.lengths, 1)
+        fields: List[Tensor] = []  # noqa: UP006 (TorchScript)
+        for i, part in enumerate(parts):
+            fields.append(part.reshape(-1, self.muls[i], self.dims[i]))
+        return torch.cat(fields, dim=-1)
+
+
 class PairRepulsion(nn.Module):
     """MACE's `ZBLBasis`; that one multiplies nuclear charges in torch's default dtype, whatever the model's is.
 
@@ -133,13 +156,21 @@ class MacePotential(Potential):
         self.radial_embedding = model.radial_embedding
         if hasattr(model, "pair_repulsion"):
             self.pair_repulsion = PairRepulsion(model.pair_repulsion_fn, model.atomic_numbers.to(model.r_max.dtype))
+        # Lengths of edges are needed anyway.
+        self.has_unit_vectors = bool(model.spherical_harmonics.normalize)
+        model.spherical_harmonics.normalize = False
         self.interactions = model.interactions
+        for block in self.interactions:
+            if "reshape_irreps" in class_names(getattr(block, "reshape", None)):
+                block.reshape = SplitIrreps(block.reshape)
         self.products = model.products
         self.readouts = model.readouts
         # A single read-out reads the last layer.
         layers = range(len(model.readouts)) if len(model.readouts) > 1 else [len(model.products) - 1]
         self.readout_layers = list(layers)
         self.register_buffer("atomic_numbers", model.atomic_numbers)
+        self.register_buffer("one_hot", torch.eye(len(model.atomic_numbers)).to(model.r_max))
+        self.register_buffer("head_number", torch.tensor([head], device=model.r_max.device))
         scale_shift = getattr(model, "scale_shift", None)
         one = model.r_max.new_ones(())
         self.register_buffer("scale", one if scale_shift is None else torch.atleast_1d(scale_shift.scale)[head].clone())
@@ -168,14 +199,16 @@ class MacePotential(Potential):
         """See `Potential.node_energies`."""
         num_nodes = types.size(0)
         counts = (num_local, num_nodes - num_local)
-        node_attrs = nn.functional.one_hot(types, self.atomic_numbers.size(0)).to(vectors.dtype)
+        node_attrs = self.one_hot.index_select(0, types)
         lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-        edge_attrs = self.spherical_harmonics(vectors)
+        edge_attrs = self.spherical_harmonics(vectors / lengths if self.has_unit_vectors else vectors)
         edge_feats, cutoff = self.radial_embedding(lengths, node_attrs, edge_index, self.atomic_numbers)
         x = self.node_embedding(node_attrs)
+        has_ghosts = exchange != 0 or num_local < num_nodes
+        ghosts: Optional[int] = exchange if has_ghosts else None  # noqa: UP045 (TorchScript)
         layers: List[Tensor] = []  # noqa: UP006 (TorchScript)
         for i, (interaction, product) in enumerate(zip(self.interactions, self.products)):  # noqa: B905 (TorchScript)
-            if i > 0 and (exchange != 0 or num_local < num_nodes):  # else there are no ghosts
+            if i > 0 and has_ghosts:
                 x = torch.ops.eqaccel.exchange(x, exchange, num_nodes)
             messages, skip = interaction(
                 node_attrs,
@@ -184,21 +217,24 @@ class MacePotential(Potential):
                 edge_feats,
                 edge_index,
                 cutoff,
-                lammps_class=exchange,
+                lammps_class=ghosts,  # without them nothing is cut, which would have a gradient
                 lammps_natoms=counts,
                 first_layer=True,
             )
             x = product(messages, skip, node_attrs[:num_local])
             layers.append(x)
 
-        heads = torch.full([num_local], self.head, dtype=torch.int64, device=types.device)
+        heads = self.head_number.expand(num_local)
         terms: List[Tensor] = []  # noqa: UP006 (TorchScript)
         if hasattr(self, "pair_repulsion"):
             pairs = self.pair_repulsion(lengths.squeeze(1), types[edge_index[0]], types[edge_index[1]])
             terms.append(pairs.new_zeros([num_local]).index_add(0, edge_index[1], pairs))
         for i, readout in enumerate(self.readouts):
-            terms.append(readout(layers[self.readout_layers[i]], heads)[:, self.head])
-        interaction_energy = torch.stack(terms).sum(dim=0)
+            energies = readout(layers[self.readout_layers[i]], heads)
+            terms.append(energies.squeeze(1) if energies.size(1) == 1 and self.head == 0 else energies[:, self.head])
+        interaction_energy = terms[0]
+        for term in terms[1:]:
+            interaction_energy = interaction_energy + term
         return self.scale * interaction_energy + self.shift
 
 

@@ -72,7 +72,7 @@ class MaceStepping(Stepping):
         }
         results: dict[str, Any] = {}
         for name, values in of_models.items():
-            results[name] = values.mean(axis=0)
+            results[name] = values[0] if len(values) == 1 else values.mean(axis=0)
             if len(values) > 1 and name != "node_energy":
                 results[f"{name}_comm"] = values.astype(scalar)
                 results[f"{name}_var"] = values.var(axis=0)
@@ -89,7 +89,8 @@ class MaceStepping(Stepping):
 def _cell(system: System, cutoff: float) -> NDArray[np.float64]:
     """The cell by whose volume MACE divides: one that it makes up where the structure is not periodic."""
     cell = system.cells[0].copy() if system.cells[0].any() else np.eye(3)
-    extent = (np.abs(system.positions).max(initial=0.0) + 1) * 5 * cutoff
-    for axis in np.flatnonzero(~system.periodic[0]):
-        cell[axis] = extent * np.eye(3)[axis]
+    if not system.periodic[0].all():
+        extent = (np.abs(system.positions).max(initial=0.0) + 1) * 5 * cutoff
+        open_axes = ~system.periodic[0]
+        cell[open_axes] = extent * np.eye(3)[open_axes]
     return cell

@@ -24,6 +24,7 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.io.trajectory import Trajectory
 from ase.mep import NEB
 from mace.calculators import MACECalculator
+from recordings import record_on_cpus
 
 import eqaccel
 from eqaccel.errors import CalculatorError
@@ -183,9 +184,12 @@ def test_only_periodic_structures_have_a_stress(water: Atoms) -> None:
                 atoms.get_stress()
 
 
-def test_changes_of_the_model_are_noticed(water: Atoms, device: torch.device) -> None:
+def test_changes_of_the_model_are_noticed(water: Atoms, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_cpus(monkeypatch, device)
     found = calculator(device=device)
     before = cc.results_of(found, water)
+    found.calculate(water)
+    assert sum(found._eqaccel_step.step().captures.values()) == 1
     with torch.no_grad():
         found.model.scale_shift.scale.mul_(2.0)
     changed = mm.energy_model()

@@ -22,6 +22,7 @@ from ase.optimize import BFGS
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.rounding import ROUNDING
 from mace.calculators import MACECalculator
+from recordings import record_on_cpus
 from structures import crystal_and_molecule
 
 import eqaccel
@@ -237,11 +238,25 @@ def load_state(model: Any) -> None:
     model.load_state_dict(state)
 
 
-@pytest.mark.parametrize("change", [scale_in_place, assign_data, new_parameter, load_state])
-def test_a_changed_model_is_noticed(change: Callable[[Any], None], device: torch.device) -> None:
+def scale_buffer(model: Any) -> None:
+    model.scale_shift.scale.mul_(1.5)
+
+
+def new_module(model: Any) -> None:
+    model.readouts[0] = copy.deepcopy(model.readouts[0])
+    scale_in_place(model)
+
+
+@pytest.mark.parametrize("change", [scale_in_place, assign_data, new_parameter, load_state, scale_buffer, new_module])
+def test_a_changed_model_is_noticed(
+    change: Callable[[Any], None], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_on_cpus(monkeypatch, device)
     fast, plain = patch(calculator(device)), calculator(device)
     atoms = structures(device)[0]
     before = results(fast, atoms)
+    assert results(fast, atoms)["energy"] == pytest.approx(before["energy"], rel=1e-12)
+    assert sum(step_state(fast).step.captures.values()) == 1
     for calc in (fast, plain):
         change(calc.models[0])
     expected = results(plain, atoms)
@@ -261,16 +276,43 @@ def test_another_model_another_type_and_no_patch(device: torch.device) -> None:
     assert "is not patched" in report(fast).rows[0].note
 
 
-def test_hooks_are_called(device: torch.device) -> None:
+def test_recorded_steps_follow_structures(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_cpus(monkeypatch, device)
+    fast, plain, atoms = patch(calculator(device)), calculator(device), structures(device)[0]
+    fast.calculate(atoms), fast.calculate(atoms)
+    step = step_state(fast).step
+    swapped, sheared, moved, fewer = (atoms.copy() for _ in range(4))
+    swapped.numbers[[0, 1]] = swapped.numbers[[1, 0]]
+    sheared.set_cell(sheared.cell.array @ (np.eye(3) + 0.05 * np.eye(3, k=1)), scale_atoms=True)
+    moved.positions[3] += 1.0
+    del fewer[5]
+    for changed in (swapped, sheared, moved, fewer):
+        for _ in range(2):  # without a reset, which dynamics have no use for
+            fast.calculate(changed)
+        assert_same(fast.results, results(plain, changed), torch.float64)
+    assert step_state(fast).step is step
+    wrong = atoms.copy()
+    wrong.positions[0] = np.nan
+    with pytest.raises(StructureError):
+        fast.calculate(wrong)
+    assert not fast.results
+    fast.calculate(fewer)
+    step_state(fast)._types = (fewer.numbers.copy(), np.zeros(7, dtype=np.int64))  # a guess that is wrong
+    fast.calculate(fewer)
+    assert_same(fast.results, results(plain, fewer), torch.float64)
+
+
+def test_hooks_are_called(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_cpus(monkeypatch, device)
     fast, atoms, seen = patch(calculator(device)), structures(device)[0], []
-    results(fast, atoms)
+    results(fast, atoms), results(fast, atoms)
     handle = fast.models[0].register_forward_hook(lambda *_: seen.append(1))
     results(fast, atoms)
     assert seen
     handle.remove()
     results(fast, atoms)
     assert len(seen) == 1
-    assert step_state(fast).calls == 2
+    assert step_state(fast).calls == 3
 
 
 def test_bad_structures(device: torch.device) -> None:

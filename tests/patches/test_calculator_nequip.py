@@ -89,6 +89,8 @@ def test_copies_pickles_and_unpatch(device: torch.device) -> None:
 def test_a_changed_model_is_noticed(device: torch.device) -> None:
     fast, plain, atoms = patch(calculator(device)), calculator(device), nm.structures()[0]
     before = results(fast, atoms)
+    assert all(parameter.requires_grad for parameter in fast.model.parameters())
+    assert not any(parameter.requires_grad for parameter in step_state(fast).step.potentials[0].parameters())
     for calc in (fast, plain):
         with torch.no_grad():
             for parameter in calc.model.parameters():

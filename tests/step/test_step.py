@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from recordings import record_on_cpus
 from torch import Tensor
 
 from eqaccel.errors import SettingsError, StepWarning, StructureError
@@ -147,6 +148,61 @@ def test_other_atoms_elements_and_boundaries(device: torch.device) -> None:
     assert_right(step, replace(system, positions=system.positions[swapped], types=system.types[swapped]))
 
 
+def test_recordings_follow_whatever_changes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_cpus(monkeypatch, device)
+    step, system, rng = new_step(device), crystal(), np.random.default_rng(1)
+    far, swapped, f = system.positions.copy(), np.arange(27), np.eye(3) + 0.002 * rng.uniform(-1, 1, (3, 3))
+    far[5] += [1.3, -0.7, 0.4]
+    swapped[[3, 9]] = 9, 3
+    changes: list[tuple[str, System]] = [
+        ("the same", system),
+        ("a little further", moved(system, rng.uniform(-0.04, 0.04, far.shape))),
+        ("an atom far away", replace(system, positions=far)),
+        ("back", system),
+        ("beyond the skin", moved(system, rng.normal(0, 0.3, far.shape))),
+        ("sheared a little", replace(system, positions=system.positions @ f, cells=system.cells @ f)),
+        ("sheared much", replace(system, cells=system.cells @ (np.eye(3) + 50 * (f - np.eye(3))))),
+        ("other types", replace(system, types=(system.types + 1) % 3)),
+        ("swapped", replace(system, positions=system.positions[swapped], types=system.types[swapped])),
+        ("other boundaries", replace(system, periodic=np.array([[True, False, True]]))),
+        ("fewer atoms", crystal(2)),
+    ]
+    for name, change in changes:
+        assert_right(step, system)
+        for _ in range(2):  # begun by the call itself, and before
+            assert_right(step, change)
+            step.begin(change)
+        assert_right(step, change)
+        step.begin(change)  # and taken up by no one
+        assert sum(step.captures.values()) >= 1, name
+    step.cancel()
+    rebuilds = step.rebuilds
+    assert_right(step, crystal(2))
+    assert step.rebuilds == rebuilds
+
+
+def test_what_is_begun_is_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_on_cpus(monkeypatch, device)
+    step, system = new_step(device), crystal()
+    assert_right(step, system)
+    near = moved(system, 0.01 * np.sin(np.arange(81.0).reshape(27, 3)))
+    step.begin(near)
+    assert step._begun is near
+    assert_right(step, near)
+    step.begin(near)
+    assert_right(step, system)
+    bad = [(name, value) for name in ("positions", "cells") for value in (np.nan, np.inf)] + [("cells", 0.0)]
+    for name, value in bad:
+        array = getattr(system, name).copy()
+        array[0, 0] = value
+        wrong = replace(system, **{name: array})
+        step.begin(wrong)
+        assert step._begun is None, "the device is given nothing that cannot be computed"
+        with pytest.raises(StructureError):
+            step(wrong)
+        assert_right(step, near)
+
+
 def test_cells_smaller_than_the_cutoff(device: torch.device) -> None:
     for size in (1, 2):
         assert_right(new_step(device), crystal(size=size))
@@ -205,7 +261,8 @@ def test_results_are_bitwise_the_same_again(device: torch.device) -> None:
     first, second = step(system), step(system)
     for name in ("energies", "forces", "virials"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
-    outcome = step._unpack(step._memory.fetch(step._evaluate(True)), system)
+    step._memory.send(step._evaluate(True))
+    outcome = step._unpack(step._memory.fetch(), system)
     assert np.array_equal(outcome.forces, first.forces)
 
 
