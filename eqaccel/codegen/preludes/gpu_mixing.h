@@ -22,6 +22,8 @@ struct PairLayout {
   static constexpr int gx_sum = writes_z ? P::z_dim : 0, gy_sum = gx_sum + (has_gradient ? P::x_dim : 0);
   static constexpr int end = gy_sum + (has_gradient ? P::y_dim : 0), row = P::rows_shared ? (end + 3) / 8 * 8 + 4 : 0;
   static constexpr int ids = sums + edges * row, bytes = ids * int(sizeof(T)) + 3 * edges * int(sizeof(int));
+  // Of edges, then of their senders, then of their receivers.
+  static EQ_FN int* numbers(T* shared) { return reinterpret_cast<int*>(shared + ids); }
 };
 
 template <int n>
@@ -110,7 +112,6 @@ struct MixedRows {
   const T *w, *c, *gz;
   T *z, *gw;  // z: the row where there is none in shared memory
   int64_t w_stride, c_stride;
-  const int* ids;
   int edges, z_offset;
 };
 
@@ -143,7 +144,8 @@ struct MixingTeam {
   EQ_FN MixingTeam(const Tile& at, const MixedRows& rows, int first_edge, int first_column)
       : lane(at.lane), column(first_column + lane % lanes), active(first_edge + lane / lanes < rows.edges) {
     const int e = min(first_edge + lane / lanes, rows.edges - 1);  // lanes without an edge help to add up
-    const int64_t edge = rows.ids[e];
+    const int* const ids = L::numbers(at.shared);
+    const int64_t edge = ids[e];
     const int first = at.first * mul3 + column;
     w = rows.w + edge * rows.w_stride + first;
     c = rows.c + edge * rows.c_stride + first;
@@ -151,7 +153,7 @@ struct MixingTeam {
     z_row = (P::rows_shared ? at.shared + L::sums + e * L::row + rows.z_offset : rows.z) + column;
     t = at.shared + e * L::span;
     if constexpr (has_gradient) {
-      const T* const gz = rows.gz + int64_t(rows.ids[2 * L::edges + e]) * P::z_dim + column;
+      const T* const gz = rows.gz + int64_t(ids[2 * L::edges + e]) * P::z_dim + column;
 #pragma unroll
       for (int v = 0; v < channels; ++v)
 #pragma unroll

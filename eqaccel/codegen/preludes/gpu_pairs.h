@@ -204,13 +204,13 @@ struct PairWorker {
   const BlockRange& range;
   T* const shared;
   const int lane;
-  int* const ids;  // in shared memory: edges, senders and receivers of those that are taken together
+  int* const ids;
   int first, count;  // the slots that are taken together
   int row;  // that the sum belongs to which is kept from edge to edge
 
   EQ_FN PairWorker(const eq_operands& o_, const eq_work_split& split_, const BlockRange& range_, T* shared_)
       : o(o_), split(split_), range(range_), shared(shared_), lane(threadIdx.x),
-        ids(reinterpret_cast<int*>(shared_ + L::ids)), row(range_.row) {
+        ids(L::numbers(shared_)), row(range_.row) {
     if (P::rows_shared) clear(shared + L::sums, L::edges * L::row);
     else if (writes_z) clear(z_row(row), P::z_dim);
     __syncthreads();
@@ -319,7 +319,6 @@ struct PairWorker {
             static_cast<T*>(o.gw) + at.w,
             o.w_stride,
             o.c_stride,
-            ids,
             count,
             at.z};
   }
