@@ -164,7 +164,7 @@ class GpuKernel : public Kernel {
   }
   // The same for all kernels where these add up rows, whose partial sums they leave to one `add_partials`.
   eq_work_split receiver_split(const eq_operands& o, const Main& main) const {
-    if (!o.row_ptr) return equal_split(std::clamp<int64_t>(ceil_div(o.num_edges, blocks_) / 4, 1, 64));
+    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held});
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
     if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held}, slots_together(o));
     return split_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_);

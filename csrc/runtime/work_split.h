@@ -32,6 +32,12 @@ inline eq_work_split equal_split(int64_t size) {
   return {0, 0, static_cast<int32_t>(size), 0, static_cast<int32_t>(size), nullptr};
 }
 
+// A batch: a quarter of the edges of a device that is full, and stages that are full too where all blocks have one.
+inline eq_work_split split_batch(int64_t edges, const Blocks& blocks) {
+  const int64_t least = edges < blocks.count * blocks.edges_held ? 1 : blocks.edges_held;
+  return equal_split(std::max(std::min<int64_t>(ceil_div(edges, blocks.count) / 4, 64), least));
+}
+
 // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all
 // others is cut. Fewer rows are dealt out in equal parts.
 inline eq_work_split split_by_rows(const SlotsOfRows& graph, int64_t blocks) {

@@ -27,14 +27,14 @@ def print_launch(plan: PairPlan) -> str:
     """The first part of a body for a GPU: how it is launched. Plans that differ in no more have the same rest."""
     if not plan.target.is_gpu:
         return ""
-    numbers = f"tile = {plan.tile}, shared_bytes = {plan.shared_bytes()}"
+    numbers = f"warps = {plan.warps}, edges = {plan.edges}, span = {plan.span}, shared_bytes = {plan.shared_bytes()}"
     shared = str(plan.rows_shared).lower()
     return "\n".join(
         [
             "namespace {",
             "struct Launch {",
             f"  static constexpr int {numbers};",
-            f"  static constexpr bool rows_shared = {shared};  // sums of an edge and of a receiver",
+            f"  static constexpr bool rows_shared = {shared};  // sums of an edge",
             "};",
             "}  // namespace",
             "",
@@ -45,7 +45,7 @@ def print_launch(plan: PairPlan) -> str:
 
 def launch_numbers(name: str, plan: PairPlan) -> dict[str, int]:
     """What the payload's meta says of the launch of the body in entry `name`."""
-    numbers = {"threads": WARP, "shared_bytes": plan.shared_bytes(), "edges_held": 1}
+    numbers = {"threads": WARP, "shared_bytes": plan.shared_bytes(), "edges_held": plan.edges}
     return {f"{name}/kernels": 1} | {f"{name}/0/{key}": value for key, value in numbers.items()}
 
 
@@ -128,7 +128,8 @@ def _problem(plan: PairPlan) -> list[str]:
     ]
     if plan.target.is_gpu:
         lines += [
-            "  static constexpr int tile = Launch::tile, shared_bytes = Launch::shared_bytes;",
+            "  static constexpr int warps = Launch::warps, edges = Launch::edges, span = Launch::span;",
+            "  static constexpr int shared_bytes = Launch::shared_bytes;",
             "  static constexpr bool rows_shared = Launch::rows_shared;",
         ]
     for name, irreps in (("X", spec.irreps_in1), ("Y", spec.irreps_in2), ("Z", spec.irreps_out)):

@@ -8,15 +8,18 @@ from functools import cached_property
 from eqaccel.codegen import Direction
 from eqaccel.errors import UnsupportedError
 from eqaccel.families.tensor_product.plan.matrices import edge_matrix
-from eqaccel.families.tensor_product.plan.model import EdgeMatrix, round_up
+from eqaccel.families.tensor_product.plan.model import EdgeMatrix
 from eqaccel.families.tensor_product.spec import ConnectionMode, Mixing, Path, TensorProductSpec
 from eqaccel.targets import Target
 
 WARP = 32
 """Threads of a GPU block."""
 
-_TILE_BYTES = 6 * 1024  # of shared memory, so that a multiprocessor holds as many blocks as it may
-_MOST_ROWS_BYTES = 28 * 1024  # of sums that are kept in shared memory, so that all fits 64 KiB
+_NUMBER_BYTES = 12  # of an edge, its sender and its receiver
+_MOST_EDGES = 8  # that a warp takes at a time
+_GOOD_SPAN = 96  # of the couplings of an edge: as much as most paths have
+_MULTIPROCESSOR_BYTES, _OWN_BYTES = 228 * 1024, 1024  # of shared memory, and what each block takes for itself
+_MOST_ROWS_BYTES = 28 * 1024  # of sums of an edge in shared memory, so that all fits 64 KiB
 
 
 @dataclass(frozen=True)
@@ -96,20 +99,27 @@ class PairPlan:
     # ---- on a GPU; the layout of `preludes/gpu_pairs.h`
 
     @cached_property
-    def tile(self) -> int:
-        """Pairs whose couplings are in shared memory at a time."""
-        fitting = _TILE_BYTES // (self._arrays * self.scalar_bytes) // WARP * WARP
-        return min(max(fitting, WARP), round_up(self.most_pairs, WARP))
+    def span(self) -> int:
+        """Elements of the couplings of an edge that are in shared memory at a time."""
+        most = max(shape.pairs * self.couplings[shape.coupling].dims[2] for shape, _ in self.shapes)
+        return _odd_quads(min(most, max(_GOOD_SPAN, self.components[2])))
 
     @property
-    def _arrays(self) -> int:
-        d1, d2, d3 = self.components
-        twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
-        return d3 if self.direction is Direction.FORWARD else 2 * twice * d3 + d1 + d2
+    def warps(self) -> int:
+        """Warps of a multiprocessor that leave each lane the registers that its code takes."""
+        return (12 if self.direction is Direction.DOUBLE_BACKWARD else 16) - (4 if self.scalar_bytes == 8 else 0)
+
+    @cached_property
+    def edges(self) -> int:
+        """Edges that a warp takes at a time: more than one if their sums are in shared memory of as many warps."""
+        edges = _MOST_EDGES if self.rows_shared else 1
+        while edges > 1 and (self._edge_bytes * edges + _OWN_BYTES) * self.warps > _MULTIPROCESSOR_BYTES:
+            edges //= 2
+        return edges
 
     @property
     def _row_elements(self) -> int:
-        """Sums of an edge and of a receiver."""
+        """Sums of an edge."""
         spec = self.spec
         gradients = 0 if self.direction is Direction.FORWARD else spec.x_dim + spec.y_dim
         return gradients + (0 if self.direction is Direction.BACKWARD else spec.z_dim)
@@ -119,11 +129,15 @@ class PairPlan:
         """Whether these sums are kept in shared memory; if not, in device memory."""
         return self._row_elements * self.scalar_bytes <= _MOST_ROWS_BYTES
 
+    @property
+    def _edge_bytes(self) -> int:
+        arrays = {Direction.FORWARD: 1, Direction.BACKWARD: 2, Direction.DOUBLE_BACKWARD: 4}[self.direction]
+        sums = _odd_quads(self._row_elements) if self.rows_shared else 0
+        return (arrays * self.span + sums) * self.scalar_bytes + _NUMBER_BYTES
+
     def shared_bytes(self) -> int:
         """Shared memory of a GPU block."""
-        sums = round_up(self._row_elements, 4) if self.rows_shared else 0
-        groups = WARP * self.components[2]
-        return (self._arrays * self.tile + groups + sums) * self.scalar_bytes
+        return self._edge_bytes * self.edges
 
     def multiply_adds(self) -> int:
         """Multiply-adds per edge: the arithmetic of the roofline."""
@@ -146,13 +160,18 @@ class PairPlan:
         if self.target.is_gpu:
             kept = "shared" if self.rows_shared else "device"
             lines.append(
-                f"  a warp takes an edge at a time; {self.tile} pairs in shared memory, sums in {kept} memory; "
-                f"{self.shared_bytes()} bytes of shared memory"
+                f"  a warp takes {self.edges} edges at a time; {self.span} elements of the couplings of each in shared "
+                f"memory, sums in {kept} memory; {self.shared_bytes()} bytes of shared memory"
             )
         for shape, paths in self.shapes:
             lines.append(f"  {shape.pairs} pairs, {shape.mode.mixing.value}")
             lines += [f"    path {number}: {self.spec.paths[number]}" for number in paths]
         return "\n".join(lines)
+
+
+def _odd_quads(elements: int) -> int:
+    """At least so many, an odd multiple of 4: rows that begin in different banks of shared memory."""
+    return (elements + 3) // 8 * 8 + 4
 
 
 def plan_pairs(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> PairPlan:
