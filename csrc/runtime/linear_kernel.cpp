@@ -12,16 +12,21 @@ namespace {
 class LinearKernel : public Kernel {
  public:
   LinearKernel(const Program& program, Backend backend, Scalar scalar, Direction direction, int device)
-      : driver_(GpuDriver::get(backend)), device_(device),
-        threads_(static_cast<unsigned>(program.number("block_threads"))) {
+      : driver_(GpuDriver::get(backend)), device_(device) {
     const std::string arch = driver_.arch(device), body = program.body(backend, scalar, direction, arch);
-    outputs_.resize(program.number(body + "/outputs"));
-    for (std::size_t n = 0; n < outputs_.size(); ++n) {
-      const std::string output = body + "/" + std::to_string(n);
-      outputs_[n] = {program.number(output + "/rows"), program.number(output + "/tiles")};
-    }
     const Compiled compiled = program.compile(backend, scalar, direction, arch);
-    kernel_ = driver_.get_function(driver_.load_module(compiled.code, device), "eq_linear");
+    const GpuDriver::Module module = driver_.load_module(compiled.code, device);
+    shapes_.resize(program.number(body + "/shapes"));
+    for (std::size_t k = 0; k < shapes_.size(); ++k) {
+      const std::string shape = body + "/" + std::to_string(k);
+      shapes_[k].kernel = driver_.get_function(module, ("eq_linear_" + std::to_string(k)).c_str());
+      shapes_[k].threads = static_cast<unsigned>(program.number(shape + "/threads"));
+      shapes_[k].outputs.resize(program.number(body + "/outputs"));
+      for (std::size_t n = 0; n < shapes_[k].outputs.size(); ++n) {
+        const std::string output = shape + "/" + std::to_string(n);
+        shapes_[k].outputs[n] = {program.number(output + "/rows"), program.number(output + "/tiles")};
+      }
+    }
   }
 
   std::size_t workspace_bytes(const eq_operands&) const override { return 0; }
@@ -30,23 +35,41 @@ class LinearKernel : public Kernel {
     const DeviceScope scope(driver_, device_);
     eq_operands o = given;
     void* parameters[] = {&o};
-    int64_t blocks = 0;
-    for (const Output& output : outputs_) blocks += ceil_div(o.num_edges, output.rows) * output.tiles;
+    const Shape& shape = find_shape(o.num_edges);
+    const int64_t blocks = shape.blocks(o.num_edges);
     if (blocks > std::numeric_limits<int32_t>::max())
       throw std::invalid_argument("a linear map of " + std::to_string(o.num_edges) +
                                   " rows takes more blocks than a GPU launches: expected fewer rows, split the system");
-    if (blocks > 0) driver_.launch(kernel_, {static_cast<unsigned>(blocks)}, {threads_}, 0, stream, parameters);
+    if (blocks > 0)
+      driver_.launch(shape.kernel, {static_cast<unsigned>(blocks)}, {shape.threads}, 0, stream, parameters);
   }
 
  private:
   struct Output {
     int64_t rows, tiles;  // rows of a block; blocks side by side
   };
+  struct Shape {
+    GpuDriver::Function kernel = nullptr;
+    unsigned threads = 0;
+    std::vector<Output> outputs;
+
+    int64_t blocks(int64_t rows) const {
+      int64_t sum = 0;
+      for (const Output& output : outputs) sum += ceil_div(rows, output.rows) * output.tiles;
+      return sum;
+    }
+  };
+  // The one with the largest blocks of those that keep all multiprocessors at work, or with the smallest blocks.
+  const Shape& find_shape(int64_t rows) const {
+    const int64_t least = driver_.device(device_).multiprocessors;
+    for (const Shape& shape : shapes_)
+      if (shape.blocks(rows) >= least) return shape;
+    return shapes_.back();
+  }
+
   const GpuDriver& driver_;
   int device_;
-  unsigned threads_;
-  std::vector<Output> outputs_;
-  GpuDriver::Function kernel_ = nullptr;
+  std::vector<Shape> shapes_;  // large blocks first
 };
 
 }  // namespace

@@ -88,8 +88,8 @@ struct Compiled {
 // the last
 //   meta "thread_elements"                   elements that such a thread takes
 // a linear map has
-//   meta "shared_weights", "block_threads"   and "<body>/outputs", "<body>/<n>/rows" and "<body>/<n>/tiles" for each GPU
-//                                            body, see eqaccel/families/linear/payload.py
+//   meta "shared_weights"                    and, for each GPU body, its outputs, its kernels and the rows and columns that
+//                                            their blocks take, see eqaccel/families/linear/payload.py
 //   paths                                    a line for each path, see there
 // and a matrix product has no bodies but cpu/forward and gpu/forward/float32, and numbers of its own, see
 // eqaccel/families/matrix_product/payload.py.

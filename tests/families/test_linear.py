@@ -26,6 +26,7 @@ from eqaccel.codegen import Direction
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.linear import LinearPath, execute_linear, linear_payload
 from eqaccel.families.linear.payload import DIRECTIONS
+from eqaccel.families.linear.plan import SHAPES, kernel_name
 from eqaccel.targets import TARGETS, host_target
 
 
@@ -49,6 +50,8 @@ SPECS = {
     "many": diagonal("5x0e+4x1o", "6x0e+3x1o", 70),
     "wide": diagonal("130x0e+70x1o", "129x0e+65x1o", 2),
     "high": diagonal("2x8e+3x10o", "3x8e+2x10o", 2),
+    # Multiplicities at the borders of tiles and beyond.
+    "edges": diagonal("128x0e+33x1o+3x2e+200x3o", "200x0e+128x1o+33x2e+3x3o", 5),
     "joined species": LinearSpec("4x1o+3x1o", "5x1o+2x1o", ((0, 0, 1.0), (1, 0, 0.5), (1, 1, -2.0)), 4),
 }
 KINDS = ("one-hot", "mixture", "sparse", "single")
@@ -145,10 +148,14 @@ def test_values_and_derivatives(name: str, rows: int, device: torch.device, dtyp
         assert_matches(spec, Linear(spec).to(device), operands(spec, rows, device, dtype, kind))
 
 
-def test_more_rows_than_a_block_takes(device: torch.device, dtype: torch.dtype) -> None:
-    for name in ("plain", "species"):
-        spec = SPECS[name]
-        assert_matches(spec, Linear(spec).to(device), operands(spec, 700, device, dtype))
+@pytest.mark.parametrize("rows", [5, 64, 65, 1000])
+def test_rows_at_the_borders_of_blocks(rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Large and small blocks, in which rows of several attributes meet; one of these no row has."""
+    spec = diagonal("128x0e+33x1o", "40x0e+128x1o", 5)
+    module, t = Linear(spec).to(device), operands(spec, rows, device, dtype)
+    with torch.no_grad():
+        t["y"][:, 2] = 0
+    assert_matches(spec, module, t)
 
 
 @pytest.mark.parametrize("name", ["plain", "species"])
@@ -392,11 +399,12 @@ MODEL = "128x0e+128x1o+128x2e+128x3o"
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
-    others = [diagonal("64x0e+64x1o", "64x0e+64x1o"), SPECS["ragged"]] if arch == "sm_90" else []
-    for spec in (diagonal(MODEL, MODEL, 89), *others):
-        for _, _, used in cuda_resources(linear_payload(spec)[0], DIRECTIONS, arch, "eq_linear"):
-            assert used["spill_store_bytes"] == 0
-            assert used["shared_bytes"] <= min(48 * 1024, TARGETS[arch].shared_bytes)
+    others = [diagonal(MODEL, MODEL), diagonal("64x0e+64x1o", "64x0e+64x1o"), SPECS["ragged"]]
+    for spec in (diagonal(MODEL, MODEL, 89), *(others if arch == "sm_90" else [])):
+        for kernel in map(kernel_name, range(len(SHAPES[4]))):
+            for _, _, used in cuda_resources(linear_payload(spec)[0], DIRECTIONS, arch, kernel):
+                assert used["spill_store_bytes"] == 0
+                assert used["shared_bytes"] <= min(48 * 1024, TARGETS[arch].shared_bytes)
 
 
 @needs_hipcc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eqaccel.families.linear.plan import WARPS, LinearPlan
+from eqaccel.families.linear.plan import NO_FACTOR, SHAPES, LinearPlan, kernel_name
 
 
 def print_linear(plan: LinearPlan, gpu_scalar_bytes: int | None = None) -> str:
@@ -14,20 +14,15 @@ def print_linear(plan: LinearPlan, gpu_scalar_bytes: int | None = None) -> str:
     """
     outputs, factors, end = [], [], 0
     for output in plan.outputs:
-        begin, end = end, end + len(output.factors)
+        terms = output.factors or (() if gpu_scalar_bytes is None else (NO_FACTOR,))
+        begin, end = end, end + len(terms)
         numbers = [output.first, output.mul, output.components, begin, end]
         outputs.append("{" + ", ".join(map(str, numbers)) + "},")
-        for f in output.factors:
+        for f in terms:
             numbers = [f.first, f.terms, f.begin, f.stride, f.matrix_stride]
             factors.append("{" + ", ".join(map(str, numbers)) + f", T({f.coefficient!r})" + "},")
-    cases = "\n".join(f"      case {n}: return run(Components<{n}>{{}});" for n in plan.components)
     lines = "\n    ".join
-    if gpu_scalar_bytes is None:
-        sizes = f"most_staged = {plan.most_staged}"
-    else:
-        vectors, rows = plan.vectors(gpu_scalar_bytes), plan.rows(gpu_scalar_bytes)
-        most = plan.components[-1]
-        sizes = f"warps = {WARPS}, vectors = {vectors}, rows = {rows}, components = {most}"
+    sizes = f"outputs = {len(outputs)}" + (f", most_staged = {plan.most_staged}" if gpu_scalar_bytes is None else "")
     return f"""namespace {{
 EQ_TABLE Output output_table[] = {{
     {lines(outputs)}
@@ -37,16 +32,35 @@ EQ_TABLE Factor factor_table[] = {{
 }};
 struct Problem {{
   static constexpr int in_dim = {plan.in_dim}, out_dim = {plan.out_dim}, attributes = {plan.attributes};
-  static constexpr int outputs = {len(outputs)}, {sizes};
+  static constexpr int {sizes};
   static EQ_FN Output output(int n) {{ return output_table[n]; }}
   static EQ_FN Factor factor(int n) {{ return factor_table[n]; }}
-  template <class Run>
+{_components(plan) if gpu_scalar_bytes is None else ""}}};
+}}  // namespace
+{"EQ_EXPORT_LINEAR(Problem)" if gpu_scalar_bytes is None else _kernels(plan, gpu_scalar_bytes)}
+"""
+
+
+def _components(plan: LinearPlan) -> str:
+    """The choice of code for a number of components, on the CPU."""
+    cases = "\n".join(f"      case {n}: return run(Components<{n}>{{}});" for n in plan.components)
+    return f"""  template <class Run>
   static EQ_FN void with_components(int components, const Run& run) {{
     switch (components) {{
 {cases}
     }}
   }}
-}};
-}}  // namespace
-EQ_EXPORT_LINEAR(Problem)
 """
+
+
+def _kernels(plan: LinearPlan, scalar_bytes: int) -> str:
+    """The GPU kernels, each with a tile for each number of components."""
+    lines = []
+    for number, shape in enumerate(SHAPES[scalar_bytes]):
+        tiles = [
+            f"Tile<{t.components}, {t.rows}, {t.columns}, {t.row_warps}, {t.column_warps}, {t.terms}>"
+            for t in plan.tiles(shape)
+        ]
+        arguments = [kernel_name(number), str(shape.threads), str(shape.resident), "Problem", *tiles]
+        lines.append("EQ_EXPORT_LINEAR(" + ",\n                 ".join(arguments) + ")")
+    return "\n".join(lines)

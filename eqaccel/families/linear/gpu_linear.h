@@ -1,239 +1,330 @@
-// GPU prelude of linear maps: a warp multiplies some rows by the matrices of the attributes that these have.
+// GPU prelude of linear maps: a block multiplies some rows by the matrices of the attributes that these have.
 //
-// A block takes as many rows as its warps do and a tile of the columns of one output. It puts the rows in the order of
-// their first attribute that is not zero, so that rows of the same one meet in a warp. The components of a warp's rows
-// are rows of a matrix, of which a lane adds up every 32nd column; each term is read from shared memory, times the
-// attribute, by all lanes at once. Weights come from the caches: forward along their rows; backward, where columns are
-// far apart, by way of shared memory.
+// A block takes as many rows and columns of one output as a tile has. It puts the rows in the order of their first
+// attribute that is not zero, so that rows of the same one meet in a warp. A thread adds up some rows, with all their
+// components, times some columns. Terms go through shared memory, of which several stages are on their way while one is
+// multiplied. Each sum has its terms in one order, whatever the tile: a row does not depend on the number of others.
 #pragma once
 #include "abi.h"
 #include "direction.h"
 #include "gpu_lane.h"
 #include "machine.h"
 #include "linear.h"
+#include "linear_rows.h"
 #include "warp_machine.h"
 
 #define EQ_TABLE __constant__ const
 
 namespace {
 
-constexpr int depth = 64 / sizeof(T);  // terms in shared memory at a time
-constexpr int width = 16 / sizeof(T);  // terms that are read as one
-constexpr int unrolled = has_gradient ? 1 : 2;  // such parts: with more, registers do not suffice on some machine
+constexpr int width = 16 / sizeof(T);               // numbers that are read as one
+constexpr int row_lanes = 4, column_lanes = 8;      // of a warp
+constexpr int stage_numbers = 45 * 1024 / sizeof(T);  // in shared memory; all machines have 48 KiB without being asked
+constexpr int most_stages = 4;
 
-template <class P, int components>
-struct Group {
-  static constexpr int rows = components < P::rows ? P::rows / components : 1;
-  static constexpr int height = rows * components;
-};
-// The most rows of a matrix, and the most rows of the operand.
-template <class P>
-constexpr int tallest() {
-  return P::components > P::rows ? P::components : P::rows;
+constexpr int least(int a, int b) { return a < b ? a : b; }
+template <class... Ints>
+constexpr int largest(int first, Ints... others) {
+  int most = first;
+  ((most = others > most ? others : most), ...);
+  return most;
 }
 
-template <class P>
-struct Shared {
-  static constexpr int columns = 32 * P::vectors;
-  static constexpr int weight_stride = columns + 2;  // no two lanes that write meet in a bank
-  alignas(16) T x[P::warps][tallest<P>()][depth + width];
-  T w[has_gradient ? P::warps : 1][has_gradient ? depth : 1][weight_stride];
-  int key[P::warps * P::rows], row[P::warps * P::rows];  // row: -1 where there is none
+// Rows and columns of a thread, warps of a block below and beside each other, and terms that are multiplied at a time,
+// or less where irreps have so many components that shared memory does not suffice.
+template <int components_, int rows_, int columns_, int row_warps_, int column_warps_, int terms_>
+struct Tile {
+  static constexpr int components = components_, rows = rows_, columns = columns_;
+  static constexpr int row_warps = row_warps_, column_warps = column_warps_, threads = 32 * row_warps * column_warps;
+  static constexpr int block_rows = row_lanes * rows * row_warps;
+  static constexpr int block_columns = column_lanes * columns * column_warps;
+  static constexpr int vector = least(width, columns);  // neighbouring columns, forward
+
+  // From line to line it is an odd number of vectors, so that lanes which read different lines meet in no bank. A line
+  // of x is a row; one of weights a term, or backward a column.
+  static constexpr int x_step(int depth) { return depth * components + width; }
+  static constexpr int w_step(int depth) { return has_gradient ? depth + width : block_columns; }
+  static constexpr int stage_size(int depth) {
+    return block_rows * x_step(depth) + (has_gradient ? block_columns : depth) * w_step(depth);
+  }
+  static constexpr int find_depth() {
+    int depth = terms_;
+    while (depth > width && 2 * stage_size(depth) > stage_numbers) depth /= 2;
+    return depth;
+  }
+  static constexpr int depth = find_depth(), x_size = block_rows * x_step(depth);
+  static constexpr int stages = largest(2, least(most_stages, stage_numbers / stage_size(depth)));
+  static constexpr int z_step = block_columns * components + 2 * width;
+  static constexpr int size = largest(stages * stage_size(depth), block_rows * z_step);
 };
 
-// A warp's part of a block.
-template <class P, int components>
-struct Warp {
-  typedef Group<P, components> G;
-  typedef T Sums[G::height][P::vectors];
-  typedef T Weights[width][P::vectors];
-  static constexpr int elements = G::rows * depth * components, of_lane = (elements + 31) / 32;
+template <class P, class... Tiles>
+struct Shared {
+  alignas(16) T numbers[largest(Tiles::size...)];
+  SortedRows<P::attributes, largest(Tiles::block_rows...)> rows;
+};
+
+template <int n>
+EQ_FN void move(const T* from, T* to) {
+  *reinterpret_cast<LaneOf<n>*>(to) = *reinterpret_cast<const LaneOf<n>*>(from);
+}
+EQ_FN bool is_vector(const T* p, int valid) { return valid >= width && reinterpret_cast<size_t>(p) % 16 == 0; }
+
+// Numbers of a line, to shared memory: of `width`, those that there are, and zeros.
+EQ_FN void copy_vector(const T* from, int valid, T* to) {
+  if (is_vector(from, valid)) {
+    copy_16_bytes(to, from);
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < width; ++i) {
+    if (i < valid) copy_element(to + i, from + i);
+    else to[i] = 0;
+  }
+}
+
+// Lines of a tile whose vectors are shared out to the threads of a block.
+template <int threads, int lines, int length>
+struct Share {
+  static constexpr int vectors = length / width, count = (lines * vectors + threads - 1) / threads;  // of a thread
+  static EQ_FN bool is_one(int n) { return (n + 1) * threads <= lines * vectors || at(n) < lines * vectors; }
+  static EQ_FN int line(int n) { return at(n) / vectors; }
+  static EQ_FN int element(int n) { return at(n) % vectors * width; }
+
+ private:
+  static EQ_FN int at(int n) { return n * threads + int(threadIdx.x); }
+};
+
+template <class P, class Tile, class Rows>
+struct Block {
+  static constexpr int depth = Tile::depth, components = Tile::components, threads = Tile::threads;
+  static constexpr int x_step = Tile::x_step(depth), w_step = Tile::w_step(depth);
+  typedef Share<threads, Tile::block_rows, depth * components> X;
+  typedef Share<threads, has_gradient ? Tile::block_columns : depth, has_gradient ? depth : Tile::block_columns> W;
+  typedef Share<threads, Tile::block_rows, Tile::block_columns * components> Z;
+  static constexpr int neighbours = has_gradient ? 1 : Tile::vector;  // columns of a thread that are beside each other
+  typedef T Sums[Tile::rows][components][Tile::columns];
+  static_assert(int64_t(largest(P::in_dim, P::out_dim)) * largest(Tile::block_rows, sorted_together) < 0x7fffffff,
+                "rows of a block are counted in 32 bits");
+  // What this thread copies of the first terms: of x from the block's first row on, -1 for rows that there are not; null
+  // for columns that there are not.
+  struct Sources {
+    int x[X::count];
+    const T* w[W::count];
+  };
+
   const eq_operands& o;
   const Output& out;
-  Shared<P>& shared;
-  int64_t first_row;  // of the block
-  int first_column;
+  const Rows& rows;
+  T* numbers;
+  int first_column;  // of the block
   int warp, lane;
 
-  // The row of the operand in a place of the group, or -1.
-  EQ_FN int64_t row(int place) const {
-    const int row = shared.row[warp * G::rows + place];
-    return row < 0 ? -1 : first_row + row;
+  // Where a thread's rows and columns are in the block.
+  EQ_FN int place(int r) const {
+    return (warp / Tile::column_warps * Tile::rows + r) * row_lanes + lane / column_lanes;
   }
-  EQ_FN T attribute(int64_t row, int z) const {
+  EQ_FN int column(int j) const {
+    const int first = warp % Tile::column_warps * (column_lanes * Tile::columns) + lane % column_lanes * neighbours;
+    return first + j / neighbours * (column_lanes * neighbours) + j % neighbours;
+  }
+  EQ_FN T attribute(int row, int z) const {
     if constexpr (P::attributes == 0) return 1;
-    else return static_cast<const T*>(o.y)[row * P::attributes + z];
+    else return row < 0 || z == P::attributes ? T(0) : first_row(o.y, P::attributes)[row * P::attributes + z];
   }
+  // The block's first row.
+  EQ_FN const T* first_row(const void* all, int dim) const { return static_cast<const T*>(all) + rows.first * dim; }
 
-  // Lane z tells of attribute `word` * 32 + z whether one of the group's rows has it.
-  EQ_FN unsigned used(int word) const {
-    if constexpr (P::attributes == 0) return 1;
-    const int z = 32 * word + lane;
-    bool any = false;
-    for (int i = 0; i < G::rows; ++i) {
-      const int64_t at = row(i);
-      if (at >= 0 && z < P::attributes) any = any || attribute(at, z) != 0;
-    }
-    return lanes_with(any);
-  }
-
-  EQ_FN void read(const Factor& f, int z, int k, T (&values)[of_lane]) const {
-    const T* from = static_cast<const T*>(has_gradient ? o.gz : o.x);
-    const int left = (f.terms - k) * components;
+  EQ_FN void find(const Factor& f, int z, Sources& sources) const {
 #pragma unroll
-    for (int n = 0; n < of_lane; ++n) {
-      const int element = 32 * n + lane, place = element / (depth * components), e = element % (depth * components);
-      values[n] = 0;
-      if (element >= elements || e >= left) continue;
-      const int64_t at = row(place);
-      if (at >= 0)
-        values[n] = f.coefficient * attribute(at, z) * from[at * P::in_dim + f.first + int64_t(k) * components + e];
+    for (int n = 0; n < X::count; ++n) {
+      const int row = X::is_one(n) ? rows.row(X::line(n)) : -1;
+      sources.x[n] = row >= 0 && attribute(row, z) != 0 ? row * P::in_dim + X::element(n) : -1;
+    }
+#pragma unroll
+    for (int n = 0; n < W::count; ++n) {
+      const int term = has_gradient ? W::element(n) : W::line(n);
+      const int column = first_column + (has_gradient ? W::line(n) : W::element(n));
+      sources.w[n] = W::is_one(n) && column < out.mul ? f.weights(o.w, z, term, column) : nullptr;
     }
   }
-  EQ_FN void write_shared(const T (&values)[of_lane]) const {
+  // Copies the terms from `term` on.
+  EQ_FN void copy(const Factor& f, const Sources& sources, int term, T* stage) const {
+    const int left = f.terms - term;
+    const T* x = first_row(has_gradient ? o.gz : o.x, P::in_dim) + f.first + term * components;
 #pragma unroll
-    for (int n = 0; n < of_lane; ++n) {
-      const int element = 32 * n + lane, place = element / (depth * components), e = element % (depth * components);
-      if (element < elements) shared.x[warp][place * components + e % components][e / components] = values[n];
-    }
-  }
-  // In pieces, so that registers hold what is on its way.
-  EQ_FN void write_weights(const Factor& f, int z, int k) const {
-    constexpr int count = depth * Shared<P>::columns / 32;
-#pragma unroll 16
-    for (int n = 0; n < count; ++n) {
-      const int element = 32 * n + lane, term = element % depth, column = element / depth;
-      const bool inside = k + term < f.terms && first_column + column < out.mul;
-      shared.w[warp][term][column] = inside ? *f.weights(o.w, z, k + term, first_column + column) : T(0);
-    }
-  }
-  // Of the terms from `term` on: backward, of those in shared memory, else of all of the factor.
-  EQ_FN void read_weights(const Factor& f, int z, int term, Weights& w) const {
+    for (int n = 0; n < X::count; ++n)
+      if (sources.x[n] >= 0)
+        copy_vector(x + sources.x[n], left * components - X::element(n),
+                    stage + X::line(n) * x_step + X::element(n));
+    T* w = stage + Tile::x_size;
 #pragma unroll
-    for (int q = 0; q < width; ++q)
-#pragma unroll
-      for (int j = 0; j < P::vectors; ++j) {
-        const int column = lane + 32 * j;
-        if constexpr (has_gradient) {
-          w[q][j] = shared.w[warp][term + q][column];
-        } else {
-          const bool inside = term + q < f.terms && first_column + column < out.mul;
-          w[q][j] = inside ? *f.weights(o.w, z, term + q, first_column + column) : T(0);
-        }
-      }
-  }
-  EQ_FN void multiply(int term, const Weights& w, Sums& sum) const {
-#pragma unroll
-    for (int r = 0; r < G::height; ++r) {
-      const LaneOf<width> x = *reinterpret_cast<const LaneOf<width>*>(&shared.x[warp][r][term]);
-#pragma unroll
-      for (int q = 0; q < width; ++q)
-#pragma unroll
-        for (int j = 0; j < P::vectors; ++j) sum[r][j] += x.v[q] * w[q][j];
+    for (int n = 0; n < W::count; ++n) {
+      if (sources.w[n] == nullptr) continue;
+      const int columns = W::line(n) < left ? out.mul - first_column : 0;
+      copy_vector(sources.w[n] + (has_gradient ? term : term * f.stride), (has_gradient ? left : columns) - W::element(n),
+                  w + W::line(n) * w_step + W::element(n));
     }
   }
 
-  // Adds the product with one matrix. What comes next is on its way from memory while terms are multiplied.
-  EQ_FN void add(const Factor& f, int z, Sums& sum) const {
-    T values[of_lane];
-    read(f, z, 0, values);
-    for (int k = 0; k < f.terms; k += depth) {
-      meet_lanes();
-      write_shared(values);
-      if constexpr (has_gradient) write_weights(f, z, k);
-      meet_lanes();
-      if (k + depth < f.terms) read(f, z, k + depth, values);
+  EQ_FN void multiply(const T* stage, Sums& sum) const {
+    constexpr int unrolled = Tile::rows * components * Tile::columns < 24 ? 2 : 1;
+    const T *x = stage + place(0) * x_step, *w = stage + Tile::x_size;
 #pragma unroll unrolled
-      for (int term = 0; term < depth; term += width) {
-        Weights w;
-        read_weights(f, z, has_gradient ? term : k + term, w);
-        multiply(term, w, sum);
+    for (int k = 0; k < depth; k += width) {
+      alignas(16) T xs[Tile::rows][width * components];
+#pragma unroll
+      for (int r = 0; r < Tile::rows; ++r)
+#pragma unroll
+        for (int n = 0; n < width * components; n += width)
+          move<width>(x + r * row_lanes * x_step + k * components + n, &xs[r][n]);
+      if constexpr (has_gradient) {
+#pragma unroll
+        for (int j = 0; j < Tile::columns; ++j) {
+          alignas(16) T ws[width];
+          move<width>(w + column(j) * w_step + k, ws);
+#pragma unroll
+          for (int q = 0; q < width; ++q) add(xs, q, ws[q], j, sum);
+        }
+      } else {
+#pragma unroll
+        for (int q = 0; q < width; ++q)
+#pragma unroll
+          for (int j = 0; j < Tile::columns; j += neighbours) {
+            alignas(16) T ws[neighbours];
+            move<neighbours>(w + (k + q) * w_step + column(j), ws);
+#pragma unroll
+            for (int i = 0; i < neighbours; ++i) add(xs, q, ws[i], j + i, sum);
+          }
       }
     }
+  }
+  EQ_FN static void add(const T (&xs)[Tile::rows][width * components], int q, T w, int j, Sums& sum) {
+#pragma unroll
+    for (int r = 0; r < Tile::rows; ++r)
+#pragma unroll
+      for (int i = 0; i < components; ++i) sum[r][i][j] += xs[r][q * components + i] * w;
+  }
+
+  // Adds the product with the matrix of an attribute to the rows that have it. Rows without any have the number behind the
+  // last: with them it is zero.
+  EQ_FN void take(const Factor& f, int z, bool is_first) const {
+    constexpr int stages = Tile::stages;
+    Sums sum;
+    T scales[Tile::rows];
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < Tile::rows; ++r) {
+      scales[r] = attribute(rows.row(place(r)), z);
+      any = any || scales[r] != 0;
+      scales[r] *= f.coefficient;
+#pragma unroll
+      for (int i = 0; i < components; ++i)
+#pragma unroll
+        for (int j = 0; j < Tile::columns; ++j) sum[r][i][j] = 0;
+    }
+    const bool is_taken = lanes_with(any) != 0;
+    Sources sources;
+    find(f, z, sources);
+    __syncthreads();  // shared memory is free
+    int filled = 0, read = 0;
+    for (int term = (1 - stages) * depth; term < f.terms; term += depth) {
+      if (term >= 0) {
+        wait_copies<stages - 2>();
+        __syncthreads();  // all have the next stage, and are done with the one before
+      }
+      const int ahead = term + (stages - 1) * depth;
+      if (ahead < f.terms) copy(f, sources, ahead, numbers + filled * Tile::stage_size(depth));
+      commit_copies();
+      filled = filled + 1 == stages ? 0 : filled + 1;
+      if (term < 0) continue;
+      if (is_taken) multiply(numbers + read * Tile::stage_size(depth), sum);
+      read = read + 1 == stages ? 0 : read + 1;
+    }
+    __syncthreads();
+    lay_out(sum, scales);
+    __syncthreads();
+    write(z, is_first);
+  }
+  // Through shared memory, so that neighbouring lanes write neighbouring numbers.
+  EQ_FN void lay_out(const Sums& sum, const T (&scales)[Tile::rows]) const {
+#pragma unroll
+    for (int r = 0; r < Tile::rows; ++r)
+#pragma unroll
+      for (int j = 0; j < Tile::columns; j += neighbours) {
+        alignas(16) T values[neighbours * components];
+#pragma unroll
+        for (int i = 0; i < neighbours * components; ++i)
+          values[i] = scales[r] * sum[r][i % components][j + i / components];
+        T* to = numbers + place(r) * Tile::z_step + column(j) * components;
+#pragma unroll
+        for (int i = 0; i < neighbours * components; i += neighbours) move<neighbours>(values + i, to + i);
+      }
+  }
+  EQ_FN void write(int z, bool is_first) const {
+    const int columns = (out.mul - first_column) * components;
+    T* to = static_cast<T*>(has_gradient ? o.gx : o.z) + rows.first * P::out_dim + out.first + first_column * components;
+#pragma unroll 2
+    for (int n = 0; n < Z::count; ++n) {
+      if (!Z::is_one(n)) break;
+      const int row = rows.row(Z::line(n));
+      const bool begins = is_first && rows.first_attribute(Z::line(n)) == z;
+      if (row < 0 || !(begins || attribute(row, z) != 0)) continue;
+      add_vector(numbers + Z::line(n) * Tile::z_step + Z::element(n), columns - Z::element(n), begins,
+                 to + row * P::out_dim + Z::element(n));
+    }
+  }
+  EQ_FN static void add_vector(const T* from, int valid, bool begins, T* to) {
+    if (begins && is_vector(to, valid)) {
+      move<width>(from, to);
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < least(width, valid); ++i) to[i] = begins ? from[i] : to[i] + from[i];
   }
 
   EQ_FN void run() const {
-    Sums sum;
-#pragma unroll
-    for (int r = 0; r < G::height; ++r)
-#pragma unroll
-      for (int j = 0; j < P::vectors; ++j) sum[r][j] = 0;
-    constexpr int words = P::attributes == 0 ? 1 : (P::attributes + 31) / 32;
     for (int f = out.begin; f < out.end; ++f) {
       const Factor factor = P::factor(f);
-      for (int word = 0; word < words; ++word)
-        for (unsigned left = used(word); left != 0; left &= left - 1) add(factor, 32 * word + first_lane(left), sum);
-    }
-    T* to = static_cast<T*>(has_gradient ? o.gx : o.z);
-#pragma unroll
-    for (int r = 0; r < G::height; ++r) {
-      const int64_t at = row(r / components);
-#pragma unroll
-      for (int j = 0; j < P::vectors; ++j) {
-        const int column = first_column + lane + 32 * j;
-        if (at >= 0 && column < out.mul)
-          to[at * P::out_dim + out.first + int64_t(column) * components + r % components] = sum[r][j];
-      }
+      for (int z = rows.next_attribute(0); z < Rows::kinds; z = rows.next_attribute(z + 1))
+        take(factor, z, f == out.begin);
     }
   }
 };
 
-// Puts the rows of a block in order; those past the last one come last.
-template <class P>
-EQ_FN void sort_rows(const eq_operands& o, Shared<P>& shared, int64_t first, int count) {
-  const int lane = threadIdx.x % 32;
-  constexpr int none = 0x7fffffff;
-  for (int i = threadIdx.x / 32; i < count; i += P::warps) {
-    const int64_t row = first + i;
-    int key = row < o.num_edges ? none - 1 : none;
-    if constexpr (P::attributes > 0) {
-      for (int z = 0; row < o.num_edges && key == none - 1 && z < P::attributes; z += 32) {
-        const bool has = z + lane < P::attributes && static_cast<const T*>(o.y)[row * P::attributes + z + lane] != 0;
-        const unsigned lanes = lanes_with(has);
-        if (lanes != 0) key = z + first_lane(lanes);
-      }
-    }
-    if (lane == 0) shared.key[i] = key;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const int key = shared.key[i];
-    int place = 0;
-    for (int n = 0; n < count; ++n) place += shared.key[n] < key || (shared.key[n] == key && n < i);
-    shared.row[place] = key == none ? -1 : i;
-  }
-  __syncthreads();
-}
-
 // The outputs have their blocks one after the other, tiles of columns innermost (csrc/runtime/linear_kernel.cpp).
-template <class P>
-EQ_FN void run_block(const eq_operands& o, Shared<P>& shared) {
-  constexpr int columns = Shared<P>::columns;
+template <class P, class... Tiles>
+EQ_FN void run_block(const eq_operands& o, Shared<P, Tiles...>& shared) {
   int64_t block = blockIdx.x;
   for (int n = 0; n < P::outputs; ++n) {
     const Output out = P::output(n);
-    const int rows = P::warps * (out.components < P::rows ? P::rows / out.components : 1);
-    const int tiles = (out.mul + columns - 1) / columns;
-    const int64_t blocks = (o.num_edges + rows - 1) / rows * tiles;
+    const auto of_tile = [&](auto... numbers) {
+      int chosen = 0;
+      ((chosen = out.components == Tiles::components ? numbers : chosen), ...);
+      return chosen;
+    };
+    const int block_rows = of_tile(Tiles::block_rows...), block_columns = of_tile(Tiles::block_columns...);
+    const int tiles = (out.mul + block_columns - 1) / block_columns;
+    const int64_t blocks = (o.num_edges + block_rows - 1) / block_rows * tiles;
     if (block >= blocks) {
       block -= blocks;
       continue;
     }
-    const int64_t first = block / tiles * rows;
-    sort_rows(o, shared, first, rows);
-    P::with_components(out.components, [&](auto tag) {
-      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-      const Warp<P, decltype(tag)::count> part{o, out, shared, first, int(block % tiles) * columns, warp, lane};
-      part.run();
-    });
+    const auto rows = shared.rows.sort(o, block_rows, block / tiles);
+    const int first_column = int(block % tiles) * block_columns, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const auto run = [&](auto part) {
+      if (out.components == part.components) part.run();
+    };
+    (run(Block<P, Tiles, decltype(rows)>{o, out, rows, shared.numbers, first_column, warp, lane}), ...);
     return;
   }
 }
 
 }  // namespace
 
-#define EQ_EXPORT_LINEAR(P)                                                                                            \
-  EQ_KERNEL void __launch_bounds__(32 * P::warps, 2) eq_linear(const EQ_PARAMETER eq_operands o) {                     \
-    __shared__ Shared<P> shared;                                                                                       \
+// A kernel with tiles for each number of components that there is.
+#define EQ_EXPORT_LINEAR(name, block_threads, resident, P, ...)                                                        \
+  EQ_KERNEL void __launch_bounds__(block_threads, EQ_RESIDENT(resident)) name(const EQ_PARAMETER eq_operands o) {      \
+    __shared__ Shared<P, __VA_ARGS__> shared;                                                                          \
     run_block(o, shared);                                                                                              \
   }

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from eqaccel.codegen import SCALAR_BYTES, Direction, check, flatten_prelude, pack
 from eqaccel.families.linear.body import print_linear
-from eqaccel.families.linear.plan import WARP, WARPS, make_plan
+from eqaccel.families.linear.plan import SHAPES, LinearPlan, make_plan
 from eqaccel.families.linear.reference import execute_linear
 from eqaccel.families.linear.spec import LinearSpec
 
@@ -22,13 +22,13 @@ DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
 def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
     """The payload of a linear map, and the integer key that names it.
 
-    Meta has `shared_weights`, as all rows have the same, `block_threads`, and for each GPU body "<body>/outputs", and
-    for each of these "<body>/<n>/rows" and "<body>/<n>/tiles": rows that a block takes, and blocks side by side. Entry
-    `paths` has a line "<first column of x> <mul> <first column of z> <mul> <components> <first weight> <coefficient>"
-    for each path.
+    Meta has `shared_weights`, as all rows have the same, for each GPU body "<body>/outputs" and "<body>/shapes", its
+    kernels. For each of these it has "<body>/<shape>/threads" of a block, and for each output "<body>/<shape>/<n>/rows"
+    and "<body>/<shape>/<n>/tiles": rows that a block takes, and blocks side by side. Entry `paths` has a line
+    "<first column of x> <mul> <first column of z> <mul> <components> <first weight> <coefficient>" for each path.
     """
     x, y, z, w = spec.irreps_in.dim, spec.num_attributes, spec.irreps_out.dim, spec.weight_numel
-    numbers = {"x_dim": x, "y_dim": y, "w_dim": w, "z_dim": z, "shared_weights": 1, "block_threads": WARPS * WARP}
+    numbers = {"x_dim": x, "y_dim": y, "w_dim": w, "z_dim": z, "shared_weights": 1}
     entries = {f"prelude/{backend}": linear_prelude(backend) for backend in ("cpu", "cuda", "hip")}
     entries["check/blocks"] = "".join(f"{n} 1 {dim}\n" for n, dim in zip("xywz", (x, y, w, z), strict=True) if dim)
     for direction in DIRECTIONS:
@@ -39,12 +39,23 @@ def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
         for scalar, scalar_bytes in SCALAR_BYTES.items():
             body = f"gpu/{direction.value}/{scalar}"
             entries[body], entries[f"plan/{body}"] = print_linear(plan, scalar_bytes), explain(spec, direction)
-            numbers[f"{body}/outputs"] = len(plan.outputs)
-            for n, output in enumerate(plan.outputs):
-                numbers[f"{body}/{n}/rows"] = plan.block_rows(output, scalar_bytes)
-                numbers[f"{body}/{n}/tiles"] = plan.column_tiles(output, scalar_bytes)
+            numbers |= _launches(plan, body, scalar_bytes)
     entries["paths"] = "".join(_path_lines(spec))
     return pack(NAME, numbers, entries)
+
+
+def _launches(plan: LinearPlan, body: str, scalar_bytes: int) -> dict[str, int]:
+    """What the runtime has to know of the kernels of a body."""
+    shapes = SHAPES[scalar_bytes]
+    numbers = {f"{body}/outputs": len(plan.outputs), f"{body}/shapes": len(shapes)}
+    for k, shape in enumerate(shapes):
+        numbers[f"{body}/{k}/threads"] = shape.threads
+        tiles = {tile.components: tile for tile in plan.tiles(shape)}
+        for n, output in enumerate(plan.outputs):
+            tile = tiles[output.components]
+            numbers[f"{body}/{k}/{n}/rows"] = tile.block_rows
+            numbers[f"{body}/{k}/{n}/tiles"] = -(-output.mul // tile.block_columns)
+    return numbers
 
 
 def _path_lines(spec: LinearSpec) -> list[str]:

@@ -1,21 +1,109 @@
-"""How a linear map is computed: the blocks that are written, the paths that add to each, and what a GPU warp takes."""
+"""How a linear map is computed: the blocks that are written, the paths that add to each, and what a GPU block takes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 from eqaccel.codegen import Direction
 from eqaccel.families.linear.spec import LinearSpec
 
-WARPS = 4
-"""Of a GPU block; each takes a group of rows, all of the block the same columns."""
-WARP = 32
-_SUMS = {4: 64, 8: 24}
-"""Sums that a thread keeps, by the bytes of a number: with more, some kernel runs out of registers."""
-_VECTORS = {4: 4, 8: 2}
-"""Columns of a thread, at most."""
-_MOST_ROWS = 32
+_ROW_LANES, _COLUMN_LANES = 4, 8
+"""Threads of a GPU warp that have rows of their own, and for each of these rows, columns of their own."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a GPU block takes of an output.
+
+    Attributes:
+        components: Components of the output's irrep.
+        rows: Rows of a thread, with all their components.
+        columns: Columns of a thread.
+        row_warps: Warps of a block that have rows of their own.
+        column_warps: Warps that share rows and have columns of their own.
+        terms: Terms that are multiplied at a time.
+    """
+
+    components: int
+    rows: int
+    columns: int
+    row_warps: int
+    column_warps: int
+    terms: int
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        return _ROW_LANES * self.rows * self.row_warps
+
+    @property
+    def block_columns(self) -> int:
+        """Columns of a block."""
+        return _COLUMN_LANES * self.columns * self.column_warps
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A GPU kernel: with large tiles few bytes move, with small ones there are blocks enough for few rows.
+
+    Attributes:
+        sums: Of a thread, at most, where it has more than one row.
+        columns: Columns of a thread, at most.
+        row_warps: As for a tile.
+        column_warps: As for a tile.
+        terms: As for a tile, at most.
+        resident: Blocks that a multiprocessor is to hold at a time.
+    """
+
+    sums: int
+    columns: int
+    row_warps: int
+    column_warps: int
+    terms: int
+    resident: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return _ROW_LANES * _COLUMN_LANES * self.row_warps * self.column_warps
+
+    def tile(self, components: int, widest: int, longest: int) -> Tile:
+        """The tile for outputs of so many components, columns and terms at most."""
+        columns = min(self.columns, _power_of_two(-(-widest // _COLUMN_LANES)), _power_below(_MOST_SUMS / components))
+        rows = min(_power_below(self.sums / (components * columns)), _MOST_ROWS)
+        terms = min(self.terms, max(_power_of_two(longest), _LEAST_TERMS))
+        return Tile(components, rows, columns, self.row_warps, self.column_warps, terms)
+
+
+_MOST_SUMS = 64
+"""Of a thread, unless there are as many components: registers that hold one number of 4 bytes."""
+_MOST_ROWS = 8
+"""Of a thread."""
+_LEAST_TERMS = 4
+"""Terms that are read as one, in the smaller of the two types of numbers."""
+
+SHAPES = {
+    4: (Shape(64, 8, 4, 1, 16, 3), Shape(4, 2, 2, 2, 32, 4)),
+    8: (Shape(32, 4, 4, 1, 8, 3), Shape(4, 2, 2, 2, 16, 3)),
+}
+"""Kernels by the bytes of a number, that with the largest tiles first. Measured on an H200."""
+
+
+def kernel_name(number: int) -> str:
+    """Name of the kernel of a shape."""
+    return f"eq_linear_{number}"
+
+
+def _power_of_two(least: float) -> int:
+    """The least power of two that is not less."""
+    return 1 << max(math.ceil(least) - 1, 0).bit_length()
+
+
+def _power_below(most: float) -> int:
+    """The largest power of two that is not more, or one."""
+    return 1 << max(int(most), 1).bit_length() - 1
 
 
 @dataclass(frozen=True)
@@ -37,6 +125,10 @@ class Factor:
     stride: int
     matrix_stride: int
     coefficient: float
+
+
+NO_FACTOR = Factor(first=0, terms=0, begin=0, stride=0, matrix_stride=0, coefficient=0.0)
+"""Of an output that nothing is added to: a GPU writes zeros as it writes sums."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +175,14 @@ class LinearPlan:
         terms = (sum(factor.terms for factor in output.factors) for output in self.outputs)
         return max(terms) * max(self.attributes, 1)
 
-    def vectors(self, scalar_bytes: int) -> int:
-        """Columns of a GPU thread."""
-        widest = max(output.mul for output in self.outputs)
-        return min(-(-widest // WARP), _VECTORS[scalar_bytes])
-
-    def rows(self, scalar_bytes: int) -> int:
-        """Rows of components that a GPU warp multiplies at a time, unless one irrep has more."""
-        return min(_SUMS[scalar_bytes] // self.vectors(scalar_bytes), _MOST_ROWS)
-
-    def block_rows(self, output: Output, scalar_bytes: int) -> int:
-        """Rows of the operand that a GPU block takes."""
-        return WARPS * max(self.rows(scalar_bytes) // output.components, 1)
-
-    def column_tiles(self, output: Output, scalar_bytes: int) -> int:
-        """Blocks side by side."""
-        return -(-output.mul // (WARP * self.vectors(scalar_bytes)))
+    def tiles(self, shape: Shape) -> list[Tile]:
+        """The tiles of a GPU kernel, for each number of components that there is."""
+        tiles = []
+        for components in self.components:
+            outputs = [output for output in self.outputs if output.components == components]
+            longest = max((factor.terms for output in outputs for factor in output.factors), default=1)
+            tiles.append(shape.tile(components, max(output.mul for output in outputs), longest))
+        return tiles
 
 
 def make_plan(spec: LinearSpec, direction: Direction) -> LinearPlan:
