@@ -144,7 +144,9 @@ class Batch:
 
     def loss(self, case: type[ModelCase], model: torch.nn.Module) -> Tensor:
         """Mean squares of errors of energies an atom and of forces."""
-        found = case.evaluate(model, {name: value.clone() for name, value in self.inputs.items()}, training=True)
+        # What a data loader hands over is new in every step: no gradients, and edges that nobody has sorted.
+        inputs = {name: value.detach() for name, value in self.inputs.items()}
+        found = case.evaluate(model, inputs | {"edge_index": inputs["edge_index"].clone()}, training=True)
         energies = (found["energy"].reshape(-1) - self.energies) / self.counts
         return energies.square().mean() + (found["forces"] - self.forces).square().mean()
 
