@@ -70,16 +70,20 @@ def run(arguments: argparse.Namespace) -> report.Results:
     arguments.budget = arguments.budget or (5.0 if gpu else 60.0)
     results = report.new_results("training", arguments)
     jobs = _jobs(arguments, results["rows"])
+    prepared: dict[tuple[str, str], Prepared] = {}
     with contextlib.suppress(KeyboardInterrupt), suite.progress(len(jobs)) as bar:
         for job in jobs:
             first = next(iter(job.values()))
             suite.describe_step(bar, f"{first['model']}, {first['system']}, {', '.join(job)}")
+            case = first["model"], read_system(first["system"])[0]
             left = arguments.time_limit - (time.monotonic() - start)
             if left > 0:
                 for row in job.values():
                     row |= {"note": f"not finished within {arguments.time_limit:g} s", "begun": True}
                 with limited(left):
-                    _time(job, arguments)
+                    if case not in prepared:
+                        prepared[case] = Prepared.of(*case, arguments)
+                    _time(job, prepared[case], arguments)
             if arguments.json:
                 report.write(arguments.json, json.dumps(results, indent=1) + "\n")
             bar.update()
@@ -151,30 +155,49 @@ class Batch:
         return energies.square().mean() + (found["forces"] - self.forces).square().mean()
 
 
-def _time(job: Job, arguments: argparse.Namespace) -> None:
+Numbers = tuple[Tensor, Mapping[str, Tensor]]
+"""A loss, and the gradients of the parameters by their names."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that contenders get copies of.
+
+    Attributes:
+        case: What its library does with it.
+        plain: The model as it comes, on the CPU.
+        expected: What counts as right on a batch of small cells: the same model in float64, on the CPU.
+    """
+
+    case: type[ModelCase]
+    plain: torch.nn.Module
+    expected: Numbers
+
+    @classmethod
+    def of(cls, name: str, kind: str, arguments: argparse.Namespace) -> Prepared:
+        """Builds a model for a kind of systems."""
+        case = FAMILIES[name].load()
+        with default_dtype(case.working_dtype(getattr(torch, arguments.dtype))):
+            plain = case.plain_model(name, arguments).requires_grad_(True)
+        with default_dtype(torch.float64):
+            exact = case.exact_model(name, plain, arguments).requires_grad_(True)
+            small = Batch.of(case, exact, disturbed(make_sample(kind), 2), torch.float64, "cpu")
+            return cls(case, plain, _numbers(case, exact, small))
+
+
+def _time(job: Job, prepared: Prepared, arguments: argparse.Namespace) -> None:
     """Fills the rows of a job: times of the contenders, or why there are none."""
-    name, system = (next(iter(job.values()))[key] for key in ("model", "system"))
-    case, dtype = FAMILIES[name].load(), getattr(torch, arguments.dtype)
+    case, plain, dtype = prepared.case, prepared.plain, getattr(torch, arguments.dtype)
     free_memory()
     occupied = torch.cuda.memory_allocated() if arguments.device == "cuda" else 0
-    kind, number = read_system(system)
+    kind, number = read_system(next(iter(job.values()))["system"])
     with default_dtype(case.working_dtype(dtype)):
-        plain = case.plain_model(name, arguments).requires_grad_(True)
         batch = Batch.of(case, plain, disturbed(SYSTEMS[kind](number), arguments.structures), dtype, arguments.device)
         facts = {"atoms": int(batch.counts.sum()), "edges": batch.inputs["edge_index"].shape[1], "note": ""}
-        expected = _expected(case, name, plain, kind, arguments)
-        small = Batch.of(case, plain, disturbed(make_sample(kind), 2), dtype, arguments.device)
-        models = {}
-        for word, row in job.items():
+        for row in job.values():
             row |= facts
-            try:
-                model = CONTENDERS[word][1](case)(copy.deepcopy(plain).to(arguments.device), arguments.device)
-                model.requires_grad_(True)
-                row |= _check(_numbers(case, model, small), expected, LIMITS[dtype])
-            except Exception as failure:  # of a peer, of the memory: the others are still to be timed
-                row["note"] = _describe(failure)
-            else:
-                models[word] = model
+        small = Batch.of(case, plain, disturbed(make_sample(kind), 2), dtype, arguments.device)
+        models = _checked_models(job, prepared, small, LIMITS[dtype], arguments.device)
         steps = {word: _step(case, model, batch) for word, model in models.items()}
         setups = {word: lambda step=step: step for word, step in steps.items()}
         timings = measure(setups, arguments.device, arguments.repetitions, arguments.budget, occupied)
@@ -184,6 +207,23 @@ def _time(job: Job, arguments: argparse.Namespace) -> None:
             else:
                 job[word]["step"] = timing.to_json() | timing.spread()
                 job[word] |= _count(job[word]["step"], steps[word], arguments.device)
+
+
+def _checked_models(
+    job: Job, prepared: Prepared, small: Batch, limit: float, device: str
+) -> dict[str, torch.nn.Module]:
+    """The models of those contenders that give the right numbers; the rows of the others say what is wrong."""
+    models = {}
+    for word, row in job.items():
+        try:
+            model = CONTENDERS[word][1](prepared.case)(copy.deepcopy(prepared.plain).to(device), device)
+            model.requires_grad_(True)
+            row |= _check(_numbers(prepared.case, model, small), prepared.expected, limit)
+        except Exception as failure:  # of a peer, of the memory: the others are still to be timed
+            row["note"] = _describe(failure)
+        else:
+            models[word] = model
+    return models
 
 
 _FULL = "out of memory"
@@ -214,10 +254,6 @@ def _step(case: type[ModelCase], model: torch.nn.Module, batch: Batch) -> Callab
     return step
 
 
-Numbers = tuple[Tensor, Mapping[str, Tensor]]
-"""A loss, and the gradients of the parameters by their names."""
-
-
 def _numbers(case: type[ModelCase], model: torch.nn.Module, batch: Batch) -> Numbers:
     """What has to agree between contenders; leaves no gradients behind."""
     model.zero_grad(set_to_none=True)
@@ -226,16 +262,6 @@ def _numbers(case: type[ModelCase], model: torch.nn.Module, batch: Batch) -> Num
     gradients = {name: p.grad.double().cpu() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return loss.detach().double().cpu(), gradients
-
-
-def _expected(
-    case: type[ModelCase], name: str, plain: torch.nn.Module, kind: str, arguments: argparse.Namespace
-) -> Numbers:
-    """What counts as right: the model as it comes, in float64, on the CPU."""
-    with default_dtype(torch.float64):
-        exact = case.exact_model(name, plain, arguments).requires_grad_(True)
-        small = Batch.of(case, exact, disturbed(make_sample(kind), 2), torch.float64, "cpu")
-        return _numbers(case, exact, small)
 
 
 def _check(found: Numbers, expected: Numbers, limit: float) -> dict[str, Any]:
