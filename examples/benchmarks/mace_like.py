@@ -139,8 +139,8 @@ class Case(ModelCase):
 
     @staticmethod
     def training_systems(model: str) -> Sequence[str]:
-        """One crystal."""
-        return (f"{MODELS[model].system}-64",)
+        """A crystal of carbon, or crystals of the alloy: as the model of the examples was trained on, and larger."""
+        return ("carbon-64",) if MODELS[model].system == "carbon" else ("alloy-32", "alloy-108")
 
     @staticmethod
     def plain_model(model: str, options: argparse.Namespace) -> torch.nn.Module:
