@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -56,7 +56,9 @@ def alloy(cells: int, gold: float, strain: np.ndarray, rng: np.random.Generator)
     return atoms
 
 
-def sample_configurations(count: int, rng: np.random.Generator) -> Iterator[Atoms]:
+def sample_configurations(
+    count: int, rng: np.random.Generator, temperatures: Sequence[float] = TEMPERATURES
+) -> Iterator[Atoms]:
     """Yields ``count`` 32-atom frames of short EMT Langevin runs, labelled with energy, forces and stress.
 
     Every run draws its own composition, temperature and strain; its frames are 40 fs apart, a good part of a vibration
@@ -67,7 +69,7 @@ def sample_configurations(count: int, rng: np.random.Generator) -> Iterator[Atom
         if index % frames_per_run == 0:
             shear = rng.normal(scale=0.012, size=(3, 3))
             strain = (shear + shear.T) / 2 + rng.uniform(-0.025, 0.035) * np.eye(3)
-            temperature = rng.choice(TEMPERATURES)
+            temperature = rng.choice(temperatures)
             atoms = alloy(2, rng.choice(COMPOSITIONS), strain, rng)
             atoms.calc = EMT()
             thermalize_momenta(atoms, temperature_K=2 * temperature, rng=rng)
@@ -80,6 +82,18 @@ def sample_configurations(count: int, rng: np.random.Generator) -> Iterator[Atom
         frame.info["REF_stress"] = atoms.get_stress(voigt=False)
         frame.arrays["REF_forces"] = atoms.get_forces()
         yield frame
+
+
+def graphs_of(frames: Sequence[Atoms], z_table: tools.AtomicNumberTable, cutoff: float) -> list[data.AtomicData]:
+    """Returns what MACE's data loader takes, labels included."""
+    keys = data.KeySpecification.from_defaults()
+    configurations = (data.config_from_atoms(frame, keys) for frame in frames)
+    return [data.AtomicData.from_config(each, z_table=z_table, cutoff=cutoff) for each in configurations]
+
+
+def stress_loss() -> torch.nn.Module:
+    """Returns the loss that the model is trained with: of energies, forces and stress."""
+    return mace.modules.WeightedEnergyForcesStressLoss(energy_weight=20.0, forces_weight=10.0, stress_weight=500.0)
 
 
 def isolated_atom_energies(z_table: tools.AtomicNumberTable) -> np.ndarray:
@@ -122,7 +136,7 @@ def train(
     the last steps, and the averaged parameters are the ones kept.
     """
     device = torch.device("cpu")
-    loss = mace.modules.WeightedEnergyForcesStressLoss(energy_weight=20.0, forces_weight=10.0, stress_weight=500.0)
+    loss = stress_loss()
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, amsgrad=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=rate, total_steps=epochs * len(train_loader), pct_start=0.1, final_div_factor=100.0
@@ -197,11 +211,7 @@ def main(arguments: list[str] | None = None) -> Path:
         tqdm(sample_configurations(options.configurations, rng), total=options.configurations, desc="EMT frames")
     )
     z_table = tools.AtomicNumberTable([29, 79])
-    keys = data.KeySpecification.from_defaults()
-    graphs = [
-        data.AtomicData.from_config(data.config_from_atoms(frame, keys), z_table=z_table, cutoff=options.cutoff)
-        for frame in frames
-    ]
+    graphs = graphs_of(frames, z_table, options.cutoff)
     # Whole runs go to one side: frames of the same run resemble each other and would flatter the validation.
     held_out = max(2, len(graphs) // 10)
     train_loader = DataLoader(graphs[held_out:], batch_size=options.batch_size, shuffle=True, drop_last=True)

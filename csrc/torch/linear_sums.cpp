@@ -36,30 +36,40 @@ std::vector<Path> read_paths(const Program& program) {
   return paths;
 }
 
-// The sum over rows and components of x times gz, (mul_in, mul_out).
-Tensor sum_of_products(const Tensor& x, const Tensor& gz) {
-  return at::mm(x.reshape({-1, x.size(2)}).t(), gz.reshape({-1, gz.size(2)}));
+// The sum over rows and components of x times gz, (columns of x, columns of gz): written where the result is, since
+// GPUs wait for each call.
+void write_sum(const Tensor& result, const Tensor& x, const Tensor& gz, double coefficient) {
+  Tensor target = result;
+  at::addmm_out(target, result, x.reshape({-1, x.size(-1)}).t(), gz.reshape({-1, gz.size(-1)}), 0, coefficient);
 }
 
-// On the CPU: each attribute by the rows that have it.
-void add_present(const Tensor& x, const Tensor& y, const Tensor& gz, const Tensor& result) {
+// The rows that have an attribute, and how much of it, (rows, 1, 1).
+struct Present {
+  int64_t attribute;
+  Tensor rows, amounts;
+};
+
+// Asks the device; for a CPU.
+std::vector<Present> present_attributes(const Tensor& y) {
+  std::vector<Present> found;
   for (int64_t z = 0; z < y.size(1); ++z) {
     const Tensor column = y.select(1, z), rows = column.nonzero().flatten();
-    if (rows.numel() == 0) continue;
-    const Tensor scaled = x.index_select(0, rows) * column.index_select(0, rows).view({-1, 1, 1});
-    result.select(1, z).copy_(sum_of_products(scaled, gz.index_select(0, rows)));
+    if (rows.numel() > 0) found.push_back({z, rows, column.index_select(0, rows).view({-1, 1, 1})});
   }
+  return found;
 }
 
-// On a GPU, which would have to be asked for these rows: all attributes of all rows, some at a time.
-void add_all(const Path& p, const Tensor& x, const Tensor& y, const Tensor& gz, const Tensor& result) {
+// On a GPU: all attributes of all rows, some at a time.
+void write_all(const Path& p, const Tensor& x, const Tensor& y, const Tensor& gz, const Tensor& result) {
   const int64_t together = std::max<int64_t>(1, piece / std::max<int64_t>(x.numel(), 1));
   for (int64_t z = 0; z < y.size(1); z += together) {
     const int64_t count = std::min(together, y.size(1) - z);
-    const Tensor some = y.narrow(1, z, count);  // (rows, attributes)
-    const Tensor scaled = x.unsqueeze(3) * some.view({x.size(0), 1, 1, count});
-    const Tensor products = at::mm(scaled.reshape({-1, p.mul_in * count}).t(), gz.reshape({-1, p.mul_out}));
-    result.narrow(1, z, count).copy_(products.view({p.mul_in, count, p.mul_out}));
+    const Tensor scaled = x.unsqueeze(3) * y.narrow(1, z, count).view({x.size(0), 1, 1, count});
+    const Tensor target = result.narrow(1, z, count);
+    const bool is_whole = count == y.size(1);
+    const Tensor sums = is_whole ? target.flatten(0, 1) : at::empty({p.mul_in * count, p.mul_out}, x.options());
+    write_sum(sums, scaled.flatten(2), gz, p.coefficient);
+    if (!is_whole) target.copy_(sums.view({p.mul_in, count, p.mul_out}));
   }
 }
 
@@ -68,12 +78,16 @@ void add_all(const Path& p, const Tensor& x, const Tensor& y, const Tensor& gz, 
 Tensor linear_by_weights(const Program& program, const Tensor& x, const Tensor& y, const Tensor& gz) {
   const Tensor result = at::zeros({program.number("w_dim")}, x.options());
   const int64_t attributes = y.size(1);
+  const std::vector<Present> present = x.is_cpu() ? present_attributes(y) : std::vector<Present>();
   for (const Path& p : read_paths(program)) {
     const Tensor matrix = p.matrix(result, std::max<int64_t>(attributes, 1));
-    const Tensor from = p.read(x) * p.coefficient, to = p.written(gz);
-    if (attributes == 0) matrix.select(1, 0).copy_(sum_of_products(from, to));
-    else if (x.is_cpu()) add_present(from, y, to, matrix);
-    else add_all(p, from, y, to, matrix);
+    const Tensor from = p.read(x), to = p.written(gz);
+    if (attributes == 0) write_sum(matrix.select(1, 0), from, to, p.coefficient);
+    else if (!x.is_cpu()) write_all(p, from, y, to, matrix);
+    for (const auto& [attribute, rows, amounts] : present) {
+      const Tensor some = to.index_select(0, rows);
+      write_sum(matrix.select(1, attribute), from.index_select(0, rows) * amounts, some, p.coefficient);
+    }
   }
   return result;
 }

@@ -27,6 +27,8 @@ from eqaccel.benchmarks import (
     report,
     step_tables,
     steps,
+    training,
+    training_tables,
 )
 
 EXTRAS = "ase matplotlib scipy tqdm"
@@ -126,6 +128,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         step_tables.format_table,
         step_tables.compact,
         step_tables.draw,
+    ),
+    "training": Benchmark(
+        "steps of training on energies and forces",
+        training.add_arguments,
+        training.run,
+        training_tables.format_table,
+        training_tables.compact,
+        training_tables.draw,
     ),
 }
 

@@ -43,10 +43,9 @@ class Run:
     def to_json(self) -> dict[str, Any]:
         """Times of a step, their spread, and what they come to."""
         mean = statistics.fmean(self.samples)
-        low, high = np.percentile(self.samples, [10, 90])
-        spread = {"mean_ms": mean, "p10_ms": float(low), "p90_ms": float(high)}
+        timing = Timing(self.samples, self.peak_bytes)
         return {
-            "step": Timing(self.samples, self.peak_bytes).to_json() | spread,
+            "step": timing.to_json() | {"mean_ms": mean} | timing.spread(),
             "first_s": self.first_s,
             "ns_per_day": _NS_PER_DAY / mean,
             "atoms_per_s": 1e3 * self.atoms / mean,

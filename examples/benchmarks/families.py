@@ -11,10 +11,13 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:  # the command line has to answer without it
+    import ase
 
 Variant = Callable[[torch.nn.Module, str], torch.nn.Module]
 """Makes another model, that computes the same, out of a plain one and the device that it is on."""
@@ -50,6 +53,11 @@ class ModelCase(ABC):
 
     @staticmethod
     @abstractmethod
+    def training_systems(model: str) -> Sequence[str]:
+        """Names of the systems that a model is trained on unless others are asked for."""
+
+    @staticmethod
+    @abstractmethod
     def plain_model(model: str, options: argparse.Namespace) -> torch.nn.Module:
         """A model, by its name, as its own library builds it, on the CPU."""
 
@@ -77,9 +85,24 @@ class ModelCase(ABC):
     def build(cls, model: str, atoms: int, options: argparse.Namespace) -> ModelCase:
         """A model, by its name, on a structure of about so many atoms."""
 
+    @classmethod
+    def exact_model(cls, model: str, plain: torch.nn.Module, options: argparse.Namespace) -> torch.nn.Module:
+        """A model, by its name, in float64: with the weights of a plain one, and constants that never were float32."""
+        exact = cls.plain_model(model, argparse.Namespace(**{**vars(options), "dtype": "float64"}))
+        with torch.no_grad():
+            for wide, rounded in zip(exact.parameters(), plain.parameters(), strict=True):
+                wide.copy_(rounded)
+        return exact
+
+    @staticmethod
     @abstractmethod
-    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs of a variant of the model, "energy" and "forces" among them."""
+    def batch(model: torch.nn.Module, structures: Sequence[ase.Atoms], dtype: torch.dtype) -> dict[str, Tensor]:
+        """What a model is called with for several structures at once; on the CPU."""
+
+    @staticmethod
+    @abstractmethod
+    def evaluate(model: torch.nn.Module, inputs: dict[str, Tensor], training: bool = False) -> dict[str, Tensor]:
+        """Outputs of a variant of the model, "energy" and "forces" among them; forces to derive, in training."""
 
     @abstractmethod
     def products(self, model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -124,7 +147,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     model: family
     for family in (
-        Family("MACE", "mace", ("mp0-medium", "large")),
+        Family("MACE", "mace", ("mp0-medium", "large", "alloy")),
         Family("NequIP", "nequip", ("nequip-water", "nequip-l", "nequip-m")),
     )
     for model in family.models

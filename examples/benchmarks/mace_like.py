@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from e3nn import o3
 from eqaccel.benchmarks.families import ModelCase
-from eqaccel.benchmarks.structures import diamond
+from eqaccel.benchmarks.structures import SYSTEMS, diamond
 from eqaccel.patches import Replacement
 from eqaccel.patches.torch_state import default_dtype
 from mace import data as mace_data
@@ -23,29 +23,38 @@ from mace.tools import torch_geometric, utils
 from mace.tools.scatter import scatter_sum
 from torch import Tensor
 
-CUTOFF = 6.0  # angstrom
-
 
 @dataclass(frozen=True)
 class Shape:
     """The shape of a two-layer ScaleShiftMACE.
 
     Attributes:
-        elements: Number of chemical elements that it knows.
+        numbers: Atomic numbers of the elements that it knows.
         channels: Channels of every irrep.
         irreps: Irreps between the layers.
+        system: The kind of structures that it is run on.
+        cutoff: In angstrom.
+        bessel: Number of radial functions.
+        width: Of the layers of its radial networks.
+        correlation: Largest degree of its polynomials.
     """
 
-    elements: int
+    numbers: tuple[int, ...]
     channels: int
     irreps: tuple[str, ...]
+    system: str = "carbon"
+    cutoff: float = 6.0
+    bessel: int = 10
+    width: int = 64
+    correlation: int = 3
 
 
 MODELS = {
-    "mp0-medium": Shape(89, 128, ("0e", "1o")),
-    "large": Shape(8, 128, ("0e", "1o", "2e")),
+    "mp0-medium": Shape(tuple(range(1, 90)), 128, ("0e", "1o")),
+    "large": Shape(tuple(range(1, 9)), 128, ("0e", "1o", "2e")),
+    "alloy": Shape((29, 79), 32, ("0e", "1o"), "alloy", cutoff=5.0, bessel=8, width=32, correlation=2),
 }
-"""MACE-MP-0 medium, and the model of the paper: "large", with eight elements."""
+"""MACE-MP-0 medium; the model of the paper: "large", with eight elements; and the one that the examples come with."""
 
 
 def build_model(dtype: torch.dtype, shape: Shape) -> torch.nn.Module:
@@ -53,22 +62,22 @@ def build_model(dtype: torch.dtype, shape: Shape) -> torch.nn.Module:
     torch.manual_seed(0)
     with default_dtype(dtype):
         model = modules.ScaleShiftMACE(
-            r_max=CUTOFF,
-            num_bessel=10,
+            r_max=shape.cutoff,
+            num_bessel=shape.bessel,
             num_polynomial_cutoff=5,
             max_ell=3,
             interaction_cls=modules.interaction_classes["RealAgnosticResidualInteractionBlock"],
             interaction_cls_first=modules.interaction_classes["RealAgnosticResidualInteractionBlock"],
             num_interactions=2,
-            num_elements=shape.elements,
+            num_elements=len(shape.numbers),
             hidden_irreps=o3.Irreps("+".join(f"{shape.channels}x{ir}" for ir in shape.irreps)),
             MLP_irreps=o3.Irreps("16x0e"),
-            atomic_energies=np.linspace(-5.0, -1.0, shape.elements),
+            atomic_energies=np.linspace(-5.0, -1.0, len(shape.numbers)),
             avg_num_neighbors=60.0,
-            atomic_numbers=list(range(1, shape.elements + 1)),
-            correlation=3,
+            atomic_numbers=list(shape.numbers),
+            correlation=shape.correlation,
             gate=torch.nn.functional.silu,
-            radial_MLP=[64, 64, 64],
+            radial_MLP=[shape.width] * 3,
             atomic_inter_scale=0.8,
             atomic_inter_shift=0.16,
         )
@@ -96,18 +105,22 @@ def _converted(convert: Callable[..., torch.nn.Module], model: torch.nn.Module, 
         return convert(model, device=device).requires_grad_(False)
 
 
-def make_batch(model: torch.nn.Module, atoms: ase.Atoms, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+def make_batch(model: torch.nn.Module, structures: Sequence[ase.Atoms], dtype: torch.dtype) -> dict[str, Tensor]:
     """The input of the model, as MACE's own data loader makes it."""
     with default_dtype(dtype):
         table = utils.AtomicNumberTable([int(z) for z in model.atomic_numbers])
-        config = mace_data.config_from_atoms(atoms)
-        graph = mace_data.AtomicData.from_config(config, z_table=table, cutoff=float(model.r_max))
-        loader = torch_geometric.dataloader.DataLoader([graph], batch_size=1, shuffle=False)
-        return {name: value.to(device) for name, value in next(iter(loader)).to_dict().items() if value is not None}
+        graphs = [
+            mace_data.AtomicData.from_config(
+                mace_data.config_from_atoms(atoms), z_table=table, cutoff=float(model.r_max)
+            )
+            for atoms in structures
+        ]
+        loader = torch_geometric.dataloader.DataLoader(graphs, batch_size=len(graphs), shuffle=False)
+        return {name: value for name, value in next(iter(loader)).to_dict().items() if value is not None}
 
 
 class Case(ModelCase):
-    """A MACE model on a cube of diamond."""
+    """A MACE model on a cube of what it is for."""
 
     variants = MappingProxyType({"cuEquivariance": _cuequivariance, "OpenEquivariance": _openequivariance})
 
@@ -118,14 +131,22 @@ class Case(ModelCase):
 
     @staticmethod
     def systems(model: str, device: str) -> Sequence[str]:
-        """Crystals of carbon of all sizes, and the silicon of other benchmarks of steps."""
+        """Crystals of all sizes, and the silicon of other benchmarks of steps."""
+        kind = MODELS[model].system
         sizes = (8, 64, 216, 1000, 8000, 46656, 157464) if device == "cuda" else (8, 64, 216)
-        return [*(f"carbon-{atoms}" for atoms in sizes), *(["silicon-1000"] if device == "cuda" else [])]
+        silicon = device == "cuda" and kind == "carbon"
+        return [*(f"{kind}-{atoms}" for atoms in sizes), *(["silicon-1000"] if silicon else [])]
+
+    @staticmethod
+    def training_systems(model: str) -> Sequence[str]:
+        """A crystal of carbon, or crystals of the alloy: as the model of the examples was trained on, and larger."""
+        return ("carbon-64",) if MODELS[model].system == "carbon" else ("alloy-32", "alloy-108")
 
     @staticmethod
     def plain_model(model: str, options: argparse.Namespace) -> torch.nn.Module:
         """The model, of other sizes if these are given."""
-        given = {"elements": options.elements, "channels": options.channels}
+        numbers = tuple(range(1, options.elements + 1)) if options.elements else None
+        given = {"numbers": numbers, "channels": options.channels}
         shape = replace(MODELS[model], **{key: value for key, value in given.items() if value})
         return build_model(getattr(torch, options.dtype), shape)
 
@@ -152,12 +173,17 @@ class Case(ModelCase):
         """The model, of other sizes if these are given; its own numbers count as right."""
         dtype = getattr(torch, options.dtype)
         plain = cls.plain_model(model, options).to(options.device)
-        crystal = diamond(atoms)
-        return cls(plain, plain, make_batch(plain, crystal, dtype, options.device), len(crystal))
+        kind = MODELS[model].system
+        crystal = diamond(atoms) if kind == "carbon" else SYSTEMS[kind](atoms)
+        inputs = {name: value.to(options.device) for name, value in make_batch(plain, [crystal], dtype).items()}
+        return cls(plain, plain, inputs, len(crystal))
 
-    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    batch = staticmethod(make_batch)
+
+    @staticmethod
+    def evaluate(model: torch.nn.Module, inputs: dict[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """Energy and forces."""
-        return model(inputs, compute_force=True)
+        return model(inputs, training=training, compute_force=True)
 
     def products(self, model: torch.nn.Module) -> list[torch.nn.Module]:
         """The `conv_tp` of the interaction blocks."""

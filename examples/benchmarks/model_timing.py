@@ -48,8 +48,8 @@ def time_variants(
     return timings
 
 
-def device_milliseconds(call: Call) -> float | None:
-    """The sum of the times of all kernels of a call; None if they cannot be seen."""
+def device_kernels(call: Call) -> tuple[int, float] | None:
+    """How many kernels and copies a call launches, and the sum of their milliseconds; None if they cannot be seen."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -60,7 +60,7 @@ def device_milliseconds(call: Call) -> float | None:
         kernels = [event for event in found.events() if event.device_type == DeviceType.CUDA]
     except (AssertionError, RuntimeError):
         return None
-    return sum(event.time_range.elapsed_us() for event in kernels) / 1e3
+    return len(kernels), sum(event.time_range.elapsed_us() for event in kernels) / 1e3
 
 
 def _captured(case: ModelCase, model: torch.nn.Module) -> Call:

@@ -18,7 +18,7 @@ import torch
 from eqaccel.benchmarks import report, suite
 from eqaccel.benchmarks.compile_times import Spec, cold_and_warm
 from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
-from eqaccel.benchmarks.model_timing import device_milliseconds, time_variants
+from eqaccel.benchmarks.model_timing import device_kernels, time_variants
 from eqaccel.benchmarks.timing import Timing, describe, free_memory
 
 import eqaccel
@@ -134,7 +134,8 @@ def _time_case(case: ModelCase, arguments: argparse.Namespace) -> list[dict[str,
     timings = time_variants(case, models, arguments)
     for row in rows:
         if arguments.device == "cuda" and row["implementation"] in models:
-            row["device_ms"] = device_milliseconds(lambda row=row: case.call(models[row["implementation"]]))
+            kernels = device_kernels(lambda row=row: case.call(models[row["implementation"]]))
+            row["device_ms"] = None if kernels is None else kernels[1]
         _add_timings(row, timings)
     _compare(rows)
     return rows

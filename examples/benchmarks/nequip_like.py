@@ -77,13 +77,16 @@ def _transforms() -> list[Callable[..., Any]]:
     return [ChemicalSpeciesToAtomTypeMapper(ELEMENTS), NeighborListTransform(r_max=CUTOFF)]
 
 
-def make_inputs(atoms: ase.Atoms, device: str) -> dict[str, Tensor]:
-    """The input of a model, as NequIP's own calculator makes it."""
+def make_inputs(structures: Sequence[ase.Atoms]) -> dict[str, Tensor]:
+    """The input of a model, as NequIP's own calculator and data loader make it."""
+    frames = []
     with _nequip_defaults():
-        data = from_ase(atoms)
-        for transform in _transforms():
-            data = transform(data)
-    return AtomicDataDict.to_(data, device)
+        for atoms in structures:
+            data = from_ase(atoms)
+            for transform in _transforms():
+                data = transform(data)
+            frames.append(data)
+        return AtomicDataDict.batched_from_list(frames) if len(frames) > 1 else frames[0]
 
 
 def _cuequivariance(model: torch.nn.Module, device: str) -> torch.nn.Module:
@@ -122,6 +125,11 @@ class Case(ModelCase):
         return ("carbon-1000", "water-5184") if device == "cuda" else ("carbon-64", "water-192")
 
     @staticmethod
+    def training_systems(model: str) -> Sequence[str]:
+        """Carbon and water of about as many atoms."""
+        return ("carbon-64", "water-81")
+
+    @staticmethod
     def plain_model(model: str, options: argparse.Namespace) -> torch.nn.Module:
         """The model, of other multiplicities if these are given."""
         return build_model(getattr(torch, options.dtype), _options(model, options))
@@ -151,13 +159,19 @@ class Case(ModelCase):
         plain = cls.plain_model(model, options).to(options.device)
         structure = MODELS[model].structure(atoms)
         wide = getattr(torch, options.dtype) == torch.float64
-        exact = plain if wide else _exact(plain, build_model(torch.float64, _options(model, options)))
-        return cls(plain, exact, make_inputs(structure, options.device), len(structure))
+        exact = plain if wide else cls.exact_model(model, plain, options).to(options.device)
+        return cls(plain, exact, AtomicDataDict.to_(make_inputs([structure]), options.device), len(structure))
 
-    def evaluate(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    @staticmethod
+    def batch(model: torch.nn.Module, structures: Sequence[ase.Atoms], dtype: torch.dtype) -> dict[str, Tensor]:
+        """As `make_inputs`; they are float64, whatever a model computes in."""
+        return make_inputs(structures)
+
+    @staticmethod
+    def evaluate(model: torch.nn.Module, inputs: dict[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """Energy, forces and stress."""
         with _nequip_defaults():
-            outputs = model(inputs)
+            outputs = model.train(training)(inputs)
         return outputs | {"energy": outputs["total_energy"]}
 
     def products(self, model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -172,11 +186,3 @@ class Case(ModelCase):
 def _options(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """What NequIP's builders are called with."""
     return {**MODELS[model].options, **({"num_features": options.channels} if options.channels else {})}
-
-
-def _exact(plain: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
-    """A model in float64 with the weights of a plain one, and with constants that never were float32."""
-    model.to(next(plain.parameters()).device)
-    for exact, rounded in zip(model.parameters(), plain.parameters(), strict=True):
-        exact.copy_(rounded)
-    return model

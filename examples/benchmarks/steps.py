@@ -12,9 +12,8 @@ import contextlib
 import copy
 import json
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from eqaccel.benchmarks.dynamics import own_step, parts, simulate
 from eqaccel.benchmarks.families import FAMILIES, ModelCase
 from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.structures import make_sample, make_system, read_system
-from eqaccel.benchmarks.timing import describe, free_memory
+from eqaccel.benchmarks.timing import describe, free_memory, limited
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.torch_state import default_dtype
 
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_arguments(parser)
     known = ", ".join(FAMILIES)
     parser.add_argument("--models", type=suite.names(FAMILIES), default="mp0-medium", help=f"some of {known}")
-    parser.add_argument("--systems", type=_systems, help="as carbon-1000,silicon-1000,water-5184; default: the model's")
+    parser.add_argument("--systems", type=systems, help="as carbon-1000,silicon-1000,water-5184; default: the model's")
     parser.add_argument("--elements", type=int, help="instead of those of a MACE model")
     parser.add_argument("--channels", type=int, help="of every irrep, instead of those of the model")
     choice = [name for name in CONTENDERS if name != "eqaccel"]
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace) -> report.Results:
                 row |= {"note": f"not tried: out of memory with {too_large} atoms", "begun": True}
             else:
                 row |= {"note": f"not finished within {arguments.time_limit:g} s", "begun": True}
-                with _limit(left):
+                with limited(left):
                     if row["model"] not in prepared:
                         prepared[row["model"]] = Prepared.of(row["model"], _kinds(jobs, row["model"]), arguments)
                     row |= _time(prepared[row["model"]], row["system"], word, arguments)
@@ -219,31 +218,8 @@ def _own(calculator: Any) -> dict[str, Any]:
     return counts | {"note": f"no CUDA graph: {reason}" if reason else ""}
 
 
-class _LateError(BaseException):
-    """The time is up; no library may take it for an error of its own."""
-
-
-@contextlib.contextmanager
-def _limit(seconds: float) -> Iterator[None]:
-    """Ends what is done inside after so many seconds, whatever it is, and goes on behind it."""
-    if math.isinf(seconds):
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise _LateError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        with contextlib.suppress(_LateError):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _systems(text: str) -> list[str]:
+def systems(text: str) -> list[str]:
+    """A parser of comma-separated names of systems."""
     try:
         return [name for name in text.split(",") if read_system(name)]
     except ValueError as error:

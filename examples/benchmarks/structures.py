@@ -13,7 +13,14 @@ if TYPE_CHECKING:  # the command line has to answer without it
     import ase
 
 _LATTICE = {"C": 3.567, "Si": 5.431}  # of diamond, in angstrom
-_SPRINGS = {"C": 36.0, "Si": 13.0, "H": 5.0, "O": 5.0}  # eV/A^2: about as stiff as bonds hold atoms in solids and water
+_SPRINGS = {
+    "C": 36.0,
+    "Si": 13.0,
+    "H": 5.0,
+    "O": 5.0,
+    "Cu": 5.0,
+    "Au": 5.0,
+}  # eV/A^2: as stiff as bonds
 TEMPERATURE = 300.0  # kelvin
 
 
@@ -36,10 +43,22 @@ def water(atoms: int) -> ase.Atoms:
     return Atoms("OH2" * cells**3, positions, cell=[box] * 3, pbc=True)
 
 
+def alloy(atoms: int) -> ase.Atoms:
+    """A cube of Cu3Au of about so many atoms, a random solid solution."""
+    from ase.build import bulk
+
+    cells = max(1, round((atoms / 4) ** (1 / 3)))
+    crystal = bulk("Cu", "fcc", a=3.73, cubic=True) * (cells, cells, cells)
+    crystal.symbols[np.random.default_rng(0).permutation(len(crystal))[: len(crystal) // 4]] = "Au"
+    crystal.rattle(0.01, seed=0)
+    return crystal
+
+
 SYSTEMS: dict[str, Callable[[int], ase.Atoms]] = {
     "carbon": partial(diamond, rattle=0.01),
     "silicon": partial(diamond, element="Si", rattle=0.01),
     "water": water,
+    "alloy": alloy,
 }
 """What is simulated, by the first part of its name."""
 

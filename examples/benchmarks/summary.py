@@ -23,6 +23,7 @@ END = "<!-- end of speed -->"
 _TITLES = {
     "step": "Steps of molecular dynamics with MACE",
     "models": "Whole MACE models",
+    "training": "Steps of training MACE",
     "kernels": "Fused convolution",
     "batch": "Tensor product without a graph",
     "graphs": "Convolutions on many graphs",
@@ -31,7 +32,11 @@ _TITLES = {
     "overhead": "What a call costs the host",
     "matrices": "Layers of radial networks",
 }
-_NEQUIP = {"step": "Steps of molecular dynamics with NequIP", "models": "Whole NequIP models"}
+_NEQUIP = {
+    "step": "Steps of molecular dynamics with NequIP",
+    "models": "Whole NequIP models",
+    "training": "Steps of training NequIP",
+}
 
 PICTURE = "models_h200_float32.png"
 """The one picture of the README."""
@@ -58,7 +63,7 @@ def section(file: Path) -> str:
     picture = file.with_suffix(".png")
     shown = [f"![{title}]({link(picture, DOCS)})"] if picture.exists() else []
     links = [("everything", ".md"), ("roofline", "_roofline.png"), ("speed-up", "_speedup.png")]
-    links.append(("parts of a step", "_parts.png"))
+    links += [("parts of a step", "_parts.png"), ("memory", "_memory.png")]
     found = [
         f"[{what}]({link(path, DOCS)})"
         for what, path in ((what, file.with_name(file.stem + end)) for what, end in links)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
+import math
+import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 Setup = Callable[[], Callable[[], object]]
@@ -35,6 +40,11 @@ class Timing:
         """Median, minimum and number of the repetitions, and the peak of memory where it is known."""
         found = {"median_ms": self.median, "min_ms": min(self.samples), "repetitions": len(self.samples)}
         return found if self.peak_bytes is None else found | {"peak_bytes": self.peak_bytes}
+
+    def spread(self) -> dict[str, float]:
+        """The first and the last decile."""
+        low, high = np.percentile(self.samples, [10, 90])
+        return {"p10_ms": float(low), "p90_ms": float(high)}
 
 
 def measure(
@@ -77,6 +87,42 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def allocated_peak(call: Callable[[], object]) -> int:
+    """The most bytes of a CPU's memory that torch has in use during a call, beyond those before it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        call()
+    # The profiler's tables show what operators allocate, and not what is there at a time.
+    changes = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate((event.nbytes() for event in changes), initial=0))
+
+
+class LateError(BaseException):
+    """The time is up; no library may take it for an error of its own."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Ends what is done inside after so many seconds, whatever it is, and goes on behind it."""
+    if math.isinf(seconds):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise LateError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with contextlib.suppress(LateError):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def allowed(repetitions: int, budget: float, seconds: float) -> int:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def rows(folder: Path, *options: str, kind: str = "models") -> list[dict]:
     """Runs `python -m eqaccel bench` on the CPU; returns what it wrote."""
     threads, file = torch.get_num_threads(), folder / "result.json"
-    repetitions = ["--repetitions", "3"] if kind == "models" else []
+    repetitions = [] if kind == "step" else ["--repetitions", "3"]
     common = [kind, "--device", "cpu", "--threads", "1", *repetitions, "--json", str(file)]
     try:
         assert main([*common, *options]) == 0
@@ -98,6 +98,17 @@ def test_inner_layers_are_the_problem_of_that_name() -> None:
 
 
 def test_water_has_the_edges_of_the_graph_of_that_name() -> None:
-    graph, edges = make_graph("water"), nequip_like.make_inputs(water(5184), "cpu")["edge_index"]
+    graph, edges = make_graph("water"), nequip_like.make_inputs([water(5184)])["edge_index"]
     order = (edges[0] * graph.num_nodes + edges[1]).sort().values
     assert torch.equal(order, graph.receiver * graph.num_nodes + graph.sender)
+
+
+def test_training_as_it_comes_and_patched(tmp_path: Path) -> None:
+    before = torch.get_default_dtype()
+    small = ["--models", "nequip-water", "--systems", "water-3", "--channels", "4", "--dtype", "float64"]
+    fused, plain = rows(tmp_path, *small, "--compare", "e3nn", kind="training")
+    assert torch.get_default_dtype() == before
+    for row in (fused, plain):
+        assert row["atoms"] == 6
+        assert max(row["loss_difference"], row["gradient_difference"]) < 1e-12
+    assert fused["operators"] < plain["operators"]

@@ -94,7 +94,7 @@ def test_steps_end_with_the_budget() -> None:
 
 @pytest.mark.parametrize("name", ["carbon", "carbon-", "iron-8", "carbon-8-8", "carbon--8"])
 def test_systems_that_there_are_not(name: str, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(ValueError, match=r"expected one of carbon-N, silicon-N, water-N .*, got"):
+    with pytest.raises(ValueError, match=r"expected one of carbon-N, silicon-N, water-N, alloy-N .*, got"):
         read_system(name)
     with pytest.raises(SystemExit):
         main([*COMMON, "--systems", name])

@@ -86,3 +86,48 @@ def test_train_alloy_saves_a_model_that_mace_reads(tmp_path):
     atoms = bulk("Au", "fcc", a=4.08)
     atoms.calc = calculator
     assert np.isfinite(atoms.get_stress()).all()
+
+
+@pytest.fixture
+def finetune_mace(monkeypatch):
+    """The example as a module; what it sets for the process is set back."""
+    import torch
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import finetune_mace
+
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    yield finetune_mace
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+
+
+def test_fine_tuning_agrees_plain_and_patched(tmp_path, finetune_mace):
+    import torch
+
+    results = finetune_mace.main(["--configurations", "6", "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)])
+    assert results["max_loss_difference"] <= results["loss_tolerance"] < 1e-9
+    before, after = results["runs"]
+    assert (before["label"], after["label"]) == ("unpatched", "patched")
+    assert len(before["losses"]) == len(after["losses"]) == 2
+    assert before["errors_before"] == pytest.approx(after["errors_before"])
+    assert before["errors_after"] == pytest.approx(after["errors_after"])
+    assert before["errors_after"] != before["errors_before"]
+    assert 0 < after["peak_mb"] < before["peak_mb"]
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert (tmp_path / "finetune.png").read_bytes().startswith(b"\x89PNG")
+    saved = torch.load(tmp_path / "finetuned.model", weights_only=False)
+    assert type(saved.interactions[0].conv_tp).__module__.startswith("e3nn")
+
+
+def test_fine_tuning_needs_two_steps(finetune_mace, capsys):
+    with pytest.raises(SystemExit):
+        finetune_mace.parse_arguments(["--configurations", "4", "--epochs", "1"])
+    assert "expected two steps at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("difference", [1.1e-9, float("nan")])
+def test_losses_that_differ_are_an_error(finetune_mace, difference):
+    finetune_mace.require_agreement(1e-9, 1e-9)
+    with pytest.raises(RuntimeError, match=r"more than rounding explains: 1\.0e-09"):
+        finetune_mace.require_agreement(difference, 1e-9)
