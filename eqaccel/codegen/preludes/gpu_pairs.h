@@ -209,8 +209,8 @@ struct PairWorker {
   int row;  // that the sum belongs to which is kept from edge to edge
 
   EQ_FN PairWorker(const eq_operands& o_, const eq_work_split& split_, const BlockRange& range_, T* shared_)
-      : o(o_), split(split_), range(range_), shared(shared_), lane(threadIdx.x),
-        ids(L::numbers(shared_)), row(range_.row) {
+      : o(o_), split(split_), range(range_), shared(shared_), lane(threadIdx.x), ids(L::numbers(shared_)),
+        row(range_.row) {
     if (P::rows_shared) clear(shared + L::sums, L::edges * L::row);
     else if (writes_z) clear(z_row(row), P::z_dim);
     __syncthreads();

@@ -17,8 +17,8 @@
 
 namespace {
 
-constexpr int width = 16 / sizeof(T);               // numbers that are read as one
-constexpr int row_lanes = 4, column_lanes = 8;      // of a warp
+constexpr int width = 16 / sizeof(T);  // numbers that are read as one
+constexpr int row_lanes = 4, column_lanes = 8;  // of a warp
 constexpr int stage_numbers = 45 * 1024 / sizeof(T);  // in shared memory; all machines have 48 KiB without being asked
 constexpr int most_stages = 4;
 
@@ -55,7 +55,7 @@ struct Tile {
   static constexpr int depth = find_depth(), x_size = block_rows * x_step(depth);
   static constexpr int stages = largest(2, least(most_stages, stage_numbers / stage_size(depth)));
   static constexpr int z_step = block_columns * components + 2 * width;
-  static constexpr int size = largest(stages * stage_size(depth), block_rows * z_step);
+  static constexpr int size = largest(stages * stage_size(depth), block_rows* z_step);
 };
 
 template <class P, class... Tiles>
@@ -155,15 +155,14 @@ struct Block {
 #pragma unroll
     for (int n = 0; n < X::count; ++n)
       if (sources.x[n] >= 0)
-        copy_vector(x + sources.x[n], left * components - X::element(n),
-                    stage + X::line(n) * x_step + X::element(n));
+        copy_vector(x + sources.x[n], left * components - X::element(n), stage + X::line(n) * x_step + X::element(n));
     T* w = stage + Tile::x_size;
 #pragma unroll
     for (int n = 0; n < W::count; ++n) {
       if (sources.w[n] == nullptr) continue;
       const int columns = W::line(n) < left ? out.mul - first_column : 0;
-      copy_vector(sources.w[n] + (has_gradient ? term : term * f.stride), (has_gradient ? left : columns) - W::element(n),
-                  w + W::line(n) * w_step + W::element(n));
+      copy_vector(sources.w[n] + (has_gradient ? term : term * f.stride),
+                  (has_gradient ? left : columns) - W::element(n), w + W::line(n) * w_step + W::element(n));
     }
   }
 
@@ -263,7 +262,8 @@ struct Block {
   }
   EQ_FN void write(int z, bool is_first) const {
     const int columns = (out.mul - first_column) * components;
-    T* to = static_cast<T*>(has_gradient ? o.gx : o.z) + rows.first * P::out_dim + out.first + first_column * components;
+    T* to =
+        static_cast<T*>(has_gradient ? o.gx : o.z) + rows.first * P::out_dim + out.first + first_column * components;
 #pragma unroll 2
     for (int n = 0; n < Z::count; ++n) {
       if (!Z::is_one(n)) break;
