@@ -10,6 +10,9 @@ from pathlib import Path
 # e3nn 0.4.4 stores a constants file that torch.load reads only with this set; it has to be set before e3nn is imported.
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
 
+# torch.compile would build a program for each instruction set of the processor, to see that the compiler knows it too.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 import pytest
 import torch
 

@@ -142,12 +142,12 @@ def test_models_are_patched_where_they_are_built_and_loaded(tmp_path: Path) -> N
     pytest.importorskip("mace")
     code = """
 import torch, mace_models
-torch.save(mace_models.energy_model(), "built.model")
+torch.save(mace_models.energy_model(**mace_models.TINY), "built.model")
 assert any(name.startswith("eqaccel") for name in __import__("sys").modules)
 torch.load("built.model", weights_only=False)
 torch.load("plain.model", weights_only=False)
 """
-    plain = "import torch, mace_models; torch.save(mace_models.energy_model(), 'plain.model')"
+    plain = "import torch, mace_models as mm; torch.save(mm.energy_model(**mm.TINY), 'plain.model')"
     log = tmp_path / "models.log"
     paths = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     for text, extra in ((plain, {}), (code, {"EQACCEL_SUITES_LOG": str(log)})):

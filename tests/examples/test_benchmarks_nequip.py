@@ -35,11 +35,23 @@ def rows(folder: Path, *options: str, kind: str = "models") -> list[dict]:
     return json.loads(file.read_text())["rows"]
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("float64", 1e-11)])
-def test_patched_and_unpatched(dtype: str, limit: float, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "limit", "compared"), [("float32", 1e-5, True), ("float64", 1e-11, False)], ids=["float32", "float64"]
+)
+def test_patched_unpatched_and_peers_that_are_not_installed(
+    dtype: str,
+    limit: float,
+    compared: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for package in ("cuequivariance_torch", "openequivariance"):
+        monkeypatch.setitem(sys.modules, package, None)
     before = torch.get_default_dtype()
-    small = ["--models", "nequip-water", "--atoms", "24", "--channels", "4", "--compare", "none", "--dtype", dtype]
-    plain, fused = rows(tmp_path, *small, "--plot", str(tmp_path / "result.png"))
+    small = ["--models", "nequip-water", "--atoms", "24", "--channels", "4", "--dtype", dtype]
+    others = [] if compared else ["--compare", "none"]
+    plain, fused, *peers = rows(tmp_path, *small, *others, "--plot", str(tmp_path / "result.png"))
     assert torch.get_default_dtype() == before
     assert (plain["implementation"], fused["implementation"]) == ("e3nn", "eqaccel")
     assert max(fused["energy_difference"], fused["force_difference"]) < limit
@@ -51,6 +63,10 @@ def test_patched_and_unpatched(dtype: str, limit: float, tmp_path: Path, capsys:
         assert row["backward"]["median_ms"] > 0
     assert f"nequip-water, 24/{plain['edges']}" in capsys.readouterr().out
     assert (tmp_path / "result.png").stat().st_size > 0
+    assert {row["implementation"] for row in peers} == ({"cuEquivariance", "OpenEquivariance"} if compared else set())
+    for row in peers:
+        assert row["note"].startswith("not installed: ")
+        assert "call" not in row
 
 
 def test_steps_as_they_come_and_patched(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -69,17 +85,6 @@ def test_steps_as_they_come_and_patched(tmp_path: Path, capsys: pytest.CaptureFi
         assert row["step"]["repetitions"] == 2
         assert row.get("rebuilds", 1) >= 1
     assert "nequip-water, water-24" in capsys.readouterr().out
-
-
-def test_peers_that_are_not_installed_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("cuequivariance_torch", "openequivariance"):
-        monkeypatch.setitem(sys.modules, package, None)
-    small = ["--models", "nequip-water", "--atoms", "3", "--channels", "4"]
-    peers = {row["implementation"]: row for row in rows(tmp_path, *small)[2:]}
-    assert set(peers) == {"cuEquivariance", "OpenEquivariance"}
-    for row in peers.values():
-        assert row["note"].startswith("not installed: ")
-        assert "call" not in row
 
 
 def test_peers_are_not_tried_on_a_cpu() -> None:

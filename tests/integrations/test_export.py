@@ -207,7 +207,8 @@ def _precompiled_target(device: torch.device) -> str:
 
 def test_precompiled_files_need_no_compiler(device: torch.device, tmp_path: Path) -> None:
     """Nor do they fill a cache. The same program stops at a file that holds no kernels."""
-    model, target = patched(device=device).float(), _precompiled_target(device)
+    model = eqaccel.patch(mm.energy_model(**mm.TINY).to(device), verify=False).float()
+    target = _precompiled_target(device)
     eqaccel.export(model, tmp_path / "bare.pt", verify=False)
     eqaccel.export(model, tmp_path / "model.pt", precompile=[target])
     whole = arguments(model)
@@ -419,7 +420,7 @@ def test_cpp_host(written: Callable[..., Path], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_aotinductor(tmp_path: Path) -> None:
     """One compilation serves every number of atoms and edges."""
-    plain = mm.energy_model(hidden_irreps="4x0e", max_ell=1, correlation=1, radial_MLP=[8])
+    plain = mm.energy_model(**mm.TINY)
     path = tmp_path / "model.pt2"
     eqaccel.export(eqaccel.patch(copy.deepcopy(plain), verify=False), path, "aotinductor")
     loaded = eqaccel.load_exported(path)

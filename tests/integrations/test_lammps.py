@@ -93,13 +93,13 @@ def test_any_number_of_ranks_gives_the_same_run(box, grids, style, folder):
     atoms = frame_of(box)
     write_data(folder / "start.data", atoms, ELEMENTS, velocities=True)
     balance = "comm_style tiled\nbalance 1.0 rcb\nneighbor 1.0 bin" if style == "tiled" else "neighbor 1.0 bin"
-    commands = f"{balance}\nfix nve all nve\ntimestep 0.0002\nrun 50"
+    commands = f"{balance}\nfix nve all nve\ntimestep 0.0002\nrun 12"
     boundary = BOXES[box][0]
-    expected = simulate(folder, commands.replace("balance", "#balance"), boundary=boundary, every=50)
-    assert [frame.step for frame in expected] == [0, 50]
+    expected = simulate(folder, commands.replace("balance", "#balance"), boundary=boundary, every=12)
+    assert [frame.step for frame in expected] == [0, 12]
     for grid in grids:
         ranks = 4 if "*" in grid else int(np.prod([int(number) for number in grid.split()]))
-        frames = simulate(folder, commands, ranks, boundary=boundary, processors=grid, every=50)
+        frames = simulate(folder, commands, ranks, boundary=boundary, processors=grid, every=12)
         for frame, alone in zip(frames, expected, strict=True):
             np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=1e-11)
             np.testing.assert_allclose(frame.energies, alone.energies, rtol=0, atol=1e-11)
@@ -110,7 +110,7 @@ def test_any_number_of_ranks_gives_the_same_run(box, grids, style, folder):
 def test_nve_conserves_energy_over_rebuilt_lists(folder):
     atoms = frame_of("triclinic")
     write_data(folder / "start.data", atoms, ELEMENTS, velocities=True)
-    frames = simulate(folder, "neighbor 0.3 bin\nfix nve all nve\ntimestep 0.0005\nrun 300", 2, every=25)
+    frames = simulate(folder, "neighbor 0.3 bin\nfix nve all nve\ntimestep 0.0005\nrun 150", 2, every=25)
     totals = np.array([frame.thermo["TotEng"] for frame in frames])
     kinetic = totals[0] - frames[0].thermo["PotEng"]
     assert np.ptp(totals) < 2e-3 * kinetic

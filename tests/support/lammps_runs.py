@@ -138,7 +138,8 @@ def lmp(folder: Path, script: str, ranks: int = 1, *options: str) -> subprocess.
     command = [str(BIN / "lmp"), "-in", "in.lammps", *options]
     if ranks > 1:
         command = [str(BIN / "mpiexec"), "-n", str(ranks), *command]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # Ranks that wait sleep: there may be more of them than cores.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 

@@ -55,6 +55,10 @@ def _options(interaction: str, hidden_irreps: str, elements: tuple[int, ...], **
     return options | changes
 
 
+TINY: dict[str, Any] = {"hidden_irreps": "4x0e", "max_ell": 1, "correlation": 1, "radial_MLP": [8]}
+"""Of an `energy_model` with few and small kernels, for what depends on no number of them."""
+
+
 @built_once
 def energy_model(
     interaction: str = "RealAgnosticResidualInteractionBlock",
