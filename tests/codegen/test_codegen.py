@@ -44,18 +44,10 @@ def test_main_cuda_kernels_compile_without_spills(name: str, direction: Directio
         assert kernel["registers"] <= 255
 
 
-# The kernels of preset-L in float64 take a minute: every architecture meets float64 in the smaller ones.
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize(("name", "scalar_bytes"), [("ragged", 4), ("ragged", 8), ("preset-L", 4)])
+@pytest.mark.parametrize("scalar_bytes", [4, 8])
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_cuda_kernel_compiles(name: str, scalar_bytes: int, arch: str) -> None:
-    _compile(name, scalar_bytes, arch)
-
-
-def test_large_cuda_kernels_of_float64_compile() -> None:
-    _compile("preset-L", 8, "sm_90")
-
-
-def _compile(name: str, scalar_bytes: int, arch: str) -> None:
     for direction in Direction:
         runtime.compile_cuda(source(make_plan(SPECS[name], direction, TARGETS["sm_90"], scalar_bytes)), arch)
 
