@@ -12,6 +12,8 @@ os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
 
 # torch.compile would build a program for each instruction set of the processor, to see that the compiler knows it too.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# The function of an AOTInductor package that calls the kernels is long, and its speed is not what is tested.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 import pytest
 import torch

@@ -128,8 +128,9 @@ class Step:
             if self._capture is None or self._candidates is None or not self._candidates.hold(system):
                 return
             assert self._memory is not None
-            self._memory.move(system)
-            self._memory.send(self._capture.replay())
+            with _on(self.device):
+                self._memory.move(system)
+                self._memory.send(self._capture.replay())
             self._begun = system
 
     def cancel(self) -> None:
