@@ -65,7 +65,7 @@ class StepState(FollowedStep):
         """
         stepping, guess = self.stepping, None
         if self.step is not None and self._types is not None and np.array_equal(self._types[0], atoms.numbers):
-            guess = _system(atoms, self._types[1])
+            guess = system_of(atoms, self._types[1])
             self.step.begin(guess)
         self.obstacle = stepping.obstacle(calculator) or self.follow(
             stepping.models(calculator), stepping.head(calculator), stepping.cutoff(calculator)
@@ -77,7 +77,7 @@ class StepState(FollowedStep):
         if guess is not None and np.array_equal(types, guess.types):
             return guess
         self._types = atoms.numbers.copy(), types
-        return _system(atoms, types)
+        return system_of(atoms, types)
 
     def finish(self, calculator: Any, system: System) -> dict[str, Any]:
         """The results for what `begin` gave."""
@@ -98,7 +98,8 @@ class StepState(FollowedStep):
         return [ReportRow("calculate", type(calculator).__name__, not self.obstacle, self.note())]
 
 
-def _system(atoms: Any, types: NDArray[np.int64]) -> System:
+def system_of(atoms: Any, types: NDArray[np.int64]) -> System:
+    """A structure of ASE's as arrays that stay as they are when it changes."""
     return System(
         positions=atoms.get_positions(),
         cells=np.array(atoms.cell.array, dtype=np.float64)[None],

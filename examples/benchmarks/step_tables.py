@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eqaccel.benchmarks import pictures, report
+from eqaccel.benchmarks.contests import FULL
 from eqaccel.benchmarks.families import FAMILIES
 
 _PARTS = {"device_ms": "device", "host_ms": "host", "neighbours_ms": "lists of neighbours"}
@@ -42,7 +43,7 @@ def compact(results: report.Results) -> str:
 
     def cell(case: tuple[str, str], name: str) -> str:
         if case not in medians[name]:
-            return "out of memory" if "out of memory" in notes.get((*case, name), "") else "-"
+            return FULL if FULL in notes.get((*case, name), "") else "-"
         ratio = f" ({medians[name][case] / own[case]:.1f}x)" if name != "eqaccel" and case in own else ""
         return f"{medians[name][case]:.2f} ms{ratio}"
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from eqaccel.benchmarks import report, suite
+from eqaccel.benchmarks import contests, report, suite
 from eqaccel.benchmarks.dynamics import own_step, parts, simulate
 from eqaccel.benchmarks.families import FAMILIES, ModelCase
 from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.structures import make_sample, make_system, read_system
-from eqaccel.benchmarks.timing import describe, free_memory, limited
+from eqaccel.benchmarks.timing import free_memory, limited
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.torch_state import default_dtype
 
@@ -51,21 +51,11 @@ CONTENDERS: dict[str, tuple[str, Build]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    report.add_arguments(parser)
-    known = ", ".join(FAMILIES)
-    parser.add_argument("--models", type=suite.names(FAMILIES), default="mp0-medium", help=f"some of {known}")
-    parser.add_argument("--systems", type=systems, help="as carbon-1000,silicon-1000,water-5184; default: the model's")
-    parser.add_argument("--elements", type=int, help="instead of those of a MACE model")
-    parser.add_argument("--channels", type=int, help="of every irrep, instead of those of the model")
-    choice = [name for name in CONTENDERS if name != "eqaccel"]
-    parser.add_argument(
-        "--compare", type=suite.names([*choice, "none"]), default="e3nn,cue,oeq", help=f"none, or some of {choice}"
-    )
+    contests.add_arguments(parser, CONTENDERS, "mp0-medium", "carbon-1000,silicon-1000,water-5184")
     parser.add_argument("--peer-atoms", type=int, help="atoms up to which peers run; default: all")
     parser.add_argument("--warm-up", type=int, help="steps before the clock is looked at (20 or 1)")
     parser.add_argument("--steps", type=int, help="steps that are timed (200 or 10)")
     parser.add_argument("--budget", type=float, help="seconds for the steps of one contender on one system (10 or 60)")
-    parser.add_argument("--time-limit", type=float, default=math.inf, help="seconds after which whatever runs is ended")
 
 
 def run(arguments: argparse.Namespace) -> report.Results:
@@ -73,6 +63,7 @@ def run(arguments: argparse.Namespace) -> report.Results:
     start = time.monotonic()
     gpu = arguments.device == "cuda"
     torch.set_num_threads(arguments.threads)
+    arguments.models = arguments.models or ["mp0-medium"]
     arguments.warm_up = arguments.warm_up or (20 if gpu else 1)
     arguments.steps = arguments.steps or (200 if gpu else 10)
     arguments.budget = arguments.budget or (10.0 if gpu else 60.0)
@@ -90,14 +81,14 @@ def run(arguments: argparse.Namespace) -> report.Results:
             if left <= 0:
                 pass  # the row says so already
             elif atoms > too_large:
-                row |= {"note": f"not tried: out of memory with {too_large} atoms", "begun": True}
+                row |= {"note": f"not tried: {contests.FULL} with {too_large} atoms", "begun": True}
             else:
-                row |= {"note": f"not finished within {arguments.time_limit:g} s", "begun": True}
+                row |= contests.not_finished(arguments)
                 with limited(left):
                     if row["model"] not in prepared:
                         prepared[row["model"]] = Prepared.of(row["model"], _kinds(jobs, row["model"]), arguments)
                     row |= _time(prepared[row["model"]], row["system"], word, arguments)
-                if row["note"] == _FULL:
+                if row["note"] == contests.FULL:
                     full[row["model"], kind, word] = atoms
             if arguments.json:
                 report.write(arguments.json, json.dumps(results, indent=1) + "\n")
@@ -106,34 +97,23 @@ def run(arguments: argparse.Namespace) -> report.Results:
     return results
 
 
-_FULL = "out of memory"
 Job = tuple[dict[str, Any], str]
 """A row of the results and the name of the contender."""
 
 
 def _jobs(arguments: argparse.Namespace) -> tuple[list[Job], list[dict[str, Any]]]:
     """What to do, in this order, and all rows, in the order of the table."""
-    words = ["eqaccel", *(word for word in arguments.compare if word != "none")]
-    rows, jobs = [], []
-    for model in arguments.models:
-        try:
-            family = FAMILIES[model].load()
-        except ImportError as missing:
-            rows.append(_row(model, None, "eqaccel", describe(missing)))
-            continue
+    words = contests.chosen(arguments)
+    rows: list[dict[str, Any]] = []
+    jobs: list[Job] = []
+    for model, family in contests.installed(arguments, rows):
         for system in arguments.systems or family.systems(model, arguments.device):
             atoms = read_system(system)[1]
             for word in words:
                 if word == "eqaccel" or arguments.peer_atoms is None or atoms <= arguments.peer_atoms:
-                    note = f"not begun within {arguments.time_limit:g} s"
-                    rows.append(_row(model, system, CONTENDERS[word][0], note))
+                    rows.append(contests.not_begun(arguments, model, system, CONTENDERS[word][0]))
                     jobs.append((rows[-1], word))
     return sorted(jobs, key=lambda job: words.index(job[1])), rows
-
-
-def _row(model: str, system: str | None, implementation: str, note: str) -> dict[str, Any]:
-    known = {"model": model, "system": system, "atoms": None, "implementation": implementation}
-    return known | {"note": note, "begun": False}
 
 
 def _kinds(jobs: Sequence[Job], model: str) -> list[str]:
@@ -177,8 +157,7 @@ def _time(prepared: Prepared, system: str, word: str, arguments: argparse.Namesp
         with default_dtype(prepared.dtype):
             found = _simulate(prepared, system, word, arguments)
     except Exception as failure:  # of a peer, of the memory: the others are still to be timed
-        # TorchScript and compilers wrap torch's error in errors of their own.
-        found = {"note": _FULL if "out of memory" in str(failure).lower() else describe(failure)}
+        found = {"note": contests.note_of(failure)}
     if word == "compile":
         torch.compiler.reset()
     free_memory()
@@ -216,11 +195,3 @@ def _own(calculator: Any) -> dict[str, Any]:
     reason = state.step.not_captured if state.step.device.type == "cuda" else ""
     counts = {"calls": state.calls, "rebuilds": state.step.rebuilds, "captures": dict(state.step.captures)}
     return counts | {"note": f"no CUDA graph: {reason}" if reason else ""}
-
-
-def systems(text: str) -> list[str]:
-    """A parser of comma-separated names of systems."""
-    try:
-        return [name for name in text.split(",") if read_system(name)]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -13,14 +13,8 @@ if TYPE_CHECKING:  # the command line has to answer without it
     import ase
 
 _LATTICE = {"C": 3.567, "Si": 5.431}  # of diamond, in angstrom
-_SPRINGS = {
-    "C": 36.0,
-    "Si": 13.0,
-    "H": 5.0,
-    "O": 5.0,
-    "Cu": 5.0,
-    "Au": 5.0,
-}  # eV/A^2: as stiff as bonds
+# eV/A^2: about as stiff as bonds hold atoms in solids and water
+_SPRINGS = {"C": 36.0, "Si": 13.0, "H": 5.0, "O": 5.0, "Cu": 5.0, "Au": 5.0}
 TEMPERATURE = 300.0  # kelvin
 
 

@@ -10,20 +10,18 @@ import argparse
 import contextlib
 import copy
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from eqaccel.benchmarks import report, suite
+from eqaccel.benchmarks import contests, report, suite
 from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
 from eqaccel.benchmarks.model_timing import device_kernels
 from eqaccel.benchmarks.models import LIMITS, PEERS
-from eqaccel.benchmarks.steps import systems
 from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
-from eqaccel.benchmarks.timing import allocated_peak, describe, free_memory, limited, measure
+from eqaccel.benchmarks.timing import allocated_peak, free_memory, limited, measure
 from eqaccel.patches.torch_state import default_dtype
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,22 +40,11 @@ CONTENDERS: dict[str, tuple[str, Callable[[type[ModelCase]], Variant]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    report.add_arguments(parser)
-    known = ", ".join(FAMILIES)
-    parser.add_argument(
-        "--models", type=suite.names(FAMILIES), help=f"some of {known}; default: mp0-medium,alloy or, on a CPU, alloy"
-    )
-    parser.add_argument("--systems", type=systems, help="as carbon-64,water-81,alloy-32; default: the model's")
+    models = "mp0-medium,alloy or, on a CPU, alloy"
+    contests.add_arguments(parser, CONTENDERS, models, "carbon-64,water-81,alloy-32")
     parser.add_argument("--structures", type=int, help="of a batch (8 or, on a CPU, 2)")
-    parser.add_argument("--elements", type=int, help="instead of those of a MACE model")
-    parser.add_argument("--channels", type=int, help="of every irrep, instead of those of the model")
-    choice = [name for name in CONTENDERS if name != "eqaccel"]
-    parser.add_argument(
-        "--compare", type=suite.names([*choice, "none"]), default="e3nn,cue,oeq", help=f"none, or some of {choice}"
-    )
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--budget", type=float, help="seconds for the steps of one contender (5 or 60)")
-    parser.add_argument("--time-limit", type=float, default=math.inf, help="seconds after which whatever runs is ended")
 
 
 def run(arguments: argparse.Namespace) -> report.Results:
@@ -79,7 +66,7 @@ def run(arguments: argparse.Namespace) -> report.Results:
             left = arguments.time_limit - (time.monotonic() - start)
             if left > 0:
                 for row in job.values():
-                    row |= {"note": f"not finished within {arguments.time_limit:g} s", "begun": True}
+                    row |= contests.not_finished(arguments)
                 with limited(left):
                     if case not in prepared:
                         prepared[case] = Prepared.of(*case, arguments)
@@ -97,25 +84,14 @@ Job = Mapping[str, dict[str, Any]]
 
 def _jobs(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> list[Job]:
     """What to do, in this order; puts the rows into the results."""
-    words = ["eqaccel", *(word for word in arguments.compare if word != "none")]
+    words = contests.chosen(arguments)
     jobs: list[Job] = []
-    for model in arguments.models:
-        try:
-            case = FAMILIES[model].load()
-        except ImportError as missing:
-            rows.append(_row(model, None, "eqaccel", describe(missing)))
-            continue
+    for model, case in contests.installed(arguments, rows):
         for system in arguments.systems or case.training_systems(model):
-            note = f"not begun within {arguments.time_limit:g} s"
-            job = {word: _row(model, system, CONTENDERS[word][0], note) for word in words}
+            job = {word: contests.not_begun(arguments, model, system, CONTENDERS[word][0]) for word in words}
             rows += job.values()
             jobs += [{word: row} for word, row in job.items()] if arguments.device == "cuda" else [job]
     return jobs
-
-
-def _row(model: str, system: str | None, implementation: str, note: str) -> dict[str, Any]:
-    known = {"model": model, "system": system, "atoms": None, "implementation": implementation}
-    return known | {"note": note, "begun": False}
 
 
 @dataclass(frozen=True)
@@ -203,7 +179,7 @@ def _time(job: Job, prepared: Prepared, arguments: argparse.Namespace) -> None:
         timings = measure(setups, arguments.device, arguments.repetitions, arguments.budget, occupied)
         for word, timing in timings.items():
             if isinstance(timing, str):
-                job[word]["note"] = _FULL if "out of memory" in timing.lower() else timing
+                job[word]["note"] = contests.note_of(timing)
             else:
                 job[word]["step"] = timing.to_json() | timing.spread()
                 job[word] |= _count(job[word]["step"], steps[word], arguments.device)
@@ -220,18 +196,10 @@ def _checked_models(
             model.requires_grad_(True)
             row |= _check(_numbers(prepared.case, model, small), prepared.expected, limit)
         except Exception as failure:  # of a peer, of the memory: the others are still to be timed
-            row["note"] = _describe(failure)
+            row["note"] = contests.note_of(failure)
         else:
             models[word] = model
     return models
-
-
-_FULL = "out of memory"
-
-
-def _describe(failure: Exception) -> str:
-    # TorchScript and compilers wrap torch's error in errors of their own.
-    return _FULL if "out of memory" in str(failure).lower() else describe(failure)
 
 
 def disturbed(structure: Any, count: int) -> list[Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eqaccel.benchmarks import pictures, report
+from eqaccel.benchmarks.contests import FULL
 from eqaccel.benchmarks.families import FAMILIES
 
 
@@ -42,7 +43,7 @@ def compact(results: report.Results) -> str:
 
     def cell(row: report.Row | None) -> str:
         if row is None or "step" not in row:
-            return "out of memory" if row is not None and "out of memory" in row["note"] else "-"
+            return FULL if row is not None and FULL in row["note"] else "-"
         return f"{row['step']['median_ms']:.1f} ms{_ratio(row, own) if row['implementation'] != 'eqaccel' else ''}"
 
     lines = []

@@ -13,7 +13,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator as AseCalculator
 from ase.data import atomic_numbers, chemical_symbols
 from eqaccel.integrations.ase.sources import open_source
-from eqaccel.patches.calculator import quick_changes, voigt
+from eqaccel.patches.calculator import quick_changes, system_of, voigt
 from numpy.typing import NDArray
 from torch import nn
 
@@ -175,13 +175,7 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
                 f"atoms: expected elements that the model knows ({known}), got {', '.join(wrong)}; use a model that "
                 f"was trained on them"
             )
-        return System(
-            positions=atoms.get_positions(),
-            cells=np.asarray(atoms.cell.array, dtype=np.float64)[None],
-            periodic=np.asarray(atoms.pbc, dtype=bool)[None],
-            types=types,
-            sizes=(len(atoms),),
-        )
+        return system_of(atoms, types)
 
 
 def _name_of(number: int) -> str:
