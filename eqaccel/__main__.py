@@ -1,4 +1,7 @@
-"""`python -m eqaccel`: this machine (`doctor`, `cache`), specs (`show`), speed (`bench`), files (`export`, `libs`)."""
+"""`python -m eqaccel`: this machine (`doctor`, `cache`), specs (`show`), speed (`bench`), files (`export`, `libs`).
+
+MACE's training program runs on a patched model as `mace_run_train`.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     libs.add_argument("--ld-preload", action="store_true", help="print an environment variable for an existing program")
     libs.add_argument("--link", action="store_true", help="print compiler options for a program of your own")
     commands.add_parser("bench", help="times beside those of other libraries; has sub-commands of its own")
+    commands.add_parser("mace_run_train", help="MACE's training program on a patched model; has MACE's own options")
     try:
         if arguments[:1] == ["bench"]:  # needs torch and more, which the other commands do without
             from eqaccel.benchmarks.command import main as bench
 
             return bench(arguments[1:])
+        if arguments[:1] == ["mace_run_train"]:
+            from eqaccel.integrations import mace_training
+
+            mace_training.run(arguments[1:])
+            return 0
         options = parser.parse_args(arguments)
         run = {"cache": _cache, "doctor": _doctor, "show": _show, "export": _export, "libs": _libs}[options.command]
         print(run(options))

@@ -28,8 +28,8 @@ ROOMS = [
 ]
 FOLDERS = {"patches": ROOT / "patches", "integrations": ROOT / "integrations"}
 FOREIGN = {"e3nn", "mace", "nequip"}
-EXTENSIONS = {"nequip_extension.py": "nequip"}
-"""Files that a foreign package loads by itself, and which may import it."""
+EXTENSIONS = {"nequip_extension.py": "nequip", "mace_training.py": "mace"}
+"""Files that serve a program of a foreign package, and which may import it."""
 
 
 def _imports(file: Path) -> set[str]:
