@@ -6,6 +6,7 @@
 // Hessian, which is symmetric, with the direction, and that is what backward of a gradient computes.
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 
 #include "differentiate.h"
@@ -105,36 +106,41 @@ struct Backward : Kept {
 };
 
 // The gradients of <g, ggz> + <p, gx> + <q, gy> + <r, gw> with respect to the operands of the double backward operator
-// for which needed_input(number) holds; `incoming` is g, p, q and r. What is differentiated is the sum of
-// <G, F(X, Y, W)> over the nine terms below: the first three are <g, ggz>, then two each for <p, gx>, <q, gy> and
-// <r, gw>.
+// for which needed(number) holds; `incoming` is g, p, q and r. With F4(gz, x, y, w) = <gz, F(x, y, w)> this sum is
+//   F4(g, a, y, w) + F4(g, x, b, w) + F4(g, x, y, c)
+//   + F4(gz, p, b, w) + F4(gz, p, y, c)
+//   + F4(gz, a, q, w) + F4(gz, a, y, r)
+//   + F4(gz, x, q, c) + F4(gz, x, b, r),
+// and each line is what one call of the double backward operator differentiates, with respect to the operands in the
+// places of gz, x, y and w. Operands in other places need a call of the backward operator.
 template <class Needed>
 variable_list third(const TensorProductProblem& problem, const variable_list& operands, const variable_list& incoming,
-                    const Needed& needed_input) {
-  enum Operand { gz, x, y, w, a, b, c, g, p, q, r };
-  constexpr int inputs = 7;
-  constexpr std::array<std::array<Operand, 4>, 9> terms{{{g, a, y, w},
-                                                         {g, x, b, w},
-                                                         {g, x, y, c},
-                                                         {gz, p, b, w},
-                                                         {gz, p, y, c},
-                                                         {gz, a, q, w},
-                                                         {gz, x, q, c},
-                                                         {gz, a, y, r},
-                                                         {gz, x, b, r}}};
-  variable_list v = operands;
-  v.insert(v.end(), incoming.begin(), incoming.end());
+                    const Needed& needed) {
+  enum Operand { GZ, X, Y, W, A, B, C, none };
+  const Tensor &gz = operands[GZ], &x = operands[X], &y = operands[Y], &w = operands[W];
+  const Tensor &a = operands[A], &b = operands[B], &c = operands[C];
+  const Tensor &g = incoming[0], &p = incoming[1], &q = incoming[2], &r = incoming[3], zero;
 
-  variable_list sums(inputs);
-  const auto needed = [&](Operand operand) { return operand < inputs && needed_input(operand); };
-  for (const auto& [G, X, Y, W] : terms) {
-    if (!v[G].defined() || !v[X].defined() || !v[Y].defined() || !v[W].defined()) continue;
-    if (needed(G)) add(sums[G], tensor_product(problem, v[X], v[Y], v[W]));
-    if (!needed(X) && !needed(Y) && !needed(W)) continue;
-    const auto [gX, gY, gW] = tensor_product_backward(problem, v[G], v[X], v[Y], v[W]);
-    if (needed(X)) add(sums[X], gX);
-    if (needed(Y)) add(sums[Y], gY);
-    if (needed(W)) add(sums[W], gW);
+  variable_list sums(none);
+  // Adds the results of a call, if one of the operands that they belong to needs a gradient.
+  const auto collect = [&](std::array<Operand, 4> of, const auto& call) {
+    const auto wanted = [&](Operand operand) { return operand != none && needed(operand); };
+    if (std::none_of(of.begin(), of.end(), wanted)) return;
+    const variable_list results = call();
+    for (std::size_t i = 0; i < of.size(); ++i)
+      if (wanted(of[i])) add(sums[of[i]], results[i]);
+  };
+  if (g.defined()) {
+    collect({none, X, Y, W}, [&] { return second_gradients(problem, g, x, y, w, a, b, c); });
+    collect({A, B, C, none}, [&] { return gradients(problem, g, x, y, w); });
+  }
+  if (p.defined()) {
+    collect({GZ, none, Y, W}, [&] { return second_gradients(problem, gz, p, y, w, zero, b, c); });
+    collect({none, B, C, none}, [&] { return gradients(problem, gz, p, y, w); });
+  }
+  if (q.defined() || r.defined()) {
+    collect({GZ, A, Y, W}, [&] { return second_gradients(problem, gz, a, y, w, zero, q, r); });
+    collect({GZ, X, B, C}, [&] { return second_gradients(problem, gz, x, b, c, zero, q, r); });
   }
   return sums;
 }
