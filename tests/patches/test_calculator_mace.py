@@ -328,6 +328,23 @@ def test_bad_structures(device: torch.device) -> None:
     assert_same(results(fast, atoms), results(calculator(device), atoms), torch.float64)
 
 
+@pytest.mark.parametrize("distance", [0.0, 1e-8, 1e-3])
+def test_atoms_in_one_place(distance: float, device: torch.device) -> None:
+    """What the model itself gives for atoms that overlap: nothing defined for the same point, numbers beside it."""
+    plain, fast, atoms = calculator(device), patch(calculator(device)), structures(device)[1]
+    before = results(fast, atoms)
+    overlapping = atoms.copy()
+    overlapping.positions[1] = overlapping.positions[0] + [distance, 0, 0]
+    found, wanted = results(fast, overlapping), results(plain, overlapping)
+    if distance:
+        assert_same(found, wanted, torch.float64)
+    else:
+        assert np.isnan(wanted["energy"])
+        assert np.isnan(found["energy"])
+        assert np.isnan(found["forces"][:3]).all()  # the last atom is alone
+    assert np.array_equal(results(fast, atoms)["forces"], before["forces"])
+
+
 @pytest.mark.gpu
 def test_a_model_that_moves() -> None:
     fast, atoms = patch(calculator(torch.device("cuda"))), structures(torch.device("cuda"))[0]

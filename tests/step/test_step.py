@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -264,6 +265,23 @@ def test_results_are_bitwise_the_same_again(device: torch.device) -> None:
     step._memory.send(step._evaluate(True))
     outcome = step._unpack(step._memory.fetch(), system)
     assert np.array_equal(outcome.forces, first.forces)
+
+
+def test_threads_share_a_step(device: torch.device) -> None:
+    """Calls from several threads, each of which begins with its own system, give what they give one by one."""
+    step, systems = new_step(device), [crystal(seed=seed) for seed in range(4)]
+    alone = [step(system).forces for system in systems]
+
+    def run(number: int) -> list[np.ndarray]:
+        forces = []
+        for _ in range(10):
+            step.begin(systems[number])
+            forces.append(step(systems[number]).forces)
+        return forces
+
+    with ThreadPoolExecutor(len(systems)) as pool:
+        for expected_forces, results in zip(alone, pool.map(run, range(len(systems))), strict=True):
+            assert all(np.array_equal(forces, expected_forces) for forces in results)
 
 
 @pytest.mark.parametrize(
