@@ -20,6 +20,7 @@ from pathlib import Path
 
 import latex2mathml.converter
 from eqaccel.patches.finder import KINDS, OTHERS
+from eqaccel.patches.replacement import Replacement
 
 import eqaccel
 from eqaccel import errors, o3, settings
@@ -170,7 +171,6 @@ def supported() -> str:
         for target in TARGETS.values()
         if not target.is_gpu
     ]
-    kinds = [(kind.name, first_line(type(kind)), "yes" if kind.exporting else "no") for kind in (*KINDS, OTHERS)]
     limits = [
         ("highest degree of an irrep", str(tensor_product.MAX_DEGREE)),
         ("highest degree of a polynomial", str(polynomial.MAX_POWER)),
@@ -183,13 +183,42 @@ def supported() -> str:
             "Made from the tables that the code reads. [Models](models.md) says what was run, and on which machines.",
             *table("GPUs that kernels are planned for", ("target", "plan"), rows),
             *table("CPUs", ("target", "plan"), processors),
-            *table("Kinds of models", ("kind", "", "exported"), kinds),
+            *table(
+                "Kinds of models", ("kind", "", "files", "fast calculators", "exported"), kinds()
+            ),
+            *table("Modules that are replaced", ("in models of", "module"), replaced()),
             *table("Operators", ("", ""), limits),
             *table("Tensor products", ("connection mode", "weights", *BACKENDS), modes()),
             *table("Settings", ("environment variable", "meaning"), variables),
             "",
         ]
     )
+
+
+def kinds() -> list[tuple[str, ...]]:
+    """The kinds of models, and what engines get of them."""
+    rows = []
+    for kind in (*KINDS, OTHERS):
+        files = "of torch.save" + (f"; {kind.file_format.name}" if kind.file_format else "")
+        calculators = ["Calculator"] if kind.exporting else []
+        if kind.stepping:
+            calculators.append(kind.stepping.class_name)
+        engines = "for LAMMPS, C++ and Python" if kind.exporting else "no"
+        rows.append((kind.name, first_line(type(kind)), files, ", ".join(calculators) or "none", engines))
+    return rows
+
+
+def replaced() -> list[tuple[str, str]]:
+    """The classes of modules that have a replacement, by the kind of model that they are in."""
+    names = {type(kind).__module__.rpartition(".")[0]: kind.name for kind in (*KINDS, OTHERS)}
+    found, waiting = [], Replacement.__subclasses__()
+    while waiting:
+        replacement = waiting.pop()
+        waiting += replacement.__subclasses__()
+        if not replacement.__name__.startswith("_"):
+            folder = replacement.__module__.rpartition(".")[0]
+            found.append((names.get(folder, "any kind"), first_line(replacement)))
+    return sorted(set(found))
 
 
 BACKENDS = {"CPU": "cpu-generic", "CUDA": "sm_90", "HIP": "gfx90a"}
