@@ -120,7 +120,7 @@ def _compiler_seconds(spec: TensorProductSpec) -> float:
 def test_the_largest_product_compiles_within_half_a_minute(tmp_path, monkeypatch) -> None:
     """On two cores where a kernel of MACE takes 1.9 s of one; that one is the clock, for machines that are busy.
 
-    A quarter of the paths, with those of the highest degrees, in a quarter of the time: no unit grows with their number.
+    A quarter of the paths, those of the highest degrees too, in a quarter of the time: no unit grows with their number.
     """
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     layer = "128x0e+128x1o+128x2e+128x3o"
