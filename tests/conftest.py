@@ -17,6 +17,9 @@ os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 import pytest
 import torch
+from remembered import read_sources_once
+
+read_sources_once()
 
 # A runner that declares a GPU must not skip the tests that need it.
 GPU_DECLARED = os.environ.get("EQACCEL_TEST_GPU") == "1"

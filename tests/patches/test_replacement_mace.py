@@ -118,8 +118,8 @@ def test_a_patched_model_takes_the_weights_of_a_foundation_model() -> None:
     with torch.no_grad():
         for parameter in foundation.parameters():
             parameter *= 1.2
-    plain, fast = mm.energy_model(), patch(mm.energy_model())
-    for model, source in ((plain, foundation), (fast, patch(copy.deepcopy(foundation)))):
+    plain, fast = mm.energy_model(), patched(mm.energy_model())
+    for model, source in ((plain, foundation), (fast, patched(copy.deepcopy(foundation)))):
         load_foundations_elements(
             model, source, AtomicNumberTable(list(mm.ELEMENTS)), load_readout=True, max_L=1, default_dtype=torch.float64
         )
@@ -130,7 +130,7 @@ def test_a_patched_model_takes_the_weights_of_a_foundation_model() -> None:
 
 
 def test_configurations_and_what_is_built_of_them() -> None:
-    plain, fast = mm.energy_model(), patch(mm.energy_model())
+    plain, fast = mm.energy_model(), patched(mm.energy_model())
     config, expected = extract_config_mace_model(fast), extract_config_mace_model(plain)
     assert config.keys() == expected.keys()
     assert str(config) == str(expected)
@@ -143,12 +143,12 @@ def test_configurations_and_what_is_built_of_them() -> None:
 def test_heads_are_removed() -> None:
     heads = {"heads": ["pt_head", "own"], "atomic_energies": [[-1.0, -2.0, -3.0], [-2.0, -3.0, -4.0]]}
     heads |= {"atomic_inter_scale": [1.0, 1.2], "atomic_inter_shift": [0.0, 0.1], "MLP_irreps": o3.Irreps("16x0e")}
-    plain, fast = mm.energy_model(**heads), patch(mm.energy_model(**heads))
+    plain, fast = mm.energy_model(**heads), patched(mm.energy_model(**heads))
     assert_alike(remove_pt_head(fast), remove_pt_head(plain))
 
 
 def test_autocast_is_refused() -> None:
-    fast = patch(mm.energy_model(dtype=torch.float32))
+    fast = patched(mm.energy_model(dtype=torch.float32))
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(PatchError, match=r"ScaleShiftMACE: .* autocast"):
         fast(mm.batch(fast))
 
@@ -211,7 +211,7 @@ def test_sums_of_calculators() -> None:
 
 def test_averaged_models_follow_a_patched_one() -> None:
     """MACE trains with them: torch goes through the buffers of the model and of its copy side by side."""
-    model = patch(mm.energy_model(hidden_irreps="16x0e+16x1o"), verify=False)
+    model = patched(mm.energy_model())
     averaged = torch.optim.swa_utils.AveragedModel(model)
     assert [name for name, _ in averaged.module.named_buffers()] == [name for name, _ in model.named_buffers()]
     for _ in range(2):

@@ -16,10 +16,12 @@ from nequip.model import NequIPGNNModel, PresetNequIPGNNModel
 from nequip.model.saved_models import load_saved_model
 from nequip.scripts import _package_utils
 from nequip.utils.global_state import set_global_state
+from remembered import trace_programs_once
 from structures import crystal_and_molecule
 
 from eqaccel import report
 
+trace_programs_once()
 _dtype = torch.get_default_dtype()
 set_global_state()
 torch.set_default_dtype(_dtype)  # see the fixture nequip_defaults
@@ -44,7 +46,8 @@ def model(kind: str = "small", dtype: str = "float64", **changes: Any) -> torch.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if kind == "parity":
-            built = NequIPGNNModel(**options | {"l_max": 2, "parity": True, "num_features": 32} | changes)
+            shape = {"num_layers": 3, "l_max": 2, "parity": True, "num_features": 32}
+            built = NequIPGNNModel(**options | shape | changes)
         elif kind == "small":
             shape = {"num_layers": 3, "l_max": 1, "parity": False, "num_features": [8, 4], "radial_mlp_width": 8}
             built = NequIPGNNModel(**options | shape | changes)

@@ -1,0 +1,45 @@
+"""What libraries do again for each module that they compile or copy, with the same result, done once in tests."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+def read_sources_once() -> None:
+    """Makes TorchScript remember sources of functions, whose parsing takes a third of the time of scripting a model."""
+    inspect.getsourcelines = _remembered(inspect.getsourcelines)
+    parse = _remembered(torch._sources.parse_def)
+    for module in (torch._jit_internal, torch.jit.frontend):
+        module.parse_def = parse
+    torch._jit_internal.get_type_hint_captures = _remembered(torch._jit_internal.get_type_hint_captures)
+
+
+def _remembered(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same of a function for the methods that it is of all objects."""
+    known = functools.cache(read)
+    return functools.wraps(read)(lambda function: known(getattr(function, "__func__", function)))
+
+
+def trace_programs_once() -> None:
+    """Makes e3nn remember programs of modules that are copied: it pickles them, and torch traces what is unpickled.
+
+    That takes half of the time of NequIP's models in tests. Versions before 0.6 have TorchScript instead.
+    """
+    from e3nn.util.codegen import _mixin
+
+    @functools.cache
+    def traced(content: bytes, _: torch.dtype) -> torch.nn.Module:
+        return pickle.loads(content)
+
+    def loads(content: bytes) -> torch.nn.Module:
+        return copy.deepcopy(traced(content, torch.get_default_dtype()))
+
+    _mixin.pickle = SimpleNamespace(dumps=pickle.dumps, loads=loads)
