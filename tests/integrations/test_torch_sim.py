@@ -1,0 +1,62 @@
+"""torch-sim's wrappers of MACE models: patched in place, conforming, with the same numbers whatever is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("mace", reason="needs mace-torch")
+pytest.importorskip("torch_sim", reason="needs torch-sim-atomistic")
+
+import mace_models as mm
+import torch_sim_checks as tc
+from mace.calculators import mace_torchsim
+from torch_sim.models.mace import MaceModel
+
+import eqaccel
+from eqaccel.errors import PatchError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# MACE's own wrapper needs a later torch-sim, which needs Python 3.12.
+WRAPPERS = [MaceModel] + [mace_torchsim.MaceTorchSimModel] * (mace_torchsim._TORCHSIM_IMPORT_ERROR is None)
+
+
+def model() -> torch.nn.Module:
+    return mm.energy_model(atomic_numbers=list(tc.ELEMENTS), r_max=tc.CUTOFF)
+
+
+@pytest.fixture(params=WRAPPERS, ids=lambda wrapper: wrapper.__name__)
+def make(request: pytest.FixtureRequest, device: torch.device) -> tc.Make:
+    return lambda dtype: request.param(model(), device=device, dtype=dtype)
+
+
+def test_patched_in_place(make: tc.Make, dtype: torch.dtype) -> None:
+    tc.assert_patched_in_place(make, dtype)
+
+
+def test_refused_if_wrong(make: tc.Make) -> None:
+    tc.assert_refused_if_wrong(make, "mace")
+
+
+@pytest.mark.parametrize("move", tc.MOVES)
+def test_moves(make: tc.Make, move: Callable[[Any], Any]) -> None:
+    tc.assert_follows(make, move)
+
+
+def test_patched_before_it_is_wrapped(device: torch.device) -> None:
+    wrap = partial(MaceModel, device=device, dtype=torch.float64)
+    patched = wrap(eqaccel.patch(model(), verify=False))
+    assert eqaccel.report(patched).accelerated > 0
+    tc.assert_same(tc.computed(patched, tc.crystals()), tc.computed(wrap(model()), tc.crystals()), tc.crystals())
+
+
+def test_a_compiled_model_is_refused(device: torch.device) -> None:
+    wrapper = MaceModel(model(), device=device, dtype=torch.float64)
+    wrapper.model = torch.compile(wrapper.model)  # as MACE's wrapper does if it is told to
+    with pytest.raises(PatchError, match="wrapped by torch.compile"):
+        eqaccel.patch(wrapper)
