@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ pytest.importorskip("torch_sim", reason="needs torch-sim-atomistic")
 
 import mace_models as mm
 import torch_sim_checks as tc
-from mace.calculators import mace_torchsim
 from torch_sim.models.mace import MaceModel
 
 import eqaccel
@@ -22,17 +20,14 @@ from eqaccel.errors import PatchError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# MACE's own wrapper needs a later torch-sim, which needs Python 3.12.
-WRAPPERS = [MaceModel] + [mace_torchsim.MaceTorchSimModel] * (mace_torchsim._TORCHSIM_IMPORT_ERROR is None)
-
 
 def model() -> torch.nn.Module:
     return mm.energy_model(atomic_numbers=list(tc.ELEMENTS), r_max=tc.CUTOFF)
 
 
-@pytest.fixture(params=WRAPPERS, ids=lambda wrapper: wrapper.__name__)
-def make(request: pytest.FixtureRequest, device: torch.device) -> tc.Make:
-    return lambda dtype: request.param(model(), device=device, dtype=dtype)
+@pytest.fixture
+def make(device: torch.device) -> tc.Make:
+    return lambda dtype: MaceModel(model(), device=device, dtype=dtype)
 
 
 def test_patched_in_place(make: tc.Make, dtype: torch.dtype) -> None:
@@ -48,16 +43,15 @@ def test_moves(make: tc.Make, move: Callable[[Any], Any]) -> None:
     tc.assert_follows(make, move)
 
 
-def test_patched_before_it_is_wrapped(device: torch.device) -> None:
-    wrap = partial(MaceModel, device=device, dtype=torch.float64)
-    patched = wrap(eqaccel.patch(model(), verify=False))
+def test_patched_before_it_is_wrapped(make: tc.Make, device: torch.device) -> None:
+    patched = MaceModel(eqaccel.patch(model(), verify=False), device=device, dtype=torch.float64)
     assert eqaccel.report(patched).accelerated > 0
-    found, wanted = (tc.computed(wrapper, tc.crystals()) for wrapper in (patched, wrap(model())))
+    found, wanted = (tc.computed(wrapper, tc.crystals()) for wrapper in (patched, make(torch.float64)))
     tc.assert_same(found, wanted, tc.crystals(), torch.float64)
 
 
-def test_a_compiled_model_is_refused(device: torch.device) -> None:
-    wrapper = MaceModel(model(), device=device, dtype=torch.float64)
+def test_a_compiled_model_is_refused(make: tc.Make) -> None:
+    wrapper = make(torch.float64)
     wrapper.model = torch.compile(wrapper.model)  # as MACE's wrapper does if it is told to
     with pytest.raises(PatchError, match="wrapped by torch.compile"):
         eqaccel.patch(wrapper)
