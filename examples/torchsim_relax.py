@@ -89,7 +89,7 @@ def relax(label: str, wrapper: MaceModel, structures: list[Atoms], options: argp
         optimizer=ts.unit_cell_fire,
         convergence_fn=ts.generate_force_convergence_fn(options.force_tol),
         autobatcher=batcher,
-        max_steps=options.max_steps,
+        max_steps=options.max_steps * len(structures),  # it counts the steps of all batches together
     )
     energies = (relaxed.energy / relaxed.n_atoms_per_system).tolist()  # the device has finished
     seconds, processor_seconds = time.perf_counter() - begin, time.process_time() - processor_begin
@@ -141,7 +141,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--reference-structures", type=int, default=20, help="that the unpatched model relaxes")
     parser.add_argument("--batch-atoms", type=int, default=512, help="atoms that are computed at once")
     parser.add_argument("--force-tol", type=float, default=0.02, help="largest force that is left, in eV/A")
-    parser.add_argument("--max-steps", type=int, default=1000)
+    parser.add_argument("--max-steps", type=int, default=1000, help="on average, for each structure")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")
     parser.add_argument("--seed", type=int, default=0, help="of the structures")
