@@ -40,9 +40,7 @@ QUANTITIES = {"forces": True, "virials": False, "stress": True}
 ROOT = Path(__file__).resolve().parent
 
 
-def alloy(
-    cells: int | tuple[int, int, int], gold: float, strain: np.ndarray, rng: np.random.Generator
-) -> Atoms:
+def alloy(cells: int | tuple[int, int, int], gold: float, strain: np.ndarray, rng: np.random.Generator) -> Atoms:
     """Returns a random fcc Cu-Au solid solution.
 
     Args:

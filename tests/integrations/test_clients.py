@@ -65,7 +65,9 @@ def test_phonons(plain: Any, patched: Any) -> None:
     from phonopy.structure.atoms import PhonopyAtoms
 
     atoms = ordered_alloy()
-    cell = PhonopyAtoms(symbols=list(atoms.symbols), cell=atoms.cell.array, scaled_positions=atoms.get_scaled_positions())
+    cell = PhonopyAtoms(
+        symbols=list(atoms.symbols), cell=atoms.cell.array, scaled_positions=atoms.get_scaled_positions()
+    )
     # From near the centre, where bands begin at zero, to the faces, an edge and a corner of the zone.
     path = [np.linspace(0.05, 0.5, 6)[:, None] * end for end in ([1, 0, 0], [0, 0, 1], [1, 1, 0], [1, 1, 1])]
     bands = []

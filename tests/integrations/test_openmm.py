@@ -9,10 +9,10 @@ import pytest
 import torch
 
 pytest.importorskip("mace", reason="needs mace-torch")
-openmm = pytest.importorskip("openmm", reason="needs openmm")
-pytest.importorskip("openmmml", reason="needs openmmml")
+pytest.importorskip("openmmml", reason="needs openmm and openmmml")
 
 import mace_models as mm
+import openmm
 from eqaccel.patches.rounding import FACTOR, ROUNDING
 from mace.calculators import MACECalculator
 from openmm import app, unit
@@ -83,7 +83,7 @@ def assert_same(contexts: list[Any]) -> None:
         context.setVelocitiesToTemperature(300.0, 1)
         context.getIntegrator().step(STEPS)
     end, other_end = (state(context)[2] for context in contexts)
-    # No atom is lighter than 1; errors of forces move atoms by themselves times the square of the time, and grow little.
+    # No atom is lighter than 1; errors of forces move atoms by themselves times the square of the time, growing little.
     assert np.abs(end - other_end).max() <= 10 * bound * max(pull * (STEPS * TIMESTEP) ** 2, 1.0)
     assert np.abs(end - positions).max() > 1e-3
 

@@ -53,5 +53,5 @@ def test_patched_before_it_is_wrapped(make: tc.Make, device: torch.device) -> No
 def test_a_compiled_model_is_refused(make: tc.Make) -> None:
     wrapper = make(torch.float64)
     wrapper.model = torch.compile(wrapper.model)  # as MACE's wrapper does if it is told to
-    with pytest.raises(PatchError, match="wrapped by torch.compile"):
+    with pytest.raises(PatchError, match=r"wrapped by torch\.compile"):
         eqaccel.patch(wrapper)
