@@ -40,11 +40,11 @@ QUANTITIES = {"forces": True, "virials": False, "stress": True}
 ROOT = Path(__file__).resolve().parent
 
 
-def alloy(cells: int, gold: float, strain: np.ndarray, rng: np.random.Generator) -> Atoms:
+def alloy(cells: int | tuple[int, int, int], gold: float, strain: np.ndarray, rng: np.random.Generator) -> Atoms:
     """Returns a random fcc Cu-Au solid solution.
 
     Args:
-        cells: cubic cells (4 atoms each) along every axis.
+        cells: cubic cells (4 atoms each) along every axis, or along each.
         gold: fraction of gold atoms, 0 to 1.
         strain: symmetric strain of the cell, shape (3, 3).
         rng: decides which sites are gold.

@@ -48,7 +48,8 @@ def find_models(target: Any, error: type[EqaccelError]) -> list[FoundModel]:
 
     Args:
         target: A model, or what holds models: an ASE calculator of MACE or NequIP, a combination of calculators, a
-            module such as a training module or a container, or a list or tuple of any of these.
+            module such as a wrapper of torch-sim's, a training module or a container, or a list or tuple of any of
+            these.
         error: Class of the error that is raised.
 
     Returns:

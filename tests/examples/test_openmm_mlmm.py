@@ -1,0 +1,50 @@
+"""The example for OpenMM trains, simulates the same plain and accelerated, and writes down what it promises."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folders import EXAMPLES
+
+pytest.importorskip("mace")
+pytest.importorskip("matplotlib")
+pytest.importorskip("openmmml", reason="needs openmm and openmmml")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """The example as a module; what it sets for the process is set back."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import openmm_mlmm
+
+    dtype = torch.get_default_dtype()
+    yield openmm_mlmm
+    torch.set_default_dtype(dtype)
+
+
+def test_a_molecule_in_water(tmp_path: Path, example: types.ModuleType) -> None:
+    tiny = ["--configurations", "20", "--epochs", "1", "--channels", "8", "--waters", "60", "--dtype", "float64"]
+    results = example.main([*tiny, "--steps", "4", "--reference-steps", "2", "--device", "cpu", "--out", str(tmp_path)])
+    # OpenMM-ML has 96.4853 kJ/mol for an electronvolt, ASE has all digits; the CPU platform has single precision.
+    assert results["max_force_difference"] < 1e-4
+    before, after = results["runs"]
+    assert (before["label"], after["label"]) == ("unpatched", "patched")
+    assert (len(before["step_ms"]), len(after["step_ms"])) == (2, 4)
+    np.testing.assert_allclose(after["energies"][:3], before["energies"], atol=1e-3)  # meV per atom
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert (tmp_path / "mlmm.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "alanine_dipeptide.model").is_file()
+
+
+@pytest.mark.parametrize("options", [("--steps", "0"), ("--waters", "10")])
+def test_options_that_make_no_sense(options: tuple[str, str], example: types.ModuleType) -> None:
+    with pytest.raises(SystemExit):
+        example.parse_arguments(list(options))
