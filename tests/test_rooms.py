@@ -27,7 +27,7 @@ ROOMS = [
     "command",
 ]
 FOLDERS = {"patches": ROOT / "patches", "integrations": ROOT / "integrations"}
-FOREIGN = {"e3nn", "mace", "nequip"}
+FOREIGN = {"e3nn", "mace", "nequip", "sevenn"}
 EXTENSIONS = {"nequip_extension.py": "nequip"}
 """Files that a foreign package loads by itself, and which may import it."""
 
