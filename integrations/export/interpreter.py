@@ -32,6 +32,7 @@ def _append(items: list[Any], item: Any) -> list[Any]:
 
 _PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
+        "aten::Delete": operator.delitem,
         "aten::Int": int,
         "aten::__contains__": operator.contains,
         "aten::__getitem__": operator.getitem,

@@ -22,7 +22,9 @@ def control_flow(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     sizes = {"rows": x.size(0)}
     if sizes["rows"] < 0:
         raise ValueError("negative")
-    return total, torch.tensor([sizes["rows"], total.dim()])
+    sizes["columns"] = x.size(1)
+    del sizes["columns"]
+    return total, torch.tensor([sizes["rows"], total.dim(), len(sizes)])
 
 
 def test_control_flow() -> None:

@@ -59,8 +59,9 @@ KINDS: dict[str, dict[str, Any]] = {
     | _SEVERAL
     | {
         "lmax": 1,
-        "num_convolution_layer": 3,
-        "irreps_manual": ["4x0e", "4x0e+2x1o", "2x0o+4x0e+3x1o+2x1e", "4x0e"],
+        # What is odd and not a vector reaches the energy after four layers.
+        "num_convolution_layer": 4,
+        "irreps_manual": ["4x0e", "4x0e+2x1o", "1x0o+4x0e+2x1o+1x1e", "4x0e+2x1o", "4x0e"],
         "cutoff_function": _XPLOR,
     },
     "omni": _FULL
