@@ -19,7 +19,7 @@ def control_flow(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
         else:
             parts.append(torch.zeros(x.size(0), x.shape[1], dtype=x.dtype, device=x.device) - len(parts))
     total = torch.cat([part.double() for part in parts], dim=1)
-    sizes = {"rows": x.size(0)}
+    sizes = {"rows": len(x)}
     if sizes["rows"] < 0:
         raise ValueError("negative")
     sizes["columns"] = x.size(1)

@@ -67,7 +67,7 @@ def test_single_precision(device: torch.device, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_aotinductor(tmp_path: Path) -> None:
-    model = eqaccel.patch(sm.model("omni", "float64"), verify=False)
+    model = eqaccel.patch(sm.model("omni", "float64", num_convolution_layer=1, channel=2), verify=False)
     eqaccel.export(model, tmp_path / "model.pt2", "aotinductor", head="omat24")
     given = arguments(sm.data(model))
     energies, gradient = eqaccel.load_exported(tmp_path / "model.pt2")(*given)
