@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,7 @@ from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.sevennet import keys
 from eqaccel.patches.sevennet.export import SevennetExporting
 from eqaccel.patches.sevennet.files import SevennetFiles
-from eqaccel.patches.sevennet.parts import atomic_numbers, modalities
+from eqaccel.patches.sevennet.parts import atomic_numbers, modalities, one_hot_in
 from eqaccel.patches.sevennet.stepping import SevennetStepping
 from eqaccel.patches.sevennet.swapping import SevennetSwapping
 from eqaccel.patches.structures import Structure
@@ -85,7 +85,7 @@ class SevennetKind(ModelKind):
         inputs = self.inputs(model, structure, head)
         positions = inputs[keys.POSITIONS].requires_grad_()
         inputs[keys.EDGE_VECTORS] = _edge_vectors(inputs)
-        with training_mode(model) if training else contextlib.nullcontext(), _one_hot_in(model, self.dtype(model)):
+        with training_mode(model) if training else contextlib.nullcontext(), one_hot_in(model, self.dtype(model)):
             found = model(inputs)
             energy = found[keys.ENERGY].reshape(-1)
             if keys.FORCES not in found:
@@ -115,21 +115,3 @@ def _edge_vectors(inputs: Mapping[str, Any]) -> Tensor:
     receivers, senders = inputs[keys.EDGES]
     positions: Tensor = inputs[keys.POSITIONS]
     return positions[senders] - positions[receivers] + inputs[keys.SHIFTS] @ inputs[keys.CELL]
-
-
-@contextlib.contextmanager
-def _one_hot_in(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Has a model embed elements and modalities in a dtype; SevenNet does it in float32, whatever the model is in."""
-
-    def widen(module: Any, _: Any, data: dict[str, Any]) -> None:
-        for key in (module.key_output, module.key_additional_output):
-            if key is not None:
-                data[key] = data[key].to(dtype)
-
-    embeddings = [module for module in model.modules() if "OnehotEmbedding" in class_names(module)]
-    handles = [module.register_forward_hook(widen) for module in embeddings if dtype != torch.float32]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

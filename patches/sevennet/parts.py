@@ -1,10 +1,12 @@
-"""What a SevenNet model consists of: its convolutions, its elements, its modalities."""
+"""What a SevenNet model consists of: its convolutions, its elements, its modalities, its dtype."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from eqaccel.patches.kind import class_names
 from torch import nn
 
@@ -31,3 +33,21 @@ def modalities(model: Any) -> dict[str, int]:
     known = getattr(model, "modal_map", None) or {}
     fixed = next((module.modal_idx for module in model.children() if "_ModalInputPrepare" in class_names(module)), None)
     return {name: known[name] for name in sorted(known, key=known.__getitem__) if fixed in (None, known[name])}
+
+
+@contextlib.contextmanager
+def one_hot_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Has a model embed elements and modalities in a dtype; SevenNet does it in float32, whatever the model is in."""
+
+    def convert(module: Any, _: Any, data: Any) -> None:
+        for key in (module.key_output, module.key_additional_output):
+            if key is not None:
+                data[key] = data[key].to(dtype)
+
+    embeddings = [module for module in model.modules() if "OnehotEmbedding" in class_names(module)]
+    handles = [module.register_forward_hook(convert) for module in embeddings if dtype != torch.float32]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
