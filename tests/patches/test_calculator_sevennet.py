@@ -31,10 +31,10 @@ def patch(target: Any) -> Any:
     return eqaccel.patch(target, verify=False)
 
 
-def both(device: torch.device, kind: str = "0", **options: Any) -> tuple[Any, Any]:
+def both(device: torch.device, **options: Any) -> tuple[Any, Any]:
     """A calculator, plain and patched."""
     return tuple(
-        change(sm.calculator(sm.model(kind), device=device, **options)) for change in (lambda plain: plain, patch)
+        change(sm.calculator(sm.model("omni"), device=device, **options)) for change in (lambda plain: plain, patch)
     )
 
 
@@ -57,9 +57,8 @@ def assert_same(fast: dict[str, Any], plain: dict[str, Any]) -> None:
         assert np.abs(np.asarray(other) - value).max() <= bound * scale, name
 
 
-@pytest.mark.parametrize("kind", ["0", "omni"])
-def test_all_properties(kind: str, device: torch.device) -> None:
-    plain, fast = both(device, kind)
+def test_all_properties(device: torch.device) -> None:
+    plain, fast = both(device)
     assert type(fast).__name__ == "SevenNetCalculator"
     assert isinstance(fast, SevenNetCalculator)
     for atoms in sm.structures():
@@ -97,7 +96,7 @@ def test_copies_pickles_and_unpatch(device: torch.device) -> None:
 
 def test_changes_are_noticed(device: torch.device) -> None:
     """Of the weights, and of the modality."""
-    (plain, fast), atoms = both(device, "omni"), sm.structures()[0]
+    (plain, fast), atoms = both(device), sm.structures()[0]
     before = results(fast, atoms)
     for calculator in (plain, fast):
         with torch.no_grad():
@@ -125,7 +124,7 @@ def test_what_a_step_cannot_give_goes_the_ordinary_way(device: torch.device) -> 
     assert "stresses" in results(plain, atoms)
     assert_same(results(fast, atoms), results(plain, atoms))
     assert "it computes the virial of each atom (compute_atomic_virial)" in eqaccel.report(fast).rows[0].note
-    own = patch(Own(sm.model("0"), device=device))
+    own = patch(Own(sm.model("omni"), device=device, modal="mpa"))
     assert len(results(own, atoms)["lengths"]) == own.results["num_edges"]
     assert "Own has a output_to_results method of its own" in eqaccel.report(own).rows[0].note
 

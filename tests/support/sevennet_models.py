@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "0": _EVEN
     | {
         "lmax": 2,
-        "irreps_manual": ["4x0e", "4x0e+3x1e+2x2e", "4x0e"],
+        "irreps_manual": ["4x0e", "4x0e+2x1e+1x2e", "4x0e"],
         "cutoff_function": _XPLOR,
         "shift": [-1.0, -2.0, -3.0],
         "scale": [0.5, 1.0, 1.5],
@@ -68,13 +68,13 @@ KINDS: dict[str, dict[str, Any]] = {
     | _SEVERAL
     | {
         "lmax": 1,
-        "channel": 4,
+        "irreps_manual": ["4x0e", "4x0e+2x1o", "4x0e"],
         "use_modal_node_embedding": True,
         "use_modal_wise_scale": True,
         "scale": {"mpa": 1.5, "omat24": 0.5},
     },
 }
-"""The architectures of SevenNet's potentials, with few features and layers."""
+"""The architectures of SevenNet's potentials, with few features and layers, so that they share kernels."""
 
 
 def configuration(kind: str, **changes: Any) -> dict[str, Any]:
