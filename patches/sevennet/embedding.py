@@ -32,9 +32,14 @@ class FusedEdgeEmbedding(Replacement):
         vectors = data[keys.EDGE_VECTORS]
         lengths = torch.linalg.vector_norm(vectors, dim=1)
         data[keys.EDGE_LENGTHS] = lengths
-        data[keys.EDGE_EMBEDDING] = self.eqaccel(lengths.unsqueeze(1), self.basis_function.coeffs)
+        data[keys.EDGE_EMBEDDING] = self.functions(lengths)
         data[keys.EDGE_ATTRIBUTES] = self.spherical(vectors)
         return data
+
+    def functions(self, lengths: Tensor) -> Tensor:
+        """What the kernel gives, (num_edges, num_basis)."""
+        # Coefficients that are not trained are no buffer, and stay where and what they are when a model is moved.
+        return self.eqaccel(lengths.unsqueeze(1), self.basis_function.coeffs.to(lengths))
 
     def remake(self) -> torch.nn.Module:
         """See `Replacement`."""
@@ -51,8 +56,7 @@ class SplitEdgeEmbedding(FusedEdgeEmbedding):
         vectors = data[keys.EDGE_VECTORS]
         lengths = torch.linalg.vector_norm(vectors, dim=1)
         data[keys.EDGE_LENGTHS] = lengths
-        functions = self.eqaccel(lengths.unsqueeze(1), self.basis_function.coeffs)
-        data[keys.EDGE_EMBEDDING] = functions * self.cutoff_function(lengths).unsqueeze(1)
+        data[keys.EDGE_EMBEDDING] = self.functions(lengths) * self.cutoff_function(lengths).unsqueeze(1)
         data[keys.EDGE_ATTRIBUTES] = self.spherical(vectors)
         return data
 

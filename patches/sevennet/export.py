@@ -7,6 +7,8 @@ does itself. Convolutions take features of ghosts from their owners, and give th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
@@ -47,6 +49,17 @@ _AROUND = _SCALES | {
     "_ModalInputPrepare",
 }
 """Classes of the modules in whose place a potential has something of its own."""
+
+
+_READS: Mapping[str, str] = MappingProxyType(
+    {
+        "key_x": keys.FEATURES,
+        "key_filter": keys.EDGE_ATTRIBUTES,
+        "key_weight_input": keys.EDGE_EMBEDDING,
+        "key_edge_idx": keys.EDGES,
+    }
+)
+"""What a convolution reads, by the attributes that say so."""
 
 
 class ExportedConvolution(Convolution):
@@ -203,11 +216,16 @@ class SevennetExporting(Exporting):
                     f"model: expected modules of SevenNet's own classes, got {name} = {type(module).__name__}; use "
                     f"the model from Python"
                 )
+        rescale = _one(model, _SCALES)
+        reads = [(module, name) for _, _, module in convolutions(model) for name in _READS]
+        if any(getattr(module, name) != _READS[name] for module, name in reads):
+            raise ExportError("model: expected layers that read what SevenNet's do, got others; use it from Python")
         if not model.type_map or sorted(model.type_map.values()) != list(range(len(model.type_map))):
             raise ExportError(
                 "model: expected a type_map, the index of each atomic number, which this model lacks; set it"
             )
-        if _one(model, _SCALES) is None or getattr(_one(model, {"AtomReduce"}), "constant", 1.0) != 1.0:
+        is_scaled = rescale is not None and rescale.key_input == keys.UNSCALED_ENERGIES
+        if not is_scaled or getattr(_one(model, {"AtomReduce"}), "constant", 1.0) != 1.0:
             raise ExportError(
                 "model: expected energies that are scaled per atom and summed, got a model that does something else; "
                 "use it from Python"

@@ -53,6 +53,22 @@ def test_numbers(kind: str, device: torch.device, tmp_path: Path) -> None:
         assert_moves_to_a_gpu(loaded)
 
 
+def test_other_options_of_models(tmp_path: Path) -> None:
+    """A network reads the energy out, Bessel functions are not trained, and one number scales all energies."""
+    radial = {"radial_basis_name": "bessel", "trainable_coeff": False}
+    options = {"readout_as_fcn": True, "readout_fcn_hidden_neurons": [5], "readout_fcn_activation": "silu"}
+    plain = sm.model("0", "float64", radial_basis=radial, shift=-1.5, scale=2.0, **options)
+    model = eqaccel.patch(copy.deepcopy(plain), verify=False)
+    wanted = sm.outputs(plain, sm.data(plain))
+    found = sm.outputs(model, sm.data(model))["inferred_force"]
+    assert_close(found, wanted["inferred_force"])
+    eqaccel.export(model, tmp_path / "model.pt")
+    loaded = eqaccel.load_exported(tmp_path / "model.pt")
+    energies, _ = loaded(*arguments(sm.data(plain)))
+    assert_close(energies, wanted["atomic_energy"].detach().reshape(-1))
+    assert_moves_to_a_gpu(loaded)
+
+
 def test_single_precision(device: torch.device, tmp_path: Path) -> None:
     plain = sm.model("omni").to(device)
     model = eqaccel.patch(copy.deepcopy(plain), verify=False)
@@ -99,6 +115,11 @@ def test_models_that_can_not_be_exported(tmp_path: Path) -> None:
     model = eqaccel.patch(sm.model("omni"), verify=False)
     with pytest.raises(ExportError, match="head: expected one of 'mpa', 'omat24', got None"):
         eqaccel.export(model, file)
+    layer = model._modules["1_convolution"]
+    layer.key_filter = "other"
+    with pytest.raises(ExportError, match="layers that read what SevenNet's do"):
+        eqaccel.export(model, file, head="mpa")
+    layer.key_filter = "edge_attr"
     model.reduce_total_enegy.constant = 2.0
     with pytest.raises(ExportError, match="scaled per atom and summed"):
         eqaccel.export(model, file, head="mpa")

@@ -69,6 +69,14 @@ def test_all_properties(device: torch.device) -> None:
     assert eqaccel.report(fast).rows[0].accelerated
 
 
+def test_pieces_of_edges(device: torch.device) -> None:
+    fast, atoms = both(device)[1], sm.structures()[0]
+    whole = results(fast, atoms)
+    step_state(fast).step.weight_bytes = 3000
+    step_state(fast).step._capture = None
+    assert_same(results(fast, atoms), whole)
+
+
 def test_every_step_of_dynamics(device: torch.device) -> None:
     """Under a barostat, whose cell changes in every step; the plain calculator looks at the same structures."""
     plain, fast = both(device)

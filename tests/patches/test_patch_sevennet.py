@@ -14,6 +14,7 @@ pytest.importorskip("sevenn", reason="needs sevenn")
 
 import sevennet_models as sm
 from eqaccel.patches import convolution
+from eqaccel.patches.dense import FlatGate
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.rounding import FACTOR, ROUNDING
 from eqaccel.patches.sevennet.swapping import SevennetConvolution
@@ -51,6 +52,16 @@ def test_numbers(kind: str, device: torch.device) -> None:
         assert len(found) == 5
         for name, value in found.items():
             assert_close(value, expected[name])
+
+
+@pytest.mark.usefixtures("dense_everywhere")
+def test_gates_as_on_a_gpu() -> None:
+    """Of scalars and gates of both parities."""
+    model = sm.model("mf-ompa", "float64")
+    wanted = sm.outputs(model, sm.data(model))["inferred_force"]
+    fast = patched(model)
+    assert sum(isinstance(module, FlatGate) for module in fast.modules()) == 4
+    assert_close(sm.outputs(fast, sm.data(fast))["inferred_force"], wanted)
 
 
 def test_single_precision(device: torch.device) -> None:
