@@ -138,6 +138,10 @@ class Family:
     models: tuple[str, ...]
     environment: str | None = None
 
+    def short(self, model: str) -> str:
+        """The name of a model without that of the library."""
+        return model.removeprefix(f"{self.title.lower()}-")
+
     def load(self) -> type[ModelCase]:
         """Imports the library.
 
@@ -156,7 +160,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("MACE", "mace", ("mp0-medium", "large", "alloy")),
         Family("NequIP", "nequip", ("nequip-water", "nequip-l", "nequip-m")),
-        Family("SevenNet", "sevenn", ("sevenn-0", "sevenn-l3i5"), environment="nequip"),
+        Family("SevenNet", "sevenn", ("sevennet-0", "sevennet-l3i5"), environment="nequip"),
     )
     for model in family.models
 }

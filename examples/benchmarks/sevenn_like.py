@@ -38,8 +38,8 @@ _LAYERS = 5
 
 MODELS: Mapping[str, tuple[tuple[int, str], ...]] = MappingProxyType(
     {
-        "sevenn-0": ((128, "0e"), (64, "1e"), (32, "2e")),
-        "sevenn-l3i5": ((128, "0e"), (64, "1e"), (32, "2e"), (32, "3e")),
+        "sevennet-0": ((128, "0e"), (64, "1e"), (32, "2e")),
+        "sevennet-l3i5": ((128, "0e"), (64, "1e"), (32, "2e"), (32, "3e")),
     }
 )
 """The features between the layers of SevenNet-0 and SevenNet-l3i5."""
@@ -60,7 +60,7 @@ def configuration(model: str, channels: int | None = None) -> dict[str, Any]:
         "lmax": len(features) - 1,
         "is_parity": False,
         "num_convolution_layer": _LAYERS,
-        "cutoff_function": {"cutoff_function_name": "XPLOR", "cutoff_on": 4.5} if model == "sevenn-0" else cutoff,
+        "cutoff_function": {"cutoff_function_name": "XPLOR", "cutoff_on": 4.5} if model == "sevennet-0" else cutoff,
         "self_connection_type": "linear",
         "conv_denominator": 50.0,
         "shift": 0.0,

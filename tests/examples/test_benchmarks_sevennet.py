@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_patched_and_unpatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sevenn_like, "_LAYERS", 2)
     threads, file = torch.get_num_threads(), tmp_path / "result.json"
-    small = ["--models", "sevenn-0", "--atoms", "3", "--channels", "4", "--dtype", "float64", "--compare", "none"]
+    small = ["--models", "sevennet-0", "--atoms", "3", "--channels", "4", "--dtype", "float64", "--compare", "none"]
     options = ["--device", "cpu", "--threads", "1", "--repetitions", "3", "--backends", "none", "--json", str(file)]
     try:
         assert main(["models", *small, *options]) == 0
