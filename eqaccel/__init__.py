@@ -1,6 +1,6 @@
 """eqaccel: fast O(3)-equivariant tensor products and graph convolutions for interatomic potentials.
 
-`eqaccel.patch(model)` accelerates a model in place: MACE, NequIP, or any module that holds modules of e3nn;
+`eqaccel.patch(model)` accelerates a model in place: MACE, NequIP, SevenNet, or any module that holds modules of e3nn;
 `TensorProduct` and `TensorProductConv` are the operators underneath, and `eqaccel.o3` has the classes of `e3nn.o3`.
 Importing this package does nothing but define names: torch and the compiled libraries are loaded when one of the names
 that needs them is first used. Only in the source folder it does more: see `_hand_over`.

@@ -42,9 +42,9 @@ def patch(
     `warmup(model, tune=True)`, before the model is verified.
 
     Args:
-        model: A MACE or NequIP model, or what holds such models: an ASE calculator or a sum of calculators, a wrapper
-            of torch-sim's, a training module, a container of modules, or a list of these. All models in it are patched.
-            A module without such a model, of whatever library, gets its modules of e3nn replaced.
+        model: A MACE, NequIP or SevenNet model, or what holds such models: an ASE calculator or a sum of calculators, a
+            wrapper of torch-sim's, a training module, a container of modules, or a list of these. All models in it are
+            patched. A module without such a model, of whatever library, gets its modules of e3nn replaced.
         verify: Whether to compare the model with a copy from before, on generated structures, and to refuse the patch
             if energy, forces, stress, other outputs or derivatives of theirs differ by more than rounding
             (docs/verification.md).

@@ -9,12 +9,13 @@ from eqaccel.patches.e3nn import E3nnKind
 from eqaccel.patches.kind import ModelKind, ModuleKind
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.nequip import NequipKind
+from eqaccel.patches.sevennet import SevennetKind
 from torch import nn
 
 from eqaccel.errors import EqaccelError
 from eqaccel.prepare import held_modules
 
-KINDS: list[ModelKind] = [MaceKind(), NequipKind()]
+KINDS: list[ModelKind] = [MaceKind(), NequipKind(), SevennetKind()]
 """The kinds of model that eqaccel knows, asked in this order: the table to which a new kind is added."""
 
 OTHERS: ModuleKind = E3nnKind()
@@ -47,7 +48,7 @@ def find_models(target: Any, error: type[EqaccelError]) -> list[FoundModel]:
     """Finds the models in what a user handed over.
 
     Args:
-        target: A model, or what holds models: an ASE calculator of MACE or NequIP, a combination of calculators, a
+        target: A model, or what holds models: an ASE calculator of a library of models, a combination of calculators, a
             module such as a wrapper of torch-sim's, a training module or a container, or a list or tuple of any of
             these.
         error: Class of the error that is raised.

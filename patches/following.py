@@ -6,7 +6,6 @@ hand.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Entrance
-from eqaccel.patches.torch_state import default_dtype, model_device
+from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
 from numpy.typing import NDArray
 from torch import nn
 
@@ -111,7 +110,7 @@ def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
     exporting.check(model)
     with torch.inference_mode(False), default_dtype(kind.dtype(model)):
         tensors = {id(tensor): _untrained(tensor) for tensor in chain(model.parameters(), model.buffers())}
-        duplicate = copy.deepcopy(model, tensors)
+        duplicate = duplicated(model, tensors)
         constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
         potential = exporting.potential(duplicate, head, constants).eval()
         potential.make_piecewise()

@@ -155,7 +155,7 @@ def _compare(replacement: Any, examples: tuple[Any, ...]) -> None:
     for right, value in zip(expected, values, strict=True):
         if not bool(torch.isfinite(right).all()):
             raise PatchError(f"it gives NaN or infinity itself; not finite: {first_not_finite(twin)}")
-        scale = float(right.abs().sum(1).max())  # of one row: each is computed for itself
+        scale = float(right.abs().reshape(right.size(0), -1).sum(1).max())  # of one row: each is computed for itself
         # A module may give out what it has in another dtype.
         error, bound = distance(value, right), ROUNDING * torch.finfo(right.dtype).eps * scale
         if not error <= bound:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from eqaccel.prepare import model_dtype
 
@@ -24,9 +26,14 @@ def rounding_unit(dtype: torch.dtype, device: torch.device) -> float:
     return torch.finfo(dtype).eps
 
 
-def duplicated(model: torch.nn.Module) -> Any:
-    """A copy of a model, also of one with tensors that deepcopy refuses."""
-    return copy.deepcopy(model, _copies(model))
+def duplicated(model: torch.nn.Module, known: Mapping[int, Any] = MappingProxyType({})) -> Any:
+    """A copy of a model, also of one with tensors and functions that deepcopy refuses.
+
+    Args:
+        model: The model.
+        known: By the identity of what is in the model, what is to be in the copy.
+    """
+    return copy.deepcopy(model, _copies(model) | dict(known))
 
 
 def widened(model: torch.nn.Module) -> Any:
@@ -47,21 +54,24 @@ def converted(model: torch.nn.Module, dtype: torch.dtype) -> Any:
     return other
 
 
-def _copies(model: torch.nn.Module) -> dict[int, torch.Tensor]:
-    """Copies, by identity, of the tensors of a model that deepcopy refuses.
+def _copies(model: torch.nn.Module) -> dict[int, Any]:
+    """Copies, by identity, of what is in a model and deepcopy refuses.
 
     These are parameters of a class whose constructor takes other arguments than torch's (MACE has such ones for weights
-    that are zero), and results of a computation, such as the weights that `weight_norm` leaves in a module.
+    that are zero), results of a computation, such as the weights that `weight_norm` leaves in a module, and scripted
+    functions, such as an activation of SevenNet's, which may be shared.
     """
-    copies: dict[int, torch.Tensor] = {}
+    copies: dict[int, Any] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if type(parameter) is not torch.nn.Parameter:
                 values = parameter.detach().clone()
                 copies[id(parameter)] = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
-        for value in vars(module).values():
+        for value in tree_leaves(vars(module)):
             if isinstance(value, torch.Tensor) and not value.is_leaf:
                 copies[id(value)] = value.detach().clone()
+            if isinstance(value, torch.jit.ScriptFunction):
+                copies[id(value)] = value
     return copies
 
 

@@ -27,7 +27,7 @@ ROOMS = [
     "command",
 ]
 FOLDERS = {"patches": ROOT / "patches", "integrations": ROOT / "integrations"}
-FOREIGN = {"e3nn", "mace", "nequip"}
+FOREIGN = {"e3nn", "mace", "nequip", "sevenn"}
 EXTENSIONS = {"nequip_extension.py": "nequip", "mace_training.py": "mace"}
 """Files that serve a program of a foreign package, and which may import it."""
 
@@ -94,7 +94,7 @@ def test_a_kind_of_model_is_one_folder() -> None:
     """The table of kinds imports their folders, and nothing else does; a kind does not import another one."""
     patches = FOLDERS["patches"]
     kinds = {file.parent.name for file in patches.glob("*/kind.py")}
-    assert kinds == {"e3nn", "mace", "nequip"}
+    assert kinds == {"e3nn", "mace", "nequip", "sevennet"}
     for file in (*_files("patches"), *_files("integrations")):
         own = {file.parent.name} if file.parent.parent == patches else set()
         foreign = set() if file == patches / "finder.py" else kinds - own

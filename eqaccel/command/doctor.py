@@ -20,7 +20,9 @@ def run() -> str:
     """The report."""
     lines = [f"eqaccel {_version('eqaccel')}, Python {sys.version.split()[0]}"]
     lines += ["", "Packages"]
-    lines += [_row(name, _version(name)) for name in ("torch", "numpy", "e3nn", "mace-torch", "nequip", "ase")]
+    lines += [
+        _row(name, _version(name)) for name in ("torch", "numpy", "e3nn", "mace-torch", "nequip", "sevenn", "ase")
+    ]
     lines += ["", "CPU", _row("target", host_target().name)]
     lines += [_row("compiler", _ask(lambda: runtime.host_compiler()["version"])), *_kernels("cpu", None)]
     lines += ["", "NVIDIA GPU", _row("NVRTC", _ask(runtime.nvrtc_version)), *_devices("cuda", runtime.cuda_devices)]

@@ -1,4 +1,4 @@
-"""What models a user hands over: a module, a list, an ASE calculator of MACE or NequIP, or a sum of calculators."""
+"""What models a user hands over: a module, a list, the ASE calculator of a library, or a sum of calculators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The models that can be timed whole, by the library that they are of, and what a benchmark asks of such a library.
 
-MACE and NequIP need different versions of e3nn, so that an environment has one of them: each is imported by a file of
-its own, when a model of it is timed.
+MACE needs another version of e3nn than NequIP and SevenNet do, so that no environment has all of them: each is imported
+by a file of its own, when a model of it is timed.
 """
 
 from __future__ import annotations
@@ -108,6 +108,11 @@ class ModelCase(ABC):
     def products(self, model: torch.nn.Module) -> list[torch.nn.Module]:
         """The modules, layer by layer, that `patch` replaces; of the plain or the patched model."""
 
+    @staticmethod
+    def operands(product: torch.nn.Module, *given: Any) -> Sequence[Tensor]:
+        """Features of nodes, attributes of edges and weights, out of what one of the products was called with."""
+        return given[:3]
+
     @abstractmethod
     def convolve(self, product: torch.nn.Module, x: Tensor, y: Tensor, w: Tensor, edge_index: Tensor) -> Tensor:
         """The convolution that the model uses one of its products for."""
@@ -123,13 +128,19 @@ class Family:
 
     Attributes:
         title: What people call it.
-        package: What is imported, and the environment that `./run shell` makes for it.
+        package: What is imported.
         models: Names on the command line.
+        environment: What `./run shell` calls the environment that has it; the name of the package if None.
     """
 
     title: str
     package: str
     models: tuple[str, ...]
+    environment: str | None = None
+
+    def short(self, model: str) -> str:
+        """The name of a model without that of the library."""
+        return model.removeprefix(f"{self.title.lower()}-")
 
     def load(self) -> type[ModelCase]:
         """Imports the library.
@@ -140,7 +151,7 @@ class Family:
         try:
             return importlib.import_module(f"eqaccel.benchmarks.{self.package}_like").Case
         except ImportError as missing:
-            use = f"use an environment with {self.package}: ./run shell {self.package}"
+            use = f"use an environment with {self.package}: ./run shell {self.environment or self.package}"
             raise ImportError(f"{missing}; {use}") from missing
 
 
@@ -149,6 +160,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("MACE", "mace", ("mp0-medium", "large", "alloy")),
         Family("NequIP", "nequip", ("nequip-water", "nequip-l", "nequip-m")),
+        Family("SevenNet", "sevenn", ("sevennet-0", "sevennet-l3i5"), environment="nequip"),
     )
     for model in family.models
 }

@@ -57,7 +57,7 @@ def compact(results: report.Results) -> str:
     cases: dict[str, dict[str, Any]] = {}
     for row in results["rows"]:
         family = FAMILIES[row["model"]]
-        case = f"{family.title} {row['model'].removeprefix(f'{family.package}-')}"
+        case = f"{family.title} {family.short(row['model'])}"
         case += f", {row['atoms']} atoms, {row['edges']} edges" if row["atoms"] else ""
         cases.setdefault(case, {})[row["implementation"]] = row.get("call", {})
 

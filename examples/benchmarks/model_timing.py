@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from eqaccel.benchmarks.families import ModelCase
@@ -81,8 +82,8 @@ def _operands(case: ModelCase, patched: torch.nn.Module) -> list[tuple[Tensor, .
     """What the convolution of each layer is called with besides edges: node features, edge attributes and weights."""
     operands: list[tuple[Tensor, ...]] = []
 
-    def keep(_: torch.nn.Module, positional: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> None:
-        given = [*positional, *named.values()][:3]
+    def keep(product: torch.nn.Module, positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        given = case.operands(product, *positional, *named.values())
         operands.append(tuple(a.detach().clone().requires_grad_(a.requires_grad) for a in given))
 
     hooks = [product.register_forward_pre_hook(keep, with_kwargs=True) for product in case.products(patched)]

@@ -26,6 +26,7 @@ _PACKAGES = (
     "e3nn",
     "mace-torch",
     "nequip",
+    "sevenn",
     "cuequivariance",
     "cuequivariance-torch",
     "openequivariance",

@@ -50,7 +50,7 @@ def compact(results: report.Results) -> str:
     lines = []
     for model, system in cases:
         family = FAMILIES[model]
-        title = f"{family.title} {model.removeprefix(f'{family.package}-')}, {system.replace('-', ' ')}"
+        title = f"{family.title} {family.short(model)}, {system.replace('-', ' ')}"
         lines.append([title, *(cell((model, system), name) for name in names)])
     return report.table(lines, ["a step of molecular dynamics", *names])
 

@@ -21,9 +21,9 @@ BEGIN = "<!-- speed: written by examples/benchmarks/summary.py -->"
 END = "<!-- end of speed -->"
 
 _TITLES = {
-    "step": "Steps of molecular dynamics with MACE",
-    "models": "Whole MACE models",
-    "training": "Steps of training MACE",
+    "step": "Steps of molecular dynamics with {library}",
+    "models": "Whole {library} models",
+    "training": "Steps of training {library}",
     "kernels": "Fused convolution",
     "batch": "Tensor product without a graph",
     "graphs": "Convolutions on many graphs",
@@ -31,11 +31,6 @@ _TITLES = {
     "machines": "Kernels of smaller GPUs",
     "overhead": "What a call costs the host",
     "matrices": "Layers of radial networks",
-}
-_NEQUIP = {
-    "step": "Steps of molecular dynamics with NequIP",
-    "models": "Whole NequIP models",
-    "training": "Steps of training NequIP",
 }
 
 PICTURE = "models_h200_float32.png"
@@ -57,8 +52,9 @@ def section(file: Path) -> str:
     """One result file: what it is, a short table, and where the rest is."""
     results = load([file])
     facts = results["environment"]
-    titles = _NEQUIP if "_nequip_" in file.name else _TITLES
-    kind = titles[results["benchmark"]]
+    libraries = {family.title for family in FAMILIES.values()}
+    library = next((title for title in libraries if f"_{title.lower()}_" in file.name), "MACE")
+    kind = _TITLES[results["benchmark"]].format(library=library)
     title = f"{kind}: {device(results)}, {results['dtype']}"
     picture = file.with_suffix(".png")
     shown = [f"![{title}]({link(picture, DOCS)})"] if picture.exists() else []
@@ -82,7 +78,7 @@ def overview(files: Sequence[Path]) -> str:
             if name != "eqaccel" or not atoms or "call" not in row:
                 continue
             family = FAMILIES[model]
-            what = f"{family.title} {model.removeprefix(f'{family.package}-')}, {atoms} atoms"
+            what = f"{family.title} {family.short(model)}, {atoms} atoms"
             plain = rows[model, atoms, "e3nn"]["call"]["median_ms"]
             others = [
                 f"{other['call']['median_ms']:.1f} ms {peer}"
@@ -107,7 +103,7 @@ def simulations(files: Sequence[Path]) -> str:
             if name != "eqaccel" or plain is None:
                 continue
             family, (kind, atoms) = FAMILIES[model], system.split("-")
-            what = f"{family.title} {model.removeprefix(f'{family.package}-')}, {atoms} atoms of {kind}"
+            what = f"{family.title} {family.short(model)}, {atoms} atoms of {kind}"
             before, after = (run["step"]["median_ms"] for run in (plain, row))
             times = [f"{before:.1f} ms", f"{after:.1f} ms", f"**{before / after:.1f}x**"]
             lines.append([what, device(results), *times, f"{row['ns_per_day']:.1f}"])

@@ -50,7 +50,7 @@ def compact(results: report.Results) -> str:
     for (model, system), rows in cases.items():
         family = FAMILIES[model]
         atoms = next((f", {row['atoms']} atoms" for row in rows.values() if row["atoms"]), "")
-        title = f"{family.title} {model.removeprefix(f'{family.package}-')}, {system.partition('-')[0]}{atoms}"
+        title = f"{family.title} {family.short(model)}, {system.partition('-')[0]}{atoms}"
         lines.append([title, *(cell(rows.get(name)) for name in names)])
     return report.table(lines, ["a step of training", *names])
 

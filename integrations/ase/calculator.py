@@ -22,16 +22,16 @@ from eqaccel.step import SKIN, System
 
 
 class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
-    """Energies, forces and stresses of a MACE or NequIP model, in eV and angstrom, by a step that is fast as a whole.
+    """Energies, forces and stresses of a MACE, NequIP or SevenNet model, in eV and angstrom, by a step that is fast.
 
     Neighbours are kept for several steps, and on a GPU a step is recorded as a CUDA graph. Arrays are float64 whatever
     the model computes in. `eqaccel.report(calculator)` says what runs.
 
     Args:
         model: A file with a model: of `torch.save`, as MACE writes, a package (".nequip.zip") or checkpoint (".ckpt")
-            of NequIP, or what `eqaccel.export` wrote. Opening a file runs code of it, so trust its source. Or a model
-            itself, patched or not: it is patched, moved and converted in place, and the calculator goes on with it as
-            it changes.
+            of NequIP, a checkpoint (".pth") of SevenNet, or what `eqaccel.export` wrote. Opening a file runs code of
+            it, so trust its source. Or a model itself, patched or not: it is patched, moved and converted in place, and
+            the calculator goes on with it as it changes.
         device: "auto" for the GPU that a model is on, else a GPU if torch sees one, else the CPU; "cpu", "cuda", ...
         dtype: torch.float32 or torch.float64, or its name; default: that of the model. NequIP models and exported files
             have only their own.

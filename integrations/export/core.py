@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import tempfile
@@ -21,7 +20,7 @@ from eqaccel.integrations.export.sources import DTYPES, chosen_dtype, chosen_hea
 from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.structures import Structure, small_structures
-from eqaccel.patches.torch_state import default_dtype, model_device
+from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
 from torch import Tensor, nn
 
 import eqaccel
@@ -83,7 +82,7 @@ def export(
     if format == "aotinductor" and place.type != "cpu":
         raise ExportError(f"device: expected 'cpu' for format 'aotinductor', got '{place}'; pass device='cpu'")
 
-    duplicate = exporting.move(copy.deepcopy(model), place, scalar_type).eval().requires_grad_(False)
+    duplicate = exporting.move(duplicated(model), place, scalar_type).eval().requires_grad_(False)
     cutoff, num_elements = kind.extent(duplicate)
     description = {
         "family": kind.name.lower(),

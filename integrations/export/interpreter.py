@@ -32,6 +32,7 @@ def _append(items: list[Any], item: Any) -> list[Any]:
 
 _PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
+        "aten::Delete": operator.delitem,
         "aten::Int": int,
         "aten::__contains__": operator.contains,
         "aten::__getitem__": operator.getitem,
@@ -51,6 +52,7 @@ _PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "aten::gt.int": operator.gt,
         "aten::le.int": operator.le,
         "aten::len": len,
+        "aten::len.Tensor": lambda tensor: tensor.size(0),  # Python's len would make a number of a symbol
         "aten::list": list,
         "aten::lt.int": operator.lt,
         "aten::mul.int": operator.mul,

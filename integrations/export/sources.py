@@ -24,7 +24,7 @@ def open_model(path: str | os.PathLike[str]) -> nn.Module:
 
     Args:
         path: What `torch.save(model, path)` wrote, as MACE does, or a package (".nequip.zip") or checkpoint (".ckpt")
-            of NequIP.
+            of NequIP, or a checkpoint (".pth") of SevenNet.
 
     Raises:
         ExportError: If the file holds no model, or one that does not open here.

@@ -12,6 +12,7 @@ import operator
 from typing import TYPE_CHECKING, Any, List, Optional  # noqa: UP035 (TorchScript)
 
 import torch
+from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, DeferredNetwork, PiecewiseConvolution, Potential
@@ -20,14 +21,6 @@ from torch import Tensor, nn
 from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights
 from eqaccel.prepare import model_dtype
-
-_SYMBOLS = (
-    "X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb "
-    "Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au "
-    "Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts "
-    "Og"
-)
-"""Chemical symbols in the order of atomic numbers, from zero."""
 
 
 class ExportedConvolution(Convolution):
@@ -263,8 +256,7 @@ class MaceExporting(Exporting):
 
     def type_names(self, model: Any) -> list[str]:
         """The chemical symbols of the model's elements."""
-        symbols = _SYMBOLS.split()
-        return [symbols[number] for number in model.atomic_numbers.tolist()]
+        return [SYMBOLS[number] for number in model.atomic_numbers.tolist()]
 
     def constants(self, model: Any, head: int) -> Tensor:
         """See `Exporting.constants`."""

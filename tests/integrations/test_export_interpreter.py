@@ -19,10 +19,12 @@ def control_flow(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
         else:
             parts.append(torch.zeros(x.size(0), x.shape[1], dtype=x.dtype, device=x.device) - len(parts))
     total = torch.cat([part.double() for part in parts], dim=1)
-    sizes = {"rows": x.size(0)}
+    sizes = {"rows": len(x)}
     if sizes["rows"] < 0:
         raise ValueError("negative")
-    return total, torch.tensor([sizes["rows"], total.dim()])
+    sizes["columns"] = x.size(1)
+    del sizes["columns"]
+    return total, torch.tensor([sizes["rows"], total.dim(), len(sizes)])
 
 
 def test_control_flow() -> None:

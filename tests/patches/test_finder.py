@@ -115,5 +115,5 @@ def test_unknown_modules_stand_for_themselves() -> None:
 
 
 def test_a_kind_that_cannot_be_exported() -> None:
-    with pytest.raises(ExportError, match=r"of a kind that can be exported \(mace, nequip\), got Toy"):
+    with pytest.raises(ExportError, match=r"of a kind that can be exported \(mace, nequip, sevennet\), got Toy"):
         eqaccel.export(Toy(), "model.pt")

@@ -1,0 +1,90 @@
+"""SevenNet's embedding of edges: functions of their lengths in one kernel, with a cutoff that is a polynomial."""
+
+from __future__ import annotations
+
+from typing import Any, Dict  # noqa: UP035 (TorchScript)
+
+import torch
+from eqaccel.patches.nodes import Form, NodeForm
+from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.sevennet import keys
+from torch import Tensor
+
+from eqaccel.errors import PatchError
+from eqaccel.families.radial_basis import RadialBasisSpec
+from eqaccel.ops import RadialBasis
+
+_Data = Dict[str, Tensor]  # noqa: UP006 (TorchScript)
+
+
+class FusedEdgeEmbedding(Replacement):
+    """An `EdgeEmbedding` of Bessel functions with the polynomial cutoff, for edges no longer than that."""
+
+    note = "replaced by eqaccel.RadialBasis"
+    gains_on_cpu = True
+
+    def forward(self, data: _Data) -> _Data:
+        """Adds lengths (num_edges,), functions (num_edges, num_basis) and spherical harmonics of edges to the data."""
+        return self.dense(data)
+
+    def dense(self, data: _Data) -> _Data:
+        """`forward` with eqaccel's kernel."""
+        vectors = data[keys.EDGE_VECTORS]
+        lengths = torch.linalg.vector_norm(vectors, dim=1)
+        data[keys.EDGE_LENGTHS] = lengths
+        data[keys.EDGE_EMBEDDING] = self.functions(lengths)
+        data[keys.EDGE_ATTRIBUTES] = self.spherical(vectors)
+        return data
+
+    def functions(self, lengths: Tensor) -> Tensor:
+        """What the kernel gives, (num_edges, num_basis)."""
+        # Coefficients that are not trained are no buffer, and stay where and what they are when a model is moved.
+        return self.eqaccel(lengths.unsqueeze(1), self.basis_function.coeffs.to(lengths))
+
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`."""
+        return RadialBasis(_spec(self)).to(self.eqaccel.payload.device)
+
+
+class SplitEdgeEmbedding(FusedEdgeEmbedding):
+    """An `EdgeEmbedding` of Bessel functions with another cutoff, which stays SevenNet's."""
+
+    note = "replaced by eqaccel.RadialBasis, but for its cutoff"
+
+    def dense(self, data: _Data) -> _Data:
+        """`forward` with eqaccel's kernel."""
+        vectors = data[keys.EDGE_VECTORS]
+        lengths = torch.linalg.vector_norm(vectors, dim=1)
+        data[keys.EDGE_LENGTHS] = lengths
+        data[keys.EDGE_EMBEDDING] = self.functions(lengths) * self.cutoff_function(lengths).unsqueeze(1)
+        data[keys.EDGE_ATTRIBUTES] = self.spherical(vectors)
+        return data
+
+
+def _spec(embedding: Any) -> RadialBasisSpec:
+    """The functions of an embedding, with their cutoff if that is a polynomial."""
+    basis, cutoff = embedding.basis_function, embedding.cutoff_function
+    if type(basis).__name__ != "BesselBasis":
+        raise PatchError(f"no kernel for its {type(basis).__name__}")
+    factor, power = float(basis.prefactor), 0
+    if type(cutoff).__name__ == "PolynomialCutoff":
+        power = int(cutoff.p)
+        if power != cutoff.p or power < 2:
+            raise PatchError(f"no kernel for a cutoff of power {cutoff.p:g}")
+    r_max = float(cutoff.cutoff_length) if power else 2.0 / factor
+    # SevenNet divides by lengths: two atoms in one place give NaN, which tells that something is wrong.
+    return RadialBasisSpec(basis.num_basis, r_max, power, factor, is_undefined_at_zero=True)
+
+
+def _embedding(_: torch.nn.Module, embedding: Any) -> Form:
+    spec, like = _spec(embedding), embedding.basis_function.coeffs
+    # Beyond the cutoff, where no edges are, the polynomial of SevenNet is not zero.
+    lengths = spec.r_max * torch.linspace(0.05, 0.999, 22).to(like)
+    directions = torch.stack([torch.cos(lengths), torch.sin(lengths), torch.sin(3 * lengths)], 1)
+    vectors = torch.nn.functional.normalize(directions) * lengths.unsqueeze(1)
+    form = FusedEdgeEmbedding if spec.power else SplitEdgeEmbedding
+    return form, RadialBasis(spec).to(like.device), ({keys.EDGE_VECTORS: vectors},)
+
+
+EMBEDDING_FORM = NodeForm("basis_function", _embedding)
+"""How an `EdgeEmbedding` is replaced."""

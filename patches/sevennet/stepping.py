@@ -1,0 +1,76 @@
+"""How SevenNet's ASE calculator computes, by a step of eqaccel's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from eqaccel.patches.calculator import overridden, voigt
+from eqaccel.patches.kind import Stepping, class_names
+from eqaccel.patches.sevennet.parts import modalities
+from numpy.typing import NDArray
+from torch import nn
+
+from eqaccel.errors import StructureError
+from eqaccel.prepare import model_dtype, scalar_name
+from eqaccel.step import Outcome, System
+
+_SMALLEST_VOLUME = 1e-3  # cubic angstrom, which SevenNet divides by where there is no cell
+
+
+class SevennetStepping(Stepping):
+    """`SevenNetCalculator`, of any modality."""
+
+    class_name = "SevenNetCalculator"
+
+    def obstacle(self, calculator: Any) -> str:
+        """See `Stepping.obstacle`."""
+        forces: Any = getattr(calculator.model, "force_output", None)
+        if "ForceStressOutputFromEdge" not in class_names(forces):
+            return "its model does not predict forces and stress from edges"
+        if calculator.compute_atomic_virial or forces.use_atomic_virial:
+            return "it computes the virial of each atom (compute_atomic_virial)"
+        if modalities(calculator.model) and calculator.modal not in modalities(calculator.model):
+            return f"its model computes another modality than {calculator.modal!r}"
+        return overridden(calculator, self.class_name, ("calculate", "output_to_results"))
+
+    def models(self, calculator: Any) -> list[nn.Module]:
+        """See `Stepping.models`."""
+        return [calculator.model]
+
+    def head(self, calculator: Any) -> int:
+        """See `Stepping.head`."""
+        return list(modalities(calculator.model)).index(calculator.modal) if modalities(calculator.model) else 0
+
+    def cutoff(self, calculator: Any) -> float:
+        """See `Stepping.cutoff`."""
+        return float(calculator.cutoff)
+
+    def types(self, calculator: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See `Stepping.types`."""
+        known = np.full(max(calculator.type_map) + 2, -1)  # the last one stands for all that are larger
+        for number, index in calculator.type_map.items():
+            known[number] = index
+        types = known[np.minimum(numbers, len(known) - 1)]
+        if (types < 0).any():
+            raise StructureError(
+                f"atoms: expected elements that the model knows (atomic numbers {sorted(calculator.type_map)}), got "
+                f"{sorted(set(numbers[types < 0].tolist()))}"
+            )
+        return types.astype(np.int64)
+
+    def results(
+        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
+    ) -> dict[str, Any]:
+        """See `Stepping.results`; arrays are of the dtype of the model, as SevenNet's."""
+        scalar = np.dtype(scalar_name(model_dtype(calculator.model)))
+        energy = float(outcome.energies[0].sum())
+        volume = max(abs(np.linalg.det(system.cells[0])), _SMALLEST_VOLUME)
+        return {
+            "free_energy": energy,
+            "energy": energy,
+            "energies": outcome.energies[0].astype(scalar),
+            "forces": outcome.forces[0].astype(scalar),
+            "stress": voigt(outcome.virials[0, 0] / volume).astype(scalar),
+            "num_edges": outcome.num_edges,
+        }
