@@ -2,7 +2,8 @@
 //
 // The columns of w are packed into panels of two SIMD vectors. Some rows of x are laid out beside each other, so that all
 // addresses follow from one, and are multiplied by a panel after another while their sums stay in registers. A sum is in
-// the order of its terms, whatever the other rows are.
+// the order of its terms, whatever the other rows are. Where rows are sums of two rows of x, these are added when they are
+// laid out.
 #pragma once
 #include "abi.h"
 #include "cpu_lane.h"
@@ -17,6 +18,8 @@ constexpr int most_tiles = 4;  // of a block, for each of which a panel is read 
 
 struct Product {
   const eq_operands& o;
+  const int32_t*
+      parts;  // (num_edges, 2) rows of x that a row is the sum of, the second -1 for none; null if all have one
   const int64_t rows = o.num_edges, terms = o.num_senders, columns = o.w_stride;
   const int64_t panels = (columns + panel - 1) / panel;
   // Whole lines of results that fill the caches are written past them.
@@ -41,13 +44,23 @@ struct Product {
 
   // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated.
   void lay_out(int64_t first, T* to) const {
-    for (int64_t k = 0; k < terms; k += depth) {
-      const int64_t count = terms - k < depth ? terms - k : depth;
-      for (int r = 0; r < tile_rows; ++r, to += count) {
-        const int64_t row = first + r < rows ? first + r : rows - 1;
-        memcpy(to, static_cast<const T*>(o.x) + row * terms + k, count * sizeof(T));
+    const T* x = static_cast<const T*>(o.x);
+    for (int r = 0; r < tile_rows; ++r) {
+      const int64_t row = first + r < rows ? first + r : rows - 1;
+      const int64_t left = parts ? parts[2 * row] : row, right = parts ? parts[2 * row + 1] : -1;
+      for (int64_t k = 0; k < terms; k += depth) {
+        const int64_t count = terms - k < depth ? terms - k : depth;
+        T* piece = to + k * tile_rows + r * count;
+        if (right < 0) memcpy(piece, x + left * terms + k, count * sizeof(T));
+        else add_rows(x + left * terms + k, x + right * terms + k, count, piece);
       }
     }
+  }
+  EQ_FN static void add_rows(const T* left, const T* right, int64_t count, T* sum) {
+    int64_t u = 0;
+    for (; u + lanes <= count; u += lanes)
+      *(UnalignedLane*)(sum + u) = *(const UnalignedLane*)(left + u) + *(const UnalignedLane*)(right + u);
+    for (; u < count; ++u) sum[u] = left[u] + right[u];
   }
 
   template <int step>
@@ -94,8 +107,8 @@ struct Product {
   }
 };
 
-void launch_product(const eq_operands& o) {
-  const Product product{o};
+void launch_product(const eq_operands& o, const int32_t* parts) {
+  const Product product{o, parts};
   const int tiles = product.tiles_of_block();
   const int64_t block = int64_t(tiles) * tile_rows;
   const Scratch laid_out(tiles * product.tile_size(), o.threads);
@@ -118,9 +131,16 @@ void launch_product(const eq_operands& o) {
 
 }  // namespace
 
+// `eq_launch_shared`: `parts` says of which rows of x a row is the sum; num_edges are the rows of z then.
 #define EQ_EXPORT_PRODUCT()                                                                                            \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch_product(*o); }       \
+  extern "C" __attribute__((visibility("default"))) void eq_launch_shared(const eq_operands* o,                        \
+                                                                          const int32_t* parts) {                      \
+    launch_product(*o, parts);                                                                                         \
+  }                                                                                                                    \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) {                             \
+    eq_launch_shared(o, nullptr);                                                                                      \
+  }                                                                                                                    \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
-    const Product product{*o};                                                                                         \
+    const Product product{*o, nullptr};                                                                                \
     return product.panels * panel * product.terms * sizeof(T);                                                         \
   }
