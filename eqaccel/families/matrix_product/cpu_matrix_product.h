@@ -42,17 +42,37 @@ struct Product {
     }
   }
 
+  // What a row is the sum of; the second is null for none.
+  struct Parts {
+    const T *left, *right;
+  };
+  EQ_FN Parts parts_of(int64_t row) const {
+    const T* x = static_cast<const T*>(o.x);
+    if (!parts) return {x + row * terms, nullptr};
+    const int64_t left = parts[2 * row], right = parts[2 * row + 1];
+    return {x + left * terms, right < 0 ? nullptr : x + right * terms};
+  }
+
   // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated.
   void lay_out(int64_t first, T* to) const {
-    const T* x = static_cast<const T*>(o.x);
     for (int r = 0; r < tile_rows; ++r) {
-      const int64_t row = first + r < rows ? first + r : rows - 1;
-      const int64_t left = parts ? parts[2 * row] : row, right = parts ? parts[2 * row + 1] : -1;
+      const Parts row = parts_of(first + r < rows ? first + r : rows - 1);
       for (int64_t k = 0; k < terms; k += depth) {
         const int64_t count = terms - k < depth ? terms - k : depth;
         T* piece = to + k * tile_rows + r * count;
-        if (right < 0) memcpy(piece, x + left * terms + k, count * sizeof(T));
-        else add_rows(x + left * terms + k, x + right * terms + k, count, piece);
+        if (row.right) add_rows(row.left + k, row.right + k, count, piece);
+        else memcpy(piece, row.left + k, count * sizeof(T));
+      }
+    }
+  }
+
+  // A share of the rows from `first` on, which are laid out next: all panels together fetch them.
+  EQ_FN void fetch_share(int64_t first, int64_t p, int64_t k) const {
+    for (int64_t r = p; r < tile_rows && first + r < rows; r += panels) {
+      const Parts row = parts_of(first + r);
+      for (int u = 0; u < depth; u += 64 / int(sizeof(T))) {
+        __builtin_prefetch(row.left + k + u, 0, 2);
+        if (row.right) __builtin_prefetch(row.right + k + u, 0, 2);
       }
     }
   }
@@ -76,7 +96,8 @@ struct Product {
     }
   }
 
-  void multiply(int64_t first, int64_t p, const T* x) const {
+  // Rows from `first` on, laid out, times a panel; meanwhile those from `next` on come.
+  void multiply(int64_t first, int64_t p, const T* x, int64_t next) const {
     const int64_t column = p * panel, count = rows - first < tile_rows ? rows - first : tile_rows;
     T* z = static_cast<T*>(o.z) + first * columns + column;
     if (!stream)
@@ -84,7 +105,10 @@ struct Product {
     Lane sum[tile_rows][2] = {};
     const T* w = packed(p);
     int64_t k = 0;
-    for (; k + depth <= terms; k += depth, x += tile_rows * depth, w += panel * depth) add<depth>(x, 0, w, depth, sum);
+    for (; k + depth <= terms; k += depth, x += tile_rows * depth, w += panel * depth) {
+      fetch_share(next, p, k);
+      add<depth>(x, 0, w, depth, sum);
+    }
     add<0>(x, terms - k, w, terms - k, sum);
 #pragma GCC unroll 16
     for (int r = 0; r < tile_rows; ++r)
@@ -117,13 +141,14 @@ void launch_product(const eq_operands& o, const int32_t* parts) {
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < product.panels; ++p) product.pack(p);
     T* x = laid_out.own();
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, 8)
     for (int64_t first = 0; first < product.rows; first += block) {
       const int64_t left = (product.rows - first + tile_rows - 1) / tile_rows;
       const int count = left < tiles ? int(left) : tiles;
       for (int t = 0; t < count; ++t) product.lay_out(first + t * tile_rows, x + t * product.tile_size());
       for (int64_t p = 0; p < product.panels; ++p)
-        for (int t = 0; t < count; ++t) product.multiply(first + t * tile_rows, p, x + t * product.tile_size());
+        for (int64_t t = 0, row = first; t < count; ++t, row += tile_rows)
+          product.multiply(row, p, x + t * product.tile_size(), row + block);
     }
     finish_streams();
   }
