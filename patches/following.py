@@ -92,6 +92,8 @@ def step_note(step: Step | None, calls: int, renewals: int = 0) -> str:
     how = f"recorded as a CUDA graph ({captures})" if captures else "neighbours kept for several steps"
     if step.not_captured and step.device.type != "cpu":
         how += f", no CUDA graph: {step.not_captured}"
+    if step.shares_weights:
+        how += ", weights of edges made once a pair of atoms"
     changes = f", {renewals} changes of the model" if renewals else ""
     return f"{how}; {calls} calls, {step.rebuilds} lists of neighbours{changes}"
 

@@ -155,22 +155,6 @@ class Potential(nn.Module):
             torch.ops.eqaccel.exchange_backward(vectors.new_zeros([num_nodes, width]), exchange, 0)
 
 
-class DeferredNetwork(nn.Module):
-    """A network that makes weights of edges, as one that leaves them to the convolution to be made.
-
-    Args:
-        network: The network.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> EdgeWeights:
-        """Maps (num_edges, inputs) to the weights that are to come."""
-        return EdgeWeights(self.network, x)
-
-
 class PiecewiseConvolution(nn.Module):
     """A `TensorProductConv` whose weights are to be made yet, by a `DeferredNetwork`.
 

@@ -6,7 +6,8 @@ and activations that are SiLU; the rest of a network, such as normalisations, st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from eqaccel.patches.torch_state import model_device
 from torch import Tensor
 
 from eqaccel.families.silu import SiluSpec
-from eqaccel.ops import MatrixProduct, ScaledSilu, has_matrix_kernel
+from eqaccel.ops import EdgeWeights, LastProduct, MatrixProduct, ScaledSilu, has_matrix_kernel
 from eqaccel.prepare import model_dtype
 
 _NO_KERNEL = (
@@ -42,6 +43,10 @@ class RadialPart(Replacement):
             return self.dense(x)
         return self.plain_forward(x)
 
+    def matrix(self) -> Tensor | None:
+        """What rows are multiplied by, (inputs, outputs), if that is all that the layer does with them."""
+        return None
+
     def remake(self) -> torch.nn.Module:
         """See `Replacement`; factors are read at every call."""
         return self.eqaccel
@@ -55,6 +60,10 @@ class RadialLinear(RadialPart):
         y = self.eqaccel(x, self.weight.t())
         return y if self.bias is None else y + self.bias
 
+    def matrix(self) -> Tensor | None:
+        """See `RadialPart.matrix`."""
+        return self.weight.t() if self.bias is None else None
+
 
 class RadialActivation(RadialPart):
     """A `torch.nn.SiLU` of a radial network."""
@@ -64,6 +73,35 @@ class RadialActivation(RadialPart):
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's activation."""
         return self.eqaccel(x)
+
+
+class DeferredNetwork(torch.nn.Module):
+    """A radial network, as one that leaves the weights of edges to the convolution to be made.
+
+    Args:
+        network: The network.
+    """
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> EdgeWeights:
+        """Maps (num_edges, inputs) to the weights that are to come."""
+        return EdgeWeights(self.network, x, last=self._last())
+
+    def _last(self) -> LastProduct | None:
+        """The end of the network, if that is a product alone."""
+        layers = list(self.network) if isinstance(self.network, torch.nn.Sequential) else []
+        last = layers[-1] if layers else None
+        if not isinstance(last, RadialPart):
+            return None
+        matrix = last.matrix()
+        return None if matrix is None else LastProduct(functools.partial(_apply, layers[:-1]), last.eqaccel, matrix)
+
+
+def _apply(layers: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
+    return functools.reduce(lambda y, layer: layer(y), layers, x)
 
 
 Form = tuple[type[RadialPart], torch.nn.Module]

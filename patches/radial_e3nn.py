@@ -54,9 +54,17 @@ class RadialLayer(RadialPart):
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
         if self.act is None:
-            return self.eqaccel(x, self.weight * (self.h_in * self.var_in / self.var_out) ** -0.5)
+            return self.eqaccel(x, self.scaled_weight())
         y = self.act(self.eqaccel(x, self.weight * (self.h_in * self.var_in) ** -0.5))
         return y if self.var_out == 1.0 else y * self.var_out**0.5
+
+    def matrix(self) -> Tensor | None:
+        """See `RadialPart.matrix`."""
+        return self.scaled_weight() if self.act is None else None
+
+    def scaled_weight(self) -> Tensor:
+        """Its weights with their factors, where it has no activation."""
+        return self.weight * (self.h_in * self.var_in / self.var_out) ** -0.5
 
 
 def _form(layer: Any) -> Form | None:

@@ -16,22 +16,46 @@ struct OutOfMemory : std::bad_alloc {
   const char* what() const noexcept override { return "out of memory: a kernel for the CPU got none for its scratch"; }
 };
 
+template <typename Function>
+Function find_symbol(void* library, const char* name) {
+  void* symbol = dlsym(library, name);
+  if (!symbol) throw CompileError(std::string("a compiled CPU kernel does not export '") + name + "'", "");
+  return reinterpret_cast<Function>(symbol);
+}
+
 class CpuKernel : public Kernel {
  public:
-  CpuKernel(void (*launch)(const eq_operands*), int64_t (*workspace)(const eq_operands*))
-      : launch_(launch), workspace_(workspace) {}
+  explicit CpuKernel(void* library)
+      : launch_(find_symbol<Launch>(library, "eq_launch")),
+        launch_shared_(reinterpret_cast<LaunchShared>(dlsym(library, "eq_launch_shared"))),
+        workspace_(find_symbol<Workspace>(library, "eq_workspace_bytes")) {}
+
   void launch(const eq_operands& operands, void*) const override {
-    try {
-      launch_(&operands);
-    } catch (const std::bad_alloc&) {
-      throw OutOfMemory();
-    }
+    with_memory([&] { launch_(&operands); });
+  }
+  void launch_shared(const eq_operands& operands, const int32_t* shared) const override {
+    if (!launch_shared_) return Kernel::launch_shared(operands, shared);
+    with_memory([&] { launch_shared_(&operands, shared); });
   }
   std::size_t workspace_bytes(const eq_operands& operands) const override { return workspace_(&operands); }
 
  private:
-  void (*launch_)(const eq_operands*);
-  int64_t (*workspace_)(const eq_operands*);
+  using Launch = void (*)(const eq_operands*);
+  using LaunchShared = void (*)(const eq_operands*, const int32_t*);
+  using Workspace = int64_t (*)(const eq_operands*);
+
+  template <class Work>
+  static void with_memory(const Work& work) {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      throw OutOfMemory();
+    }
+  }
+
+  Launch launch_;
+  LaunchShared launch_shared_;  // null in families that have none
+  Workspace workspace_;
 };
 
 // A program may bring an OpenMP of its own, as LAMMPS does, and two pools of threads would fight for the cores. So a
@@ -72,19 +96,10 @@ void* open_library(const std::string& code) {
   throw CompileError("a compiled CPU kernel can not be loaded", dlerror());
 }
 
-template <typename Function>
-Function find_symbol(void* library, const char* name) {
-  void* symbol = dlsym(library, name);
-  if (!symbol) throw CompileError(std::string("a compiled CPU kernel does not export '") + name + "'", "");
-  return reinterpret_cast<Function>(symbol);
-}
-
 }  // namespace
 
 std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code) {
-  void* library = open_library(code);
-  return std::make_unique<CpuKernel>(find_symbol<void (*)(const eq_operands*)>(library, "eq_launch"),
-                                     find_symbol<int64_t (*)(const eq_operands*)>(library, "eq_workspace_bytes"));
+  return std::make_unique<CpuKernel>(open_library(code));
 }
 
 std::unique_ptr<Kernel> load_cpu_kernel(const Program& program, Scalar scalar, Direction direction) {

@@ -13,6 +13,9 @@ class Kernel {
   // Queues the work on `stream` (null on the CPU, where it is done on return). Does not synchronise. On a GPU it does not
   // allocate; on the CPU it takes some scratch for each thread, and throws std::bad_alloc if there is none.
   virtual void launch(const eq_operands&, void* stream) const = 0;
+  // The same for rows of weights that edges share: `shared` is what the family has for it, see Program::launch_shared.
+  // Throws std::invalid_argument if the kernel is none for that.
+  virtual void launch_shared(const eq_operands&, const int32_t* shared) const;
   // Scratch that `launch` needs; reads the sizes and flags of the operands, never what they point to.
   virtual std::size_t workspace_bytes(const eq_operands&) const = 0;
 };

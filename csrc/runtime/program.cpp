@@ -328,4 +328,15 @@ void Program::launch(Backend backend, Scalar scalar, Direction direction, const 
   kernel(backend, scalar, direction, device).launch(operands, stream);
 }
 
+void Program::launch_shared(Scalar scalar, Direction direction, const eq_operands& operands,
+                            const int32_t* shared) const {
+  kernel(Backend::cpu, scalar, direction, 0).launch_shared(operands, shared);
+}
+
+void Kernel::launch_shared(const eq_operands&, const int32_t*) const {
+  throw std::invalid_argument(
+      "payload: expected kernels for rows of weights that edges share, got kernels without. Make the module again, or "
+      "give every edge weights of its own.");
+}
+
 }  // namespace eqaccel

@@ -46,7 +46,8 @@ class KernelCall {
     return held_.back().const_data_ptr();
   }
 
-  void run(Direction direction) {
+  // `shared`: where edges share rows of weights, on a CPU, see Program::launch_shared.
+  void run(Direction direction, const int32_t* shared = nullptr) {
     const auto backend = backend_of(like_.device());
     const Scalar scalar = scalar_of(like_.scalar_type());
     const int device = std::max<int>(like_.device().index(), 0);
@@ -54,7 +55,8 @@ class KernelCall {
       const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
       const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
       ops_.workspace = workspace.mutable_data_ptr();
-      program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
+      if (shared) program_->launch_shared(scalar, direction, ops_, shared);
+      else program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
     });
   }
 

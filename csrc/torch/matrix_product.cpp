@@ -71,10 +71,9 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
 // would take as long to map as the weights of edges take to multiply.
 class HostProduct : public KernelCall {
  public:
-  HostProduct(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b)
-      : KernelCall("eqaccel::matrix_product", payload, key, a),
-        result_(empty_kept({a.size(0), b.size(1)}, a.options())) {
-    ops_.num_edges = a.size(0);
+  HostProduct(const char* op, const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, int64_t rows)
+      : KernelCall(op, payload, key, a), result_(empty_kept({rows, b.size(1)}, a.options())) {
+    ops_.num_edges = rows;
     ops_.num_senders = a.size(1);
     ops_.w_stride = b.size(1);
     ops_.x = held(a);
@@ -82,8 +81,9 @@ class HostProduct : public KernelCall {
     ops_.z = result_.mutable_data_ptr();
   }
 
-  Tensor launch() {
-    run(Direction::forward);
+  // `parts`: (rows, 2) of whose rows of `a` those are the sums that are multiplied; null if they are the rows themselves.
+  Tensor launch(const int32_t* parts = nullptr) {
+    run(Direction::forward, parts);
     return result_;
   }
 
@@ -95,7 +95,24 @@ Tensor on_cpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   check(a, b);
   const bool has_scalar = a.scalar_type() == at::kFloat || a.scalar_type() == at::kDouble;
   if (!has_scalar || a.numel() == 0 || b.numel() == 0) return at::mm(a, b);
-  return HostProduct(payload, key, a, b).launch();
+  return HostProduct("eqaccel::matrix_product", payload, key, a, b, a.size(0)).launch();
+}
+
+Tensor on_cpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& parts) {
+  constexpr const char* op = "eqaccel::matrix_product_shared";
+  check(a, b);
+  TORCH_CHECK(parts.is_cpu() && parts.scalar_type() == at::kInt && parts.dim() == 2 && parts.size(1) == 2, op,
+              ": argument 'parts' must be int32 of shape (rows, 2) on the CPU, got ", parts.scalar_type(), " of shape ",
+              parts.sizes(), " on ", parts.device(), ". Pass the edges of eqaccel::edge_pairs.");
+  const Tensor kept = parts.contiguous();
+  const int32_t* numbers = kept.const_data_ptr<int32_t>();
+  const int64_t rows = parts.size(0), count = a.size(0);
+  for (int64_t n = 0; n < 2 * rows; ++n)
+    TORCH_CHECK(numbers[n] >= -(n % 2) && numbers[n] < count, op, ": argument 'parts' must hold rows of 'a', 0 to ",
+                count - 1, ", or -1 for no second one, got ", numbers[n], " in row ", n / 2,
+                ". Pass the edges of the graph that 'a' has a row of for each.");
+  if (rows == 0 || a.numel() == 0 || b.numel() == 0) return at::zeros({rows, b.size(1)}, a.options());
+  return HostProduct(op, payload, key, a, b, rows).launch(numbers);
 }
 
 Tensor on_meta(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
@@ -142,7 +159,10 @@ Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& a, const
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("matrix_product", differentiable); }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("matrix_product", on_gpu); }
-TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("matrix_product", on_cpu); }
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
+  library.impl("matrix_product", on_cpu);
+  library.impl("matrix_product_shared", on_cpu_shared);
+}
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("matrix_product", on_meta); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("matrix_product", under_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("matrix_product", under_autocast); }

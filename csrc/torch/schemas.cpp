@@ -25,6 +25,16 @@ TORCH_LIBRARY(eqaccel, library) {
               "Tensor a, Tensor b, Tensor c, " EQ_PROBLEM_ARGUMENTS
               ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)",
               tags);
+  // Edges that share rows of weights, on CPUs, without derivatives: edge_pairs.cpp. w: (rows, w_dim); w_row: (E,) int32,
+  // the row of each edge; gw: (E, w_dim), of each edge for itself.
+  library.def("tensor_product_shared(Tensor payload, int key, Tensor x, Tensor y, Tensor w, Tensor w_row, "
+              "Tensor graph, int num_receivers, int z_dim, bool mul_ir, bool deterministic) -> Tensor");
+  library.def("tensor_product_shared_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
+              "Tensor w_row, Tensor graph, int num_receivers, int z_dim, bool mul_ir, bool deterministic) -> "
+              "(Tensor gx, Tensor gy, Tensor gw)");
+  // parts: (rows, 2) int32; row r of the result is (a[parts[r, 0]] + a[parts[r, 1]]) b, the second -1 for none.
+  library.def("matrix_product_shared(Tensor payload, int key, Tensor a, Tensor b, Tensor parts) -> Tensor");
+  library.def("edge_pairs(Tensor vectors, Tensor graph, int num_nodes) -> (Tensor row, Tensor edges)");
   // a: (rows, terms); b: (terms, columns); payload and key: of the kernel, see matrix_product.cpp.
   library.def("matrix_product(Tensor payload, int key, Tensor a, Tensor b) -> Tensor", tags);
   // x: (rows, num_features); w: (rows, num_weights); z: (rows, num_outputs), see polynomial.cpp.

@@ -64,7 +64,7 @@ void sum_rows(const T* matrix, const int32_t* rows, int64_t begin, int64_t end, 
 class TensorProductCall : public KernelCall {
  public:
   TensorProductCall(const char* op, const TensorProductProblem& problem, const Tensor& x, const Tensor& y,
-                    const Tensor& w)
+                    const Tensor& w, const Tensor& w_row = {})
       : KernelCall(op, problem.payload, problem.key, x) {
     TORCH_CHECK(x.dim() == 2 && y.dim() == 2, op, ": arguments 'x' and 'y' must have shapes (num_senders, ",
                 program_->number("x_dim"), ") and (num_edges, ", program_->number("y_dim"), "), got ", x.sizes(),
@@ -80,8 +80,14 @@ class TensorProductCall : public KernelCall {
     set_graph(problem.graph);
     ops_.x = senders("x", x);
     ops_.y = edges("y", y);
-    std::tie(ops_.w, ops_.w_stride) = weights("w", w);
-    shared_weights_ = w.dim() == 1 || w.size(0) != ops_.num_edges;
+    if (w_row.defined()) {
+      ops_.w = rows("w", w, "num_rows", w.dim() == 2 ? w.size(0) : 0, program_->number("w_dim"));
+      ops_.w_stride = program_->number("w_dim");
+      w_row_ = row_numbers(w_row, w.size(0));
+    } else {
+      std::tie(ops_.w, ops_.w_stride) = weights("w", w);
+      shared_weights_ = w.dim() == 1 || w.size(0) != ops_.num_edges;
+    }
   }
 
   const void* receivers(const char* name, const Tensor& t) {
@@ -130,10 +136,25 @@ class TensorProductCall : public KernelCall {
       for (const Tensor& output : outputs) output.zero_();
       return;
     }
-    run(direction);
+    run(direction, w_row_);
   }
 
  private:
+  // Which row of the weights each edge has.
+  const int32_t* row_numbers(const Tensor& w_row, int64_t count) {
+    TORCH_CHECK(
+        w_row.is_cpu() && w_row.scalar_type() == at::kInt && w_row.dim() == 1 && w_row.size(0) == ops_.num_edges, op_,
+        ": argument 'w_row' must be int32 of shape (num_edges,) = (", ops_.num_edges, ",) on the CPU, got ",
+        w_row.scalar_type(), " of shape ", w_row.sizes(), " on ", w_row.device(),
+        ". Pass the rows of eqaccel::edge_pairs.");
+    const Tensor& kept = held_.emplace_back(w_row.contiguous());
+    const int32_t* numbers = kept.const_data_ptr<int32_t>();
+    for (int64_t edge = 0; edge < ops_.num_edges; ++edge)
+      TORCH_CHECK(numbers[edge] >= 0 && numbers[edge] < count, op_, ": argument 'w_row' must hold rows of 'w', 0 to ",
+                  count - 1, ", got ", numbers[edge], " for edge ", edge, ". Pass weights and rows of one graph.");
+    return numbers;
+  }
+
   const void* rows(const char* name, const Tensor& t, const char* count_name, int64_t count, int64_t dim) {
     check_kind(name, t);
     TORCH_CHECK(t.dim() == 2 && t.size(0) == count && t.size(1) == dim, op_, ": argument '", name,
@@ -171,14 +192,15 @@ class TensorProductCall : public KernelCall {
 
   Tensor edge_;
   bool shared_weights_ = false;
+  const int32_t* w_row_ = nullptr;
 };
 
 // A call for derivatives, of which the gradients of x, y and w are always some.
 class GradientCall : public TensorProductCall {
  public:
   GradientCall(const char* op, const TensorProductProblem& problem, const Tensor& gz, const Tensor& x, const Tensor& y,
-               const Tensor& w)
-      : TensorProductCall(op, problem, x, y, w), gx(new_rows(ops_.num_senders, "x_dim")),
+               const Tensor& w, const Tensor& w_row = {})
+      : TensorProductCall(op, problem, x, y, w, w_row), gx(new_rows(ops_.num_senders, "x_dim")),
         gy(new_rows(ops_.num_edges, "y_dim")), gw(new_edge_weights()) {
     if (!problem.deterministic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
     ops_.gz = receivers("gz", gz);
@@ -208,6 +230,27 @@ TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor
   GradientCall call("eqaccel::tensor_product_backward", problem, gz, x, y, w);
   call.launch(Direction::backward, {call.gx, call.gy, call.gw});
   return {call.gx, call.gy, call.reduce_weights(call.gw, w)};
+}
+
+Tensor forward_shared(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
+                      const Tensor& w_row, const Tensor& graph, int64_t receivers, int64_t z_dim, bool mul_ir,
+                      bool deterministic) {
+  const TensorProductProblem problem{payload, key, graph, receivers, z_dim, mul_ir, deterministic};
+  TensorProductCall call("eqaccel::tensor_product_shared", problem, x, y, w, w_row);
+  eq_operands& ops = call.operands();
+  const Tensor z = call.new_rows(ops.num_receivers, "z_dim");
+  ops.z = z.mutable_data_ptr();
+  call.launch(Direction::forward, {z});
+  return z;
+}
+
+TensorProductGradients backward_shared(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                       const Tensor& y, const Tensor& w, const Tensor& w_row, const Tensor& graph,
+                                       int64_t receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
+  const TensorProductProblem problem{payload, key, graph, receivers, z_dim, mul_ir, deterministic};
+  GradientCall call("eqaccel::tensor_product_shared_backward", problem, gz, x, y, w, w_row);
+  call.launch(Direction::backward, {call.gx, call.gy, call.gw});
+  return {call.gx, call.gy, call.gw};
 }
 
 TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
@@ -258,7 +301,11 @@ void register_kernels(torch::Library& library) {
 }
 
 // The CUDA key is registered in CPU builds of torch too: nothing here needs CUDA to compile or link.
-TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
+  register_kernels(library);
+  library.impl("tensor_product_shared", forward_shared);
+  library.impl("tensor_product_shared_backward", backward_shared);
+}
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
   library.impl("tensor_product", forward_shape);

@@ -4,7 +4,8 @@ Takes tensors and the spec of a kernel family; gives differentiable results. Imp
 the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
-from eqaccel.ops.graph import GivenEdges, Graph, given_edges
+from eqaccel.ops.edge_pairs import EdgePairs, LastProduct, convolve_pairs
+from eqaccel.ops.graph import GivenEdges, Graph, depend_on_lengths, given_edges
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.linear import Linear
@@ -20,11 +21,13 @@ from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3
 
 __all__ = [
     "CandidateTensors",
+    "EdgePairs",
     "EdgeTensors",
     "EdgeWeights",
     "GivenEdges",
     "Graph",
     "KernelModule",
+    "LastProduct",
     "Linear",
     "MatrixProduct",
     "Neighbors",
@@ -34,6 +37,8 @@ __all__ = [
     "TensorProduct",
     "TensorProductConv",
     "convolve_in_pieces",
+    "convolve_pairs",
+    "depend_on_lengths",
     "given_edges",
     "has_matrix_kernel",
     "library_path",

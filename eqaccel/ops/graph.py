@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor
 
 from eqaccel.errors import GraphError
 from eqaccel.ops.library import load_library, translate
+
+if TYPE_CHECKING:  # that file needs this one
+    from eqaccel.ops.edge_pairs import EdgePairs
 
 load_library()
 
@@ -250,6 +253,8 @@ class GivenEdges:
         weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
+        pairs: The edges and their reverses; None if weights are not to be shared.
+        shared: Filled with what `given_pairs` gave.
     """
 
     edge_index: Tensor
@@ -260,6 +265,9 @@ class GivenEdges:
     weight_bytes: float = math.inf
     slack: float = 1.0
     excess: list[Tensor] = field(default_factory=list)
+    pairs: EdgePairs | None = None
+    shared: list[PairRows] = field(default_factory=list)
+    _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
 
     def are(self, receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> bool:
@@ -285,6 +293,15 @@ class GivenEdges:
             self._ranges[count] = [self._range(int(begin), int(end)) for begin, end in pairwise(rows)]
         return self._ranges[count]
 
+    def note(self, values: Tensor) -> None:
+        """See `depend_on_lengths`."""
+        if self.pairs is not None and values.size(0) == self.edge_index.size(1):
+            self._of_pairs.append((values, self.pairs.rows_of(values)))
+
+    def rows_of(self, values: Tensor) -> Tensor | None:
+        """Rows of pairs of noted values; None of others, or where edges and their reverses differ."""
+        return next((rows for known, rows in self._of_pairs if known is values), None)
+
     def _range(self, begin: int, end: int) -> EdgeRange:
         assert self.row_ptr is not None
         capacity = max(1, math.ceil((self.row_ptr[end] - self.row_ptr[begin]) * self.slack))
@@ -299,6 +316,51 @@ def given_ranges(receiver: Tensor, sender: Tensor, num_nodes: int, weight_bytes:
     if given is None or not given.are(receiver, sender, num_nodes, num_nodes):
         return []
     return given.ranges(weight_bytes)
+
+
+def depend_on_lengths(values: Tensor) -> None:
+    """Says of an array with a row for each edge, inside of `given_edges`, that gradients see lengths alone in it.
+
+    So what is made of these rows may be made once for an edge and its reverse, where both have the same values; that is
+    looked at. It holds for this very tensor, whatever others have in common with it.
+
+    Args:
+        values: (num_edges, columns).
+    """
+    if not torch.compiler.is_compiling() and _scope.given is not None:
+        _scope.given.note(values)
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """Rows of an array of edges, once for an edge and its reverse.
+
+    Attributes:
+        pairs: The edges and their reverses.
+        rows: (num_pairs, columns).
+    """
+
+    pairs: EdgePairs
+    rows: Tensor
+
+
+def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor) -> PairRows | None:
+    """What is shared by the edges that a scope gives; None for others, and for values that are not the same for pairs.
+
+    Args:
+        receiver: (num_edges,).
+        sender: (num_edges,).
+        num_nodes: Number of nodes.
+        values: (num_edges, columns), of which `depend_on_lengths` was said.
+    """
+    given = _scope.given
+    if given is None or given.pairs is None or not given.are(receiver, sender, num_nodes, num_nodes):
+        return None
+    rows = given.rows_of(values)
+    if rows is None:
+        return None
+    given.shared.append(PairRows(given.pairs, rows))
+    return given.shared[-1]
 
 
 @dataclass(frozen=True)

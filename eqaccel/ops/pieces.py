@@ -7,13 +7,14 @@ convolution over one range of slots after another needs them for a range only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eqaccel.ops.graph import EdgeRange, given_ranges, packed_rows
+from eqaccel.ops.edge_pairs import LastProduct, convolve_pairs
+from eqaccel.ops.graph import EdgeRange, given_pairs, given_ranges, packed_rows
 from eqaccel.ops.library import call_operator
 from eqaccel.ops.modules import TensorProductConv
 
@@ -26,14 +27,16 @@ class EdgeWeights:
         network: Maps (rows, inputs) to (rows, weights), each row for itself.
         inputs: (num_edges, inputs).
         factor: (num_edges, 1); None for one.
+        last: How the network ends, if that is known.
     """
 
     network: Callable[[Tensor], Tensor]
     inputs: Tensor
     factor: Tensor | None = None
+    last: LastProduct | None = None
 
     def __mul__(self, factor: Tensor) -> EdgeWeights:
-        return EdgeWeights(self.network, self.inputs, factor if self.factor is None else self.factor * factor)
+        return replace(self, factor=factor if self.factor is None else self.factor * factor)
 
     def compute(self) -> Tensor:
         """The weights of all edges, (num_edges, weights)."""
@@ -45,6 +48,8 @@ def convolve_in_pieces(
     conv: TensorProductConv, x: Tensor, y: Tensor, weights: EdgeWeights, receiver: Tensor, sender: Tensor
 ) -> Tensor:
     """The convolution of `conv`, in as many pieces as the memory asks for that `given_edges` allows; else in one.
+
+    In one, weights that depend on lengths alone, by `depend_on_lengths`, are made once for an edge and its reverse.
 
     Results are bitwise reproducible for the same pieces. The gradient can be computed once, not differentiated again.
 
@@ -59,7 +64,12 @@ def convolve_in_pieces(
     num_nodes = x.size(0)
     ranges = given_ranges(receiver, sender, num_nodes, y.size(0) * conv.spec.weight_numel * x.element_size())
     if not ranges:
-        return conv(x, y, weights.compute(), packed_rows(receiver, sender, num_nodes, num_nodes), num_nodes)
+        index = packed_rows(receiver, sender, num_nodes, num_nodes)
+        if weights.last is not None and weights.factor is None and conv.spec.is_channelwise:
+            found = given_pairs(receiver, sender, num_nodes, weights.inputs)
+            if found is not None:
+                return convolve_pairs(conv, x, y, weights.last, found.rows, found.pairs, index)
+        return conv(x, y, weights.compute(), index, num_nodes)
     inputs, factor = weights.inputs, weights.factor
     result: Tensor = _Pieces.apply(conv, weights.network, ranges, x, y, inputs, factor)
     return result

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eqaccel import settings
 from eqaccel.errors import StepWarning
-from eqaccel.ops import CandidateTensors, EdgeTensors, GivenEdges, Neighbors, given_edges
+from eqaccel.ops import CandidateTensors, EdgePairs, EdgeTensors, GivenEdges, Neighbors, given_edges
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.capture import Capture
 from eqaccel.step.system import System
@@ -102,6 +102,8 @@ class Step:
         """How often candidates were found."""
         self.not_captured = "" if capture and device.type == "cuda" else "not asked for" if not capture else "on a CPU"
         """Why no graph is recorded; empty if it is."""
+        self.shares_weights = False
+        """Whether weights of edges were made once for an edge and its reverse, in the last call."""
         self._search = Neighbors().to(device)
         self._lock = threading.RLock()
         self._candidates: Candidates | None = None
@@ -269,10 +271,13 @@ class Step:
         assert memory is not None
         edges = self._search_edges(memory.capacity if capacity is None else capacity)
         num_nodes, num_atoms = len(memory.types), len(memory.positions)
-        row_ptr = memory.row_ptr
+        row_ptr, pairs = memory.row_ptr, None
         if self.device.type == "cpu":
             row_ptr = edges.graph[2 : num_nodes + 3].numpy()
-        given = GivenEdges(edges.edge_index, edges.graph, num_nodes, check, row_ptr, self.weight_bytes, memory.slack)
+            pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
+        given = GivenEdges(
+            edges.edge_index, edges.graph, num_nodes, check, row_ptr, self.weight_bytes, memory.slack, pairs=pairs
+        )
         results = []
         with given_edges(given):
             for potential in self.potentials:
@@ -280,6 +285,7 @@ class Step:
                 forces, virials = self._search.forces(edges, gradient.contiguous(), num_nodes)
                 sums = _sums(virials[:num_atoms].flatten(1), memory.sizes)
                 results += [energies[:num_atoms], forces[:num_atoms].flatten(), sums.flatten()]
+        self.shares_weights = bool(given.shared)
         counts = torch.cat([edges.num_edges, *given.excess]) if given.excess else edges.num_edges
         return torch.cat([counts.double(), *results])
 

@@ -15,11 +15,12 @@ import torch
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.mace.swapping import LONG_RANGE
-from eqaccel.patches.potential import Convolution, DeferredNetwork, PiecewiseConvolution, Potential
+from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
+from eqaccel.patches.radial import DeferredNetwork
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
-from eqaccel.ops import EdgeWeights
+from eqaccel.ops import EdgeWeights, depend_on_lengths
 from eqaccel.prepare import model_dtype
 
 
@@ -196,6 +197,8 @@ class MacePotential(Potential):
         lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
         edge_attrs = self.spherical_harmonics(vectors / lengths if self.has_unit_vectors else vectors)
         edge_feats, cutoff = self.radial_embedding(lengths, node_attrs, edge_index, self.atomic_numbers)
+        if not torch.jit.is_scripting():  # the types of both ends matter too, which do not move
+            depend_on_lengths(edge_feats)
         x = self.node_embedding(node_attrs)
         has_ghosts = exchange != 0 or num_local < num_nodes
         ghosts: Optional[int] = exchange if has_ghosts else None  # noqa: UP045 (TorchScript)

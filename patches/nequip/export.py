@@ -11,7 +11,8 @@ from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
-from eqaccel.patches.potential import Convolution, DeferredNetwork, PiecewiseConvolution, Potential
+from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
+from eqaccel.patches.radial import DeferredNetwork
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError

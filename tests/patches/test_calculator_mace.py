@@ -15,6 +15,7 @@ pytest.importorskip("mace", reason="needs mace")
 
 import mace_models as mm
 from ase import units
+from ase.build import bulk
 from ase.calculators.mixing import SumCalculator
 from ase.filters import FrechetCellFilter
 from ase.md.verlet import VelocityVerlet
@@ -28,6 +29,7 @@ from structures import crystal_and_molecule
 import eqaccel
 from eqaccel import report, unpatch
 from eqaccel.errors import StructureError
+from eqaccel.ops import EdgePairs
 from eqaccel.prepare import scalar_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -104,6 +106,33 @@ def test_every_kind_of_block(device: torch.device) -> None:
             for _ in range(2):  # of which a GPU records the second
                 assert_same(results(fast, atoms), expected, torch.float64)
         assert step_state(fast).calls == 4, step_state(fast).note()
+
+
+def test_weights_once_a_pair_of_atoms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU; in a cell so small that an atom is its own neighbour, in both directions, too."""
+    changes = {"distance_transform": "Agnesi"}
+    atoms_of = [*structures(torch.device("cpu")), bulk("C", "diamond", 2.4), bulk("C", "sc", 1.7)]
+    atoms_of[2].rattle(0.05, seed=1)
+    plain, fast, alone = (
+        MACECalculator(models=mm.energy_model(**changes), device="cpu", default_dtype="float64") for _ in range(3)
+    )
+    for made in (fast, alone):
+        patch(made)
+    for atoms in atoms_of:
+        found, again, others = results(fast, atoms), results(fast, atoms), [results(plain, atoms)]
+        assert all(np.array_equal(found[name], again[name]) for name in found)
+        with monkeypatch.context() as context:
+            context.setattr(EdgePairs, "find", lambda *_: None)
+            others.append(results(alone, atoms))
+        if len(atoms) == 1:  # forces are the rounding of what its images do to it
+            pull = np.abs(found["stress"]).sum() * atoms.get_volume() / atoms.cell.lengths().min()
+            for result in (found, *others):
+                assert np.abs(result["forces"]).max() <= ROUNDING * np.finfo(np.float64).eps * pull
+                result["forces"] = np.zeros_like(result["forces"])
+        for other in others:
+            assert_same(found, other, torch.float64)
+    assert "once a pair" in step_state(fast).note()
+    assert "once a pair" not in step_state(alone).note()
 
 
 def test_pieces_of_edges(device: torch.device) -> None:

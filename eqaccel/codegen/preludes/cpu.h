@@ -9,13 +9,18 @@
 
 namespace {
 
-// The graph of a launch; for a batch, row n is receiver, sender and edge n at once.
+// The graph of a launch; for a batch, row n is receiver, sender and edge n at once. Edges may share rows of weights.
 struct Topology {
   const eq_operands& o;
+  const int32_t* w_row;  // (num_edges) row of the weights of an edge; null if that is its own
   EQ_FN int64_t begin(int64_t receiver) const { return o.row_ptr ? o.row_ptr[receiver] : receiver; }
   EQ_FN int64_t end(int64_t receiver) const { return o.row_ptr ? o.row_ptr[receiver + 1] : receiver + 1; }
   EQ_FN int64_t edge(int64_t slot) const { return o.row_ptr ? o.edge[slot] : slot; }
   EQ_FN int64_t sender(int64_t slot) const { return o.row_ptr ? o.sender[slot] : slot; }
+  EQ_FN const T* weights(int64_t slot) const {
+    const int64_t own = edge(slot);
+    return static_cast<const T*>(o.w) + (w_row ? w_row[own] : own) * o.w_stride;
+  }
   EQ_FN bool batch() const { return !o.row_ptr; }
 };
 
@@ -126,7 +131,6 @@ struct ForwardBlock {
 
 template <class P>
 void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lane* entries, int size, bool stream) {
-  const T* w = static_cast<const T*>(g.o.w);
   const int64_t begin = g.begin(receiver), end = g.end(receiver);
   const bool direct = stream && begin < end;
   if (!direct) memset(z, 0, P::z_dim * sizeof(T));
@@ -139,11 +143,11 @@ void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lan
     block.fresh = direct && slot == begin;
     block.out = direct && end - slot <= block.size ? static_cast<T*>(g.o.z) + receiver * P::z_dim : nullptr;
     for (int e = 0; e < block.count; ++e) {
-      const int64_t edge = g.edge(slot + e), last = g.o.num_edges - 1;
+      const int64_t last = g.o.num_edges - 1;
       const int64_t later = slot + e + block.size < last ? slot + e + block.size : last;
       block.x[e] = x + g.sender(slot + e) * P::x_dim;
-      block.w[e] = w + edge * g.o.w_stride;
-      block.ahead[e] = w + g.edge(later) * g.o.w_stride;
+      block.w[e] = g.weights(slot + e);
+      block.ahead[e] = g.weights(later);
       open_pages(block.ahead[e], P::w_dim);
       if (e % lanes == 0) build_entries<P>(g, g.o.y, slot + e, end, entries + e / lanes * P::entries);
     }
@@ -280,9 +284,9 @@ const T* to_channels_fastest(const eq_operands& o, const void* rows, int64_t cou
 }
 
 template <class P>
-void launch_forward(const eq_operands& o) {
+void launch_forward(const Topology& g) {
+  const eq_operands& o = g.o;
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
-  const Topology g{o};
   // Outputs are streamed where weights push them out of the caches anyway, if a vector is a whole cache line.
   const bool whole = P::output_channels > 0 && P::output_channels % lanes == 0 && sizeof(Lane) == 64;
   const bool stream = whole && uintptr_t(o.z) % 64 == 0 && !o.mul_ir && o.num_edges * o.w_stride * sizeof(T) > much;
@@ -335,9 +339,9 @@ void run_edges(const EdgeRows* rows, int count, const T* entries, Sum* sums) {
 }
 
 template <class P>
-void launch_gradient(const eq_operands& o) {
+void launch_gradient(const Topology& g) {
+  const eq_operands& o = g.o;
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
-  const Topology g{o};
   const int64_t chunks = chunk_count<P>(o);
   const bool aligned = uintptr_t(o.gw) % EQ_SIMD_BYTES == 0 && P::w_dim % lanes == 0;
   const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > much;
@@ -386,14 +390,14 @@ void launch_gradient(const eq_operands& o) {
           EdgeRows rows[most_turns];
           for (int e = 0; e < count; ++e) {
             const int64_t edge = g.edge(slot + e), sender = g.sender(slot + e);
-            const int64_t later = g.edge(slot + e + most_turns < end ? slot + e + most_turns : end - 1);
+            const int64_t later = slot + e + most_turns < end ? slot + e + most_turns : end - 1;
             rows[e] = {x + sender * P::x_dim,
                        a + sender * P::x_dim,
-                       static_cast<const T*>(o.w) + edge * o.w_stride,
+                       g.weights(slot + e),
                        static_cast<const T*>(o.c) + edge * o.c_stride,
                        gz + receiver * P::z_dim,
-                       static_cast<const T*>(o.w) + later * o.w_stride,
-                       static_cast<const T*>(o.c) + later * o.c_stride,
+                       g.weights(later),
+                       static_cast<const T*>(o.c) + g.edge(later) * o.c_stride,
                        gx + sender * P::x_dim,
                        static_cast<T*>(o.gy) + edge * P::y_dim,
                        static_cast<T*>(o.gw) + edge * P::w_dim,
@@ -424,15 +428,22 @@ void launch_gradient(const eq_operands& o) {
 }
 
 template <class P>
-void launch(const eq_operands& o) {
-  if constexpr (has_gradient) launch_gradient<P>(o);
-  else launch_forward<P>(o);
+void launch(const Topology& g) {
+  if constexpr (has_gradient) launch_gradient<P>(g);
+  else launch_forward<P>(g);
 }
 
 }  // namespace
 
+// `eq_launch_shared`: `w_row` (num_edges) says which row of w an edge has; gradients of weights are those of each edge.
 #define EQ_EXPORT(P)                                                                                                   \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch<P>(*o); }            \
+  extern "C" __attribute__((visibility("default"))) void eq_launch_shared(const eq_operands* o,                        \
+                                                                          const int32_t* w_row) {                      \
+    launch<P>(Topology{*o, w_row});                                                                                    \
+  }                                                                                                                    \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) {                             \
+    eq_launch_shared(o, nullptr);                                                                                      \
+  }                                                                                                                    \
                                                                                                                        \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
     return Workspace<P>(*o, nullptr).elements * int64_t(sizeof(T));                                                    \

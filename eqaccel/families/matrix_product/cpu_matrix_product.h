@@ -2,7 +2,8 @@
 //
 // The columns of w are packed into panels of two SIMD vectors. Some rows of x are laid out beside each other, so that all
 // addresses follow from one, and are multiplied by a panel after another while their sums stay in registers. A sum is in
-// the order of its terms, whatever the other rows are.
+// the order of its terms, whatever the other rows are. Where rows are sums of two rows of x, these are added when they are
+// laid out.
 #pragma once
 #include "abi.h"
 #include "cpu_lane.h"
@@ -17,6 +18,8 @@ constexpr int most_tiles = 4;  // of a block, for each of which a panel is read 
 
 struct Product {
   const eq_operands& o;
+  const int32_t*
+      parts;  // (num_edges, 2) rows of x that a row is the sum of, the second -1 for none; null if all have one
   const int64_t rows = o.num_edges, terms = o.num_senders, columns = o.w_stride;
   const int64_t panels = (columns + panel - 1) / panel;
   // Whole lines of results that fill the caches are written past them.
@@ -39,15 +42,45 @@ struct Product {
     }
   }
 
+  // What a row is the sum of; the second is null for none.
+  struct Parts {
+    const T *left, *right;
+  };
+  EQ_FN Parts parts_of(int64_t row) const {
+    const T* x = static_cast<const T*>(o.x);
+    if (!parts) return {x + row * terms, nullptr};
+    const int64_t left = parts[2 * row], right = parts[2 * row + 1];
+    return {x + left * terms, right < 0 ? nullptr : x + right * terms};
+  }
+
   // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated.
   void lay_out(int64_t first, T* to) const {
-    for (int64_t k = 0; k < terms; k += depth) {
-      const int64_t count = terms - k < depth ? terms - k : depth;
-      for (int r = 0; r < tile_rows; ++r, to += count) {
-        const int64_t row = first + r < rows ? first + r : rows - 1;
-        memcpy(to, static_cast<const T*>(o.x) + row * terms + k, count * sizeof(T));
+    for (int r = 0; r < tile_rows; ++r) {
+      const Parts row = parts_of(first + r < rows ? first + r : rows - 1);
+      for (int64_t k = 0; k < terms; k += depth) {
+        const int64_t count = terms - k < depth ? terms - k : depth;
+        T* piece = to + k * tile_rows + r * count;
+        if (row.right) add_rows(row.left + k, row.right + k, count, piece);
+        else memcpy(piece, row.left + k, count * sizeof(T));
       }
     }
+  }
+
+  // A share of the rows from `first` on, which are laid out next: all panels together fetch them.
+  EQ_FN void fetch_share(int64_t first, int64_t p, int64_t k) const {
+    for (int64_t r = p; r < tile_rows && first + r < rows; r += panels) {
+      const Parts row = parts_of(first + r);
+      for (int u = 0; u < depth; u += 64 / int(sizeof(T))) {
+        __builtin_prefetch(row.left + k + u, 0, 2);
+        if (row.right) __builtin_prefetch(row.right + k + u, 0, 2);
+      }
+    }
+  }
+  EQ_FN static void add_rows(const T* left, const T* right, int64_t count, T* sum) {
+    int64_t u = 0;
+    for (; u + lanes <= count; u += lanes)
+      *(UnalignedLane*)(sum + u) = *(const UnalignedLane*)(left + u) + *(const UnalignedLane*)(right + u);
+    for (; u < count; ++u) sum[u] = left[u] + right[u];
   }
 
   template <int step>
@@ -63,7 +96,8 @@ struct Product {
     }
   }
 
-  void multiply(int64_t first, int64_t p, const T* x) const {
+  // Rows from `first` on, laid out, times a panel; meanwhile those from `next` on come.
+  void multiply(int64_t first, int64_t p, const T* x, int64_t next) const {
     const int64_t column = p * panel, count = rows - first < tile_rows ? rows - first : tile_rows;
     T* z = static_cast<T*>(o.z) + first * columns + column;
     if (!stream)
@@ -71,7 +105,10 @@ struct Product {
     Lane sum[tile_rows][2] = {};
     const T* w = packed(p);
     int64_t k = 0;
-    for (; k + depth <= terms; k += depth, x += tile_rows * depth, w += panel * depth) add<depth>(x, 0, w, depth, sum);
+    for (; k + depth <= terms; k += depth, x += tile_rows * depth, w += panel * depth) {
+      fetch_share(next, p, k);
+      add<depth>(x, 0, w, depth, sum);
+    }
     add<0>(x, terms - k, w, terms - k, sum);
 #pragma GCC unroll 16
     for (int r = 0; r < tile_rows; ++r)
@@ -94,8 +131,8 @@ struct Product {
   }
 };
 
-void launch_product(const eq_operands& o) {
-  const Product product{o};
+void launch_product(const eq_operands& o, const int32_t* parts) {
+  const Product product{o, parts};
   const int tiles = product.tiles_of_block();
   const int64_t block = int64_t(tiles) * tile_rows;
   const Scratch laid_out(tiles * product.tile_size(), o.threads);
@@ -104,13 +141,14 @@ void launch_product(const eq_operands& o) {
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < product.panels; ++p) product.pack(p);
     T* x = laid_out.own();
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic, 8)
     for (int64_t first = 0; first < product.rows; first += block) {
       const int64_t left = (product.rows - first + tile_rows - 1) / tile_rows;
       const int count = left < tiles ? int(left) : tiles;
       for (int t = 0; t < count; ++t) product.lay_out(first + t * tile_rows, x + t * product.tile_size());
       for (int64_t p = 0; p < product.panels; ++p)
-        for (int t = 0; t < count; ++t) product.multiply(first + t * tile_rows, p, x + t * product.tile_size());
+        for (int64_t t = 0, row = first; t < count; ++t, row += tile_rows)
+          product.multiply(row, p, x + t * product.tile_size(), row + block);
     }
     finish_streams();
   }
@@ -118,9 +156,16 @@ void launch_product(const eq_operands& o) {
 
 }  // namespace
 
+// `eq_launch_shared`: `parts` says of which rows of x a row is the sum; num_edges are the rows of z then.
 #define EQ_EXPORT_PRODUCT()                                                                                            \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch_product(*o); }       \
+  extern "C" __attribute__((visibility("default"))) void eq_launch_shared(const eq_operands* o,                        \
+                                                                          const int32_t* parts) {                      \
+    launch_product(*o, parts);                                                                                         \
+  }                                                                                                                    \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) {                             \
+    eq_launch_shared(o, nullptr);                                                                                      \
+  }                                                                                                                    \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
-    const Product product{*o};                                                                                         \
+    const Product product{*o, nullptr};                                                                                \
     return product.panels * panel * product.terms * sizeof(T);                                                         \
   }
