@@ -183,9 +183,7 @@ def supported() -> str:
             "Made from the tables that the code reads. [Models](models.md) says what was run, and on which machines.",
             *table("GPUs that kernels are planned for", ("target", "plan"), rows),
             *table("CPUs", ("target", "plan"), processors),
-            *table(
-                "Kinds of models", ("kind", "", "files", "fast calculators", "exported"), kinds()
-            ),
+            *table("Kinds of models", ("kind", "", "files", "fast calculators", "exported"), kinds()),
             *table("Modules that are replaced", ("in models of", "module"), replaced()),
             *table("Operators", ("", ""), limits),
             *table("Tensor products", ("connection mode", "weights", *BACKENDS), modes()),

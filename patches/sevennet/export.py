@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Dict  # noqa: UP035 (TorchScript)
 import torch
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced
-from eqaccel.patches.potential import Convolution, DeferredNetwork, PiecewiseConvolution, Potential
+from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
+from eqaccel.patches.radial import DeferredNetwork
 from eqaccel.patches.sevennet import keys
 from eqaccel.patches.sevennet.parts import atomic_numbers, convolutions, modalities
 from torch import Tensor, nn
