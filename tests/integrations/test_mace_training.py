@@ -16,6 +16,7 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.io import write
 from eqaccel.integrations import mace_training
+from eqaccel.patches.torch_state import default_dtype
 from mace.cli import run_train
 
 from eqaccel.__main__ import main
@@ -62,7 +63,8 @@ def patched(arguments: list[str]) -> None:
 
 def train(program: Program, data: Path, folder: Path, epochs: int) -> dict[str, torch.Tensor]:
     """Trains on, from the checkpoints in a folder if it has any, and gives the weights of the file that is written."""
-    program([*OPTIONS, f"--train_file={data}", f"--work_dir={folder}", f"--max_num_epochs={epochs}"])
+    with default_dtype(torch.get_default_dtype()):  # MACE's program sets it
+        program([*OPTIONS, f"--train_file={data}", f"--work_dir={folder}", f"--max_num_epochs={epochs}"])
     with zipfile.ZipFile(folder / "copper.model") as file:
         pickled = next(name for name in file.namelist() if name.endswith("data.pkl"))
         assert b"eqaccel" not in file.read(pickled)

@@ -408,7 +408,7 @@ def _named(name: str) -> Model:
     ("make", "message"),
     [
         (lambda: torch.nn.Sequential(_named("TensorProductScatter")), "known kind"),
-        (lambda: torch.nn.Linear(2, 2), r"known kind \(MACE, NequIP\)"),
+        (lambda: torch.nn.Linear(2, 2), r"known kind \(MACE, NequIP, SevenNet\)"),
         (lambda: torch.jit.script(torch.nn.Linear(2, 2)), "TorchScript"),
         (lambda: torch.compile(build(mm.energy_model)), "torch.compile"),
         (lambda: torch.nn.Sequential(torch.compile(build(mm.energy_model))), "torch.compile"),
