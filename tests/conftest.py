@@ -21,6 +21,8 @@ from remembered import read_sources_once
 
 read_sources_once()
 
+_INDEX_SELECT = torch.index_select
+
 # A runner that declares a GPU must not skip the tests that need it.
 GPU_DECLARED = os.environ.get("EQACCEL_TEST_GPU") == "1"
 
@@ -70,6 +72,12 @@ def e3nn_defaults() -> Iterator[None]:
     yield
     if e3nn:
         e3nn.set_optimization_defaults(**options)
+
+
+@pytest.fixture(autouse=True)
+def index_select_of_torch() -> None:
+    """Puts back what torch_geometric, which SevenNet imports, replaces by a function that TorchScript cannot compile."""
+    torch.index_select = _INDEX_SELECT
 
 
 @pytest.fixture
