@@ -76,7 +76,7 @@ def e3nn_defaults() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def index_select_of_torch() -> None:
-    """Puts back what torch_geometric, which SevenNet imports, replaces by a function that TorchScript cannot compile."""
+    """Puts back what torch_geometric, which SevenNet imports, replaces by what TorchScript cannot compile."""
     torch.index_select = _INDEX_SELECT
 
 

@@ -97,9 +97,11 @@ def _list_of(
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Receivers (num_pairs,) int64, senders (num_pairs,) int64 and shifts (num_pairs, 3) int32 of one structure."""
-    points, box = torch.from_numpy(positions), torch.from_numpy(completed(cell, periodic))
+    cell = completed(cell, periodic)
+    points, box = torch.from_numpy(positions), torch.from_numpy(cell)
     search = vesin.NeighborList(cutoff=reach, full_list=True)
-    if device.type == "cuda" and not torch.version.hip:  # vesin has no list for other GPUs
+    # vesin has no list for other GPUs, and the one that it has leaves out pairs of atoms in one place.
+    if device.type == "cuda" and not torch.version.hip and not _some_coincide(positions, cell, periodic):
         try:
             found = search.compute(points.to(device), box.to(device), periodic.tolist(), "ijS")
         except RuntimeError as error:
@@ -110,6 +112,24 @@ def _list_of(
         found = search.compute(points, box, periodic.tolist(), "ijS")
     first, second, shift = found
     return first.to(device).long(), second.to(device).long(), shift.to(device).int()
+
+
+def _some_coincide(positions: NDArray[np.float64], cell: NDArray[np.float64], periodic: NDArray[np.bool_]) -> bool:
+    """Whether atoms may be in one place, in periodic images too: they are in one box of a fine grid of the cell.
+
+    Rounding may put the same place on both sides of a wall, so there is a second grid, whose walls are elsewhere.
+    """
+    fractions = positions @ np.linalg.inv(cell)
+    for offset in (0.0, 0.5):
+        boxes = np.floor(fractions * _GRID + offset).astype(np.int64)
+        boxes[:, periodic] %= _GRID
+        keys = (boxes[:, 0] * _GRID + boxes[:, 1]) * _GRID + boxes[:, 2]
+        if np.unique(keys).size < len(keys):
+            return True
+    return False
+
+
+_GRID = 1 << 20
 
 
 def _order(receiver: Tensor, sender: Tensor, shift: Tensor) -> Tensor:

@@ -59,6 +59,18 @@ def test_edges_are_those_of_all_pairs(num_atoms: int, periodic: bool, device: to
     assert bool((edges.edge_index[:, count:] >= num_atoms).all())
 
 
+@pytest.mark.parametrize("shift", [(0, 0, 0), (1, -2, 1)])
+@pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-3])
+def test_atoms_in_one_place_are_neighbors(apart: float, shift: tuple[int, ...], device: torch.device) -> None:
+    atoms = system(9, True)
+    atoms.positions[4] = atoms.positions[7] + np.array(shift) @ CELL + [0, apart, 0]
+    edges = edges_of(atoms, device, torch.float64)
+    expected = find_neighbors(atoms.positions, CELL, CUTOFF, images=8)
+    count = int(edges.num_edges)
+    assert edges.edge_index[:, :count].flip(0).T.tolist() == expected[:, :2].tolist()
+    assert np.isclose(float(edges.vectors[:count].norm(dim=1).min()), apart, rtol=1e-5, atol=1e-14)
+
+
 def test_the_packed_index_is_that_of_a_graph(device: torch.device) -> None:
     atoms = system(30, True)
     edges = edges_of(atoms, device, torch.float64)

@@ -87,7 +87,10 @@ def assert_patched_in_place(make: Make, dtype: torch.dtype) -> None:
     assert eqaccel.unpatch(wrapper) is wrapper
     assert eqaccel.report(wrapper).accelerated == 0
     again = computed(wrapper, structures)
-    assert all(np.array_equal(value, again[name]) for name, value in wanted.items())
+    if wrapper.device.type == "cpu":
+        assert all(np.array_equal(value, again[name]) for name, value in wanted.items())
+    else:  # whose sums of plain models have no order
+        assert_same(again, wanted, structures, dtype)
 
 
 def assert_refused_if_wrong(make: Make, family: str) -> None:
