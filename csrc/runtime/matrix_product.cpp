@@ -36,6 +36,7 @@ MatrixProduct::MatrixProduct(const Program& program, int device)
     tiling.width = program.number(name + "/width");
     tiling.height = program.number(name + "/height");
     tiling.kept_terms = program.number(name + "/kept_terms");
+    tiling.whole_b = program.number(name + "/whole_b");
     tiling.shared_bytes = static_cast<unsigned>(program.number(name + "/shared_bytes"));
     tiling.kernel = driver_.get_function(module, ("eq_product_" + name).c_str());
     driver_.set_shared_bytes(tiling.kernel, static_cast<int>(tiling.shared_bytes));
@@ -69,7 +70,7 @@ int64_t MatrixProduct::blocks(const Tiling& t, const Matrices& m) const {
 int64_t MatrixProduct::cost(const Tiling& t, const Matrices& m) const {
   const int64_t tiles = ceil_div(m.rows, t.height) * ceil_div(m.columns, t.width), blocks = this->blocks(t, m);
   const int64_t rounds = ceil_div(tiles, blocks) * ceil_div(blocks, multiprocessors_);
-  const int64_t of_b = 2 * m.terms * t.width * (t.kept_terms == 0 ? rounds : ceil_div(blocks, multiprocessors_));
+  const int64_t of_b = (2 - t.whole_b) * m.terms * t.width * (t.kept_terms == 0 ? rounds : ceil_div(blocks, multiprocessors_));
   return rounds * t.height * (m.terms + t.width) + of_b;
 }
 
@@ -83,7 +84,7 @@ const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
   return *best;
 }
 
-// Numbers of B in the order in which they are read; each becomes two.
+// Numbers of B in the order in which they are read; each may become two.
 int64_t MatrixProduct::packed_size(const Matrices& m) const {
   const int64_t width = this->width(m.columns);
   return ceil_div(m.columns, width) * width * ceil_div(m.terms, depth_) * depth_;
@@ -96,11 +97,11 @@ std::size_t MatrixProduct::workspace_bytes(const Matrices& m) const {
 void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) const {
   const DeviceScope scope(driver_, device_);
   const Tiling& tiling = this->tiling(m);
-  int width = static_cast<int>(tiling.width), columns = static_cast<int>(m.columns), terms = static_cast<int>(m.terms);
+  int width = static_cast<int>(tiling.width), whole = static_cast<int>(tiling.whole_b), columns = static_cast<int>(m.columns), terms = static_cast<int>(m.terms);
   long long row_stride = m.b_row_stride, column_stride = m.b_column_stride, rows = m.rows;
   const float *a = m.a, *b = m.b;
   float* c = m.c;
-  void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
+  void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width, &whole};
   const auto pack_blocks = static_cast<unsigned>(ceil_div(packed_size(m), pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
   void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms};

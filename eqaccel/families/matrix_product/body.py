@@ -28,6 +28,8 @@ class Tiling:
     """Of the rows of a block: so many times half as many as it has threads."""
     keeps_b: bool = False
     """All terms of a block's columns of B stay in shared memory."""
+    whole_b: bool = False
+    """B is fetched as it is, and split in shared memory."""
 
     @property
     def height(self) -> int:
@@ -48,7 +50,7 @@ class Tiling:
 TILINGS = (
     *(Tiling(width, keeps_b=True) for width in WIDTHS),
     *(Tiling(width) for width in WIDTHS),
-    Tiling(64, halves=2),
+    Tiling(64, halves=2, whole_b=True),
 )
 """Of all kernels. Tall tiles of more columns do not fit into registers."""
 
@@ -65,7 +67,7 @@ def print_products() -> str:
     """
     instructions = "".join(_multiply_add(width) for width in WIDTHS)
     kernels = "".join(
-        f"EQ_EXPORT_PRODUCT(eq_product_{n}, Problem, {t.width}, {t.halves}, {str(t.keeps_b).lower()})\n"
+        f"EQ_EXPORT_PRODUCT(eq_product_{n}, Problem, {t.width}, {t.halves}, {t.keeps_b:d}, {t.whole_b:d})\n"
         for n, t in enumerate(TILINGS)
     )
     return f"""namespace {{

@@ -5,13 +5,14 @@
 // of rounding them, so they add no more than `depth` terms at a time, and the rest is added in float32.
 //
 // Blocks go over tiles of C. Of both factors, stages of `depth` terms are copied to shared memory ahead of their use. B
-// comes split, in the order in which it is read. What limits the rate are the bytes that a multiprocessor takes from the
+// comes in the order in which it is read, and split where nothing else is said. What limits the rate are the bytes that a multiprocessor takes from the
 // L2 cache and gives to it, so B is to be read seldom:
 //
 // - A block that keeps B has one tile of columns, whose terms all stay in shared memory. Each of its two warpgroups goes
 //   over tiles of rows of its own. They take turns, so that one multiplies while the other writes.
 // - Where there are too many terms for this, a block goes over tiles of rows and columns, neighbouring columns first, and
-//   both warpgroups work on the same tile. A tall one has two halves of rows, which use the same B.
+//   both warpgroups work on the same tile. A tall one has two halves of rows, which use the same B. It may come whole:
+//   the next stage is then split while the tensor cores work.
 //
 // Every element of C is the same sum in the same order in each of them.
 //
@@ -64,23 +65,24 @@ EQ_FN unsigned long long descriptor(unsigned address) {
   return (address & 0x3FFFF) >> 4 | next_rows << 16 | next_columns << 32;
 }
 
-template <class P, int width, int halves, bool keeps_b>
+template <class P, int width, int halves, bool keeps_b, bool whole_b>
 struct Product {
   static constexpr int depth = P::depth, stages = P::stages, a_stride = P::a_stride, block_threads = P::block_threads;
   static constexpr int warpgroup = 128, warpgroup_rows = 64, groups = keeps_b ? block_threads / warpgroup : 1;
   static constexpr int group_threads = block_threads / groups;  // those that share a tile
   static constexpr int half_rows = group_threads / warpgroup * warpgroup_rows, height = halves * half_rows;
   static constexpr int a_size = height * a_stride, b_size = depth * width;  // floats of a stage; of B, heads or tails
+  static constexpr int b_stage_size = whole_b ? b_size : 2 * b_size;
   static constexpr int in_flight =
       stages - 3;  // a stage is used, one is free to be overwritten, the next must have come
   static constexpr int sums = width / 2;
-  static_assert(groups <= 2 && halves <= 2);
+  static_assert(groups <= 2 && halves <= 2 && (!whole_b || (halves == 2 && stages % 2 == 0)));
 
   const float *a, *packed;
   float* c;
   long long rows;
   int columns, terms, across, steps;
-  float *a_stages, *b_stages;  // in shared memory
+  float *a_stages, *b_stages;  // in shared memory; if B comes whole, two stages that are split follow
   int group, thread;           // within the group
   int tile, stride, total;     // `total`: stages of all tiles
 
@@ -113,8 +115,32 @@ struct Product {
   // All threads of the block bring in stages of B.
   EQ_FN void load_b(int to, int from, int count) {
 #pragma unroll
-    for (int i = 4 * threadIdx.x; i < count * 2 * b_size; i += 4 * block_threads)
-      copy_or_clear(b_stages + to * 2 * b_size + i, packed + from * 2ll * b_size + i, true);
+    for (int i = 4 * threadIdx.x; i < count * b_stage_size; i += 4 * block_threads)
+      copy_or_clear(b_stages + to * b_stage_size + i, packed + (long long)from * b_stage_size + i, true);
+  }
+
+  EQ_FN float* split_stage(int stage) const {
+    const int place = keeps_b ? step : whole_b ? stages / 2 + stage % 2 : stage;
+    return b_stages + place * 2 * b_size;
+  }
+
+  EQ_FN void split(int stage) {
+    const float* whole = b_stages + stage * b_size;
+    float* to = split_stage(stage);
+#pragma unroll
+    for (int i = 4 * threadIdx.x; i < b_size; i += 4 * block_threads) {
+      const float4 values = *(const float4*)(whole + i);
+      const unsigned x = head_of(values.x), y = head_of(values.y), z = head_of(values.z), w = head_of(values.w);
+      *(uint4*)(to + i) = make_uint4(x, y, z, w);
+      *(uint4*)(to + b_size + i) =
+          make_uint4(tail_of(values.x, x), tail_of(values.y, y), tail_of(values.z, z), tail_of(values.w, w));
+    }
+  }
+
+  // What threads have written is for the tensor core to read.
+  EQ_FN void publish() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
   }
 
   template <int pending>
@@ -123,8 +149,7 @@ struct Product {
     if constexpr (keeps_b) {
       wait_for_warps(1 + group, group_threads / 32);
     } else {
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the tensor core reads what threads have copied
-      __syncthreads();
+      publish();
     }
   }
 
@@ -143,7 +168,7 @@ struct Product {
   template <int half>
   EQ_FN void advance(bool more, const Fragments<P>& now, Fragments<P>& next) {
     constexpr bool last_half = half == halves - 1;
-    const unsigned head = shared_address(b_stages + (keeps_b ? step : stage) * 2 * b_size);
+    const unsigned head = shared_address(split_stage(stage));
     const unsigned tail = head + b_size * sizeof(float);
     float part[sums];
     if (keeps_b && step == 0) take_turn();
@@ -161,13 +186,16 @@ struct Product {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     if constexpr (last_half) ++step;
     if (keeps_b && step == steps) pass_turn();  // what the other group issues now comes after this
+    const int next_stage = stage + 1 == stages ? 0 : stage + 1;
+    if (more && half == (whole_b ? 0 : halves - 1)) {
+      wait_for_stage<in_flight>();
+      load();
+      if constexpr (whole_b) split(next_stage);
+    }
     if constexpr (last_half) {
-      if (++stage == stages) stage = 0;
-      if (more) {
-        wait_for_stage<in_flight>();
-        load();
-        read(next, 0);
-      }
+      stage = next_stage;
+      if (whole_b && more) publish();
+      if (more) read(next, 0);
     } else {
       read(next, half + 1);
     }
@@ -177,11 +205,12 @@ struct Product {
       asm volatile("" : "+f"(part[i])::"memory");  // not before the wait
       sum[half][i] += part[i];
     }
-    if (!last_half || step < steps) return;
+    if (last_half && step == steps) {
 #pragma unroll
-    for (int h = 0; h < halves; ++h) write(h);
-    step = 0;
-    tile += stride;
+      for (int h = 0; h < halves; ++h) write(h);
+      step = 0;
+      tile += stride;
+    }
   }
 
   EQ_FN void write(int half) {
@@ -204,14 +233,17 @@ struct Product {
       load_b(0, column_tile(0) * steps, steps);
       commit_copies();
       wait_copies<0>();
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      __syncthreads();
+      publish();
       if (group == 1) pass_turn();  // the first group begins; it has as many tiles as the other, or one more
       if (total == 0) return;
     }
     Fragments<P> even, odd;
     for (int i = 0; i < stages - 1; ++i) load();
     wait_for_stage<stages - 2>();
+    if constexpr (whole_b) {
+      split(0);
+      publish();
+    }
     read(even, 0);
 #pragma unroll 1
     for (int i = 0; i < total; i += 3 - halves) {
@@ -219,16 +251,16 @@ struct Product {
         advance<0>(i + 1 < total, even, odd);
         if (i + 1 < total) advance<0>(i + 2 < total, odd, even);
       } else {
-        advance<0>(true, even, odd);
+        advance<0>(i + 1 < total, even, odd);
         advance<1>(i + 1 < total, odd, even);
       }
     }
   }
 };
 
-template <class P, int width, int halves, bool keeps_b>
+template <class P, int width, int halves, bool keeps_b, bool whole_b>
 EQ_FN void product(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {
-  using Work = Product<P, width, halves, keeps_b>;
+  using Work = Product<P, width, halves, keeps_b, whole_b>;
   extern __shared__ __align__(128) float shared_memory[];
   const int across = (columns + width - 1) / width, steps = (terms + P::depth - 1) / P::depth;
   const int group = threadIdx.x / Work::group_threads, thread = threadIdx.x % Work::group_threads;
@@ -243,11 +275,11 @@ EQ_FN void product(const float* a, const float* packed, float* c, long long rows
   Work{a, packed, c, rows, columns, terms, across, steps, a_stages, b_stages, group, thread, first, stride, total}.run();
 }
 
-// B, element (k, n) at k row_stride + n column_stride, as stages of depth x width: heads, then tails, each as
-// (depth / 4, width, 4). Zeros beyond its edges.
+// B, element (k, n) at k row_stride + n column_stride, as stages of depth x width: heads, then tails, or all of it if it
+// is to be whole, each as (depth / 4, width, 4). Zeros beyond its edges.
 template <int depth>
 EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride, long long column_stride,
-                int width) {
+                int width, int whole) {
   const int across = (columns + width - 1) / width, steps = (terms + depth - 1) / depth, size = depth * width;
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, stage = i / size;
   if (stage >= (long long)across * steps) return;
@@ -255,6 +287,10 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
   const long long k = stage % steps * depth + quarter / 2 * 8 + 2 * place + quarter % 2;
   const long long n = stage / steps * width + column;
   const float value = k < terms && n < columns ? b[k * row_stride + n * column_stride] : 0;
+  if (whole) {
+    packed[size * stage + within] = value;
+    return;
+  }
   const unsigned head = head_of(value);
   float* to = packed + 2 * size * stage + within;
   to[0] = __uint_as_float(head);
@@ -266,11 +302,11 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
 // csrc/runtime/matrix_product.cpp launches these.
 #define EQ_EXPORT_PACK(P)                                                                                              \
   EQ_KERNEL void eq_pack(const float* b, float* packed, int columns, int terms, long long row_stride,                  \
-                         long long column_stride, int width) {                                                         \
-    pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width);                                       \
+                         long long column_stride, int width, int whole) {                                              \
+    pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width, whole);                                \
   }
-#define EQ_EXPORT_PRODUCT(name, P, width, halves, keeps_b)                                                             \
+#define EQ_EXPORT_PRODUCT(name, P, width, halves, keeps_b, whole_b)                                                    \
   EQ_KERNEL void __launch_bounds__(P::block_threads, 1)                                                                \
       name(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {                    \
-    product<P, width, halves, keeps_b>(a, packed, c, rows, columns, terms);                                            \
+    product<P, width, halves, keeps_b, whole_b>(a, packed, c, rows, columns, terms);                                   \
   }
