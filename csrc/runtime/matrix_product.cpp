@@ -36,7 +36,6 @@ MatrixProduct::MatrixProduct(const Program& program, int device)
     tiling.width = program.number(name + "/width");
     tiling.height = program.number(name + "/height");
     tiling.kept_terms = program.number(name + "/kept_terms");
-    tiling.whole_b = program.number(name + "/whole_b");
     tiling.shared_bytes = static_cast<unsigned>(program.number(name + "/shared_bytes"));
     tiling.kernel = driver_.get_function(module, ("eq_product_" + name).c_str());
     driver_.set_shared_bytes(tiling.kernel, static_cast<int>(tiling.shared_bytes));
@@ -59,7 +58,7 @@ int64_t MatrixProduct::width(int64_t columns) const {
       ->width;
 }
 
-// One for each multiprocessor; where each keeps a tile of columns, as many for each of these.
+// One for each multiprocessor; where they keep B, as many for each of its tiles of columns.
 int64_t MatrixProduct::blocks(const Tiling& t, const Matrices& m) const {
   const int64_t down = ceil_div(m.rows, t.height), across = ceil_div(m.columns, t.width);
   if (t.kept_terms == 0) return std::min(down * across, multiprocessors_);
@@ -68,10 +67,11 @@ int64_t MatrixProduct::blocks(const Tiling& t, const Matrices& m) const {
 
 // Numbers that the busiest multiprocessor moves to and from the L2 cache.
 int64_t MatrixProduct::cost(const Tiling& t, const Matrices& m) const {
-  const int64_t tiles = ceil_div(m.rows, t.height) * ceil_div(m.columns, t.width), blocks = this->blocks(t, m);
-  const int64_t rounds = ceil_div(tiles, blocks) * ceil_div(blocks, multiprocessors_);
-  const int64_t of_b = (2 - t.whole_b) * m.terms * t.width * (t.kept_terms == 0 ? rounds : ceil_div(blocks, multiprocessors_));
-  return rounds * t.height * (m.terms + t.width) + of_b;
+  const int64_t tiles = ceil_div(m.rows, t.height) * ceil_div(m.columns, t.width), all_blocks = blocks(t, m);
+  const int64_t its_blocks = ceil_div(all_blocks, multiprocessors_);
+  const int64_t its_tiles = its_blocks * ceil_div(tiles, all_blocks);
+  const int64_t times_b = t.kept_terms > 0 ? its_blocks : its_tiles, heads_and_tails = 2;
+  return its_tiles * t.height * (m.terms + t.width) + times_b * heads_and_tails * m.terms * t.width;
 }
 
 const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
@@ -84,7 +84,7 @@ const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
   return *best;
 }
 
-// Numbers of B in the order in which they are read; each may become two.
+// Numbers of B in the order in which they are read; each becomes two.
 int64_t MatrixProduct::packed_size(const Matrices& m) const {
   const int64_t width = this->width(m.columns);
   return ceil_div(m.columns, width) * width * ceil_div(m.terms, depth_) * depth_;
@@ -97,11 +97,11 @@ std::size_t MatrixProduct::workspace_bytes(const Matrices& m) const {
 void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) const {
   const DeviceScope scope(driver_, device_);
   const Tiling& tiling = this->tiling(m);
-  int width = static_cast<int>(tiling.width), whole = static_cast<int>(tiling.whole_b), columns = static_cast<int>(m.columns), terms = static_cast<int>(m.terms);
+  int width = static_cast<int>(tiling.width), columns = static_cast<int>(m.columns), terms = static_cast<int>(m.terms);
   long long row_stride = m.b_row_stride, column_stride = m.b_column_stride, rows = m.rows;
   const float *a = m.a, *b = m.b;
   float* c = m.c;
-  void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width, &whole};
+  void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
   const auto pack_blocks = static_cast<unsigned>(ceil_div(packed_size(m), pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
   void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms};

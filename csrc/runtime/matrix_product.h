@@ -32,10 +32,9 @@ class MatrixProduct {
   void launch(const Matrices&, void* workspace, void* stream) const;
 
  private:
-  // How a kernel divides C: what a block makes of it at a time, up to how many terms of B it keeps (none if 0), and
-  // whether it takes B whole.
+  // How a kernel divides C: what a block makes of it at a time, and up to how many terms of B it keeps (none if 0).
   struct Tiling {
-    int64_t width = 0, height = 0, kept_terms = 0, whole_b = 0;
+    int64_t width = 0, height = 0, kept_terms = 0;
     unsigned shared_bytes = 0;
     GpuDriver::Function kernel = nullptr;
   };

@@ -24,17 +24,15 @@ class Tiling:
 
     width: int
     """Columns of a tile."""
-    halves: int = 1
-    """Of the rows of a block: so many times half as many as it has threads."""
+    passes: int = 1
+    """Over a stage of B, each for other rows: as many as half the threads of a block."""
     keeps_b: bool = False
     """All terms of a block's columns of B stay in shared memory."""
-    whole_b: bool = False
-    """B is fetched as it is, and split in shared memory."""
 
     @property
     def height(self) -> int:
         """Rows that a block has at a time."""
-        return THREADS // 2 * self.halves
+        return THREADS // 2 * self.passes
 
     @property
     def kept_terms(self) -> int:
@@ -50,9 +48,9 @@ class Tiling:
 TILINGS = (
     *(Tiling(width, keeps_b=True) for width in WIDTHS),
     *(Tiling(width) for width in WIDTHS),
-    Tiling(64, halves=2, whole_b=True),
+    Tiling(64, passes=2),
 )
-"""Of all kernels. Tall tiles of more columns do not fit into registers."""
+"""Of all kernels. Tall tiles of more columns do not fit into registers; the runtime takes them for many terms."""
 
 
 def print_host_product() -> str:
@@ -67,7 +65,7 @@ def print_products() -> str:
     """
     instructions = "".join(_multiply_add(width) for width in WIDTHS)
     kernels = "".join(
-        f"EQ_EXPORT_PRODUCT(eq_product_{n}, Problem, {t.width}, {t.halves}, {t.keeps_b:d}, {t.whole_b:d})\n"
+        f"EQ_EXPORT_PRODUCT(eq_product_{n}, Problem, {t.width}, {t.passes}, {t.keeps_b:d})\n"
         for n, t in enumerate(TILINGS)
     )
     return f"""namespace {{

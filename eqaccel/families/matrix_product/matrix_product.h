@@ -4,15 +4,14 @@
 // 2^-22 of itself, so head head + head tail + tail head is a product to within 2^-20. Tensor cores cut sums off instead
 // of rounding them, so they add no more than `depth` terms at a time, and the rest is added in float32.
 //
-// Blocks go over tiles of C. Of both factors, stages of `depth` terms are copied to shared memory ahead of their use. B
-// comes in the order in which it is read, and split where nothing else is said. What limits the rate are the bytes that a multiprocessor takes from the
+// Blocks go over tiles of C. Of both factors, stages of `depth` terms are copied to shared memory ahead of their use; B
+// comes split, in the order in which it is read. What limits the rate are the bytes that a multiprocessor takes from the
 // L2 cache and gives to it, so B is to be read seldom:
 //
 // - A block that keeps B has one tile of columns, whose terms all stay in shared memory. Each of its two warpgroups goes
 //   over tiles of rows of its own. They take turns, so that one multiplies while the other writes.
 // - Where there are too many terms for this, a block goes over tiles of rows and columns, neighbouring columns first, and
-//   both warpgroups work on the same tile. A tall one has two halves of rows, which use the same B. It may come whole:
-//   the next stage is then split while the tensor cores work.
+//   both warpgroups work on the same tile. In a tall tile they pass over each stage of B twice, for other rows.
 //
 // Every element of C is the same sum in the same order in each of them.
 //
@@ -65,29 +64,28 @@ EQ_FN unsigned long long descriptor(unsigned address) {
   return (address & 0x3FFFF) >> 4 | next_rows << 16 | next_columns << 32;
 }
 
-template <class P, int width, int halves, bool keeps_b, bool whole_b>
+template <class P, int width, int passes, bool keeps_b>
 struct Product {
   static constexpr int depth = P::depth, stages = P::stages, a_stride = P::a_stride, block_threads = P::block_threads;
   static constexpr int warpgroup = 128, warpgroup_rows = 64, groups = keeps_b ? block_threads / warpgroup : 1;
   static constexpr int group_threads = block_threads / groups;  // those that share a tile
-  static constexpr int half_rows = group_threads / warpgroup * warpgroup_rows, height = halves * half_rows;
-  static constexpr int a_size = height * a_stride, b_size = depth * width;  // floats of a stage; of B, heads or tails
-  static constexpr int b_stage_size = whole_b ? b_size : 2 * b_size;
-  static constexpr int in_flight =
-      stages - 3;  // a stage is used, one is free to be overwritten, the next must have come
+  static constexpr int pass_rows = group_threads / warpgroup * warpgroup_rows, height = passes * pass_rows;
+  static constexpr int a_size = height * a_stride, b_size = 2 * depth * width;  // floats of a stage
+  // A stage is used, one is free to be overwritten, and the next must have come.
+  static constexpr int in_flight = stages - 3;
   static constexpr int sums = width / 2;
-  static_assert(groups <= 2 && halves <= 2 && (!whole_b || (halves == 2 && stages % 2 == 0)));
+  static_assert(groups <= 2 && passes <= 2 && (passes == 1 || !keeps_b));
 
   const float *a, *packed;
   float* c;
   long long rows;
   int columns, terms, across, steps;
-  float *a_stages, *b_stages;  // in shared memory; if B comes whole, two stages that are split follow
-  int group, thread;           // within the group
-  int tile, stride, total;     // `total`: stages of all tiles
+  float *a_stages, *b_stages;  // in shared memory
+  int group, thread;  // within the group
+  int tile, stride, total;  // `total`: stages of all tiles
 
   int load_tile = tile, load_step = 0, load_stage = 0, loaded = 0, step = 0, stage = 0;
-  float sum[halves][sums] = {};
+  float sum[passes][sums] = {};
 
   EQ_FN long long first_row(int tile) const { return (long long)(keeps_b ? tile : tile / across) * height; }
   EQ_FN int column_tile(int tile) const { return (keeps_b ? (int)blockIdx.x : tile) % across; }
@@ -115,29 +113,11 @@ struct Product {
   // All threads of the block bring in stages of B.
   EQ_FN void load_b(int to, int from, int count) {
 #pragma unroll
-    for (int i = 4 * threadIdx.x; i < count * b_stage_size; i += 4 * block_threads)
-      copy_or_clear(b_stages + to * b_stage_size + i, packed + (long long)from * b_stage_size + i, true);
+    for (int i = 4 * threadIdx.x; i < count * b_size; i += 4 * block_threads)
+      copy_or_clear(b_stages + to * b_size + i, packed + (long long)from * b_size + i, true);
   }
 
-  EQ_FN float* split_stage(int stage) const {
-    const int place = keeps_b ? step : whole_b ? stages / 2 + stage % 2 : stage;
-    return b_stages + place * 2 * b_size;
-  }
-
-  EQ_FN void split(int stage) {
-    const float* whole = b_stages + stage * b_size;
-    float* to = split_stage(stage);
-#pragma unroll
-    for (int i = 4 * threadIdx.x; i < b_size; i += 4 * block_threads) {
-      const float4 values = *(const float4*)(whole + i);
-      const unsigned x = head_of(values.x), y = head_of(values.y), z = head_of(values.z), w = head_of(values.w);
-      *(uint4*)(to + i) = make_uint4(x, y, z, w);
-      *(uint4*)(to + b_size + i) =
-          make_uint4(tail_of(values.x, x), tail_of(values.y, y), tail_of(values.z, z), tail_of(values.w, w));
-    }
-  }
-
-  // What threads have written is for the tensor core to read.
+  // What threads have copied is for the tensor core to read.
   EQ_FN void publish() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
@@ -155,77 +135,74 @@ struct Product {
 
   // Turns: barrier 3 + group is for the group that takes its turn and the other one, which has passed it on.
   EQ_FN void take_turn() const { wait_for_warps(3 + group, block_threads / 32); }
-  EQ_FN void pass_turn() const {
-    asm volatile("bar.arrive %0, %1;" ::"r"(4 - group), "n"(block_threads) : "memory");
-  }
+  EQ_FN void pass_turn() const { asm volatile("bar.arrive %0, %1;" ::"r"(4 - group), "n"(block_threads) : "memory"); }
 
-  EQ_FN void read(Fragments<P>& fragments, int half) const {
-    const int lane = thread % 32, row = half * half_rows + thread / 32 * 16 + lane / 4;
+  EQ_FN void read(Fragments<P>& fragments, int pass) const {
+    const int lane = thread % 32, row = pass * pass_rows + thread / 32 * 16 + lane / 4;
     fragments.read(a_stages + stage * a_size + row * a_stride + 2 * (lane % 4));
   }
 
-  // One half of a stage, while the next one is brought in.
-  template <int half>
-  EQ_FN void advance(bool more, const Fragments<P>& now, Fragments<P>& next) {
-    constexpr bool last_half = half == halves - 1;
-    const unsigned head = shared_address(split_stage(stage));
-    const unsigned tail = head + b_size * sizeof(float);
-    float part[sums];
-    if (keeps_b && step == 0) take_turn();
+  // Has the tensor core multiply a stage; what it adds to `part` is there after the wait for it.
+  EQ_FN void begin_products(float (&part)[sums], const Fragments<P>& a) const {
+    const unsigned head = shared_address(b_stages + (keeps_b ? step : stage) * b_size);
+    const unsigned tail = head + b_size / 2 * sizeof(float);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     // The small products first: what is cut off is a part of the sum so far.
 #pragma unroll
     for (int k = 0; k < depth / 8; ++k) {
       const unsigned offset = k * 8 * width * sizeof(float);
-      P::multiply_add(part, now.tail[k], descriptor<width>(head + offset), k > 0);
-      P::multiply_add(part, now.head[k], descriptor<width>(tail + offset), true);
+      P::multiply_add(part, a.tail[k], descriptor<width>(head + offset), k > 0);
+      P::multiply_add(part, a.head[k], descriptor<width>(tail + offset), true);
     }
 #pragma unroll
     for (int k = 0; k < depth / 8; ++k)
-      P::multiply_add(part, now.head[k], descriptor<width>(head + k * 8 * width * sizeof(float)), true);
+      P::multiply_add(part, a.head[k], descriptor<width>(head + k * 8 * width * sizeof(float)), true);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    if constexpr (last_half) ++step;
-    if (keeps_b && step == steps) pass_turn();  // what the other group issues now comes after this
-    const int next_stage = stage + 1 == stages ? 0 : stage + 1;
-    if (more && half == (whole_b ? 0 : halves - 1)) {
-      wait_for_stage<in_flight>();
-      load();
-      if constexpr (whole_b) split(next_stage);
-    }
-    if constexpr (last_half) {
-      stage = next_stage;
-      if (whole_b && more) publish();
-      if (more) read(next, 0);
+  }
+
+  // One pass over a stage, while the next one is brought in.
+  template <int pass>
+  EQ_FN void advance(bool more, const Fragments<P>& now, Fragments<P>& next) {
+    float part[sums];
+    if (keeps_b && step == 0) take_turn();
+    begin_products(part, now);
+    if constexpr (pass < passes - 1) {
+      read(next, pass + 1);
     } else {
-      read(next, half + 1);
+      if (++stage == stages) stage = 0;
+      if (++step == steps && keeps_b) pass_turn();  // what the other group begins now comes after this
+      if (more) {
+        wait_for_stage<in_flight>();
+        load();
+        read(next, 0);
+      }
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
       asm volatile("" : "+f"(part[i])::"memory");  // not before the wait
-      sum[half][i] += part[i];
+      sum[pass][i] += part[i];
     }
-    if (last_half && step == steps) {
+    if (pass < passes - 1 || step < steps) return;
 #pragma unroll
-      for (int h = 0; h < halves; ++h) write(h);
-      step = 0;
-      tile += stride;
-    }
+    for (int n = 0; n < passes; ++n) write(n);
+    step = 0;
+    tile += stride;
   }
 
-  EQ_FN void write(int half) {
+  EQ_FN void write(int pass) {
     const int lane = thread % 32, column = column_tile(tile) * width + 2 * (lane % 4);
-    const long long row = first_row(tile) + half * half_rows + thread / 32 * 16 + lane / 4;
+    const long long row = first_row(tile) + pass * pass_rows + thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       float* to = c + (row + 8 * n) * columns + column;
 #pragma unroll
       for (int i = 0; i < width / 8; ++i)
         if (row + 8 * n < rows && column + 8 * i < columns)
-          *(float2*)(to + 8 * i) = make_float2(sum[half][4 * i + 2 * n], sum[half][4 * i + 2 * n + 1]);
+          *(float2*)(to + 8 * i) = make_float2(sum[pass][4 * i + 2 * n], sum[pass][4 * i + 2 * n + 1]);
     }
 #pragma unroll
-    for (int i = 0; i < sums; ++i) sum[half][i] = 0;
+    for (int i = 0; i < sums; ++i) sum[pass][i] = 0;
   }
 
   EQ_FN void run() {
@@ -240,27 +217,23 @@ struct Product {
     Fragments<P> even, odd;
     for (int i = 0; i < stages - 1; ++i) load();
     wait_for_stage<stages - 2>();
-    if constexpr (whole_b) {
-      split(0);
-      publish();
-    }
     read(even, 0);
 #pragma unroll 1
-    for (int i = 0; i < total; i += 3 - halves) {
-      if constexpr (halves == 1) {
-        advance<0>(i + 1 < total, even, odd);
-        if (i + 1 < total) advance<0>(i + 2 < total, odd, even);
+    for (int i = 0; i < total; i += 2 / passes) {
+      const bool more = i + 1 < total;
+      advance<0>(more, even, odd);
+      if constexpr (passes == 2) {
+        advance<1>(more, odd, even);
       } else {
-        advance<0>(i + 1 < total, even, odd);
-        advance<1>(i + 1 < total, odd, even);
+        if (more) advance<0>(i + 2 < total, odd, even);
       }
     }
   }
 };
 
-template <class P, int width, int halves, bool keeps_b, bool whole_b>
+template <class P, int width, int passes, bool keeps_b>
 EQ_FN void product(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {
-  using Work = Product<P, width, halves, keeps_b, whole_b>;
+  using Work = Product<P, width, passes, keeps_b>;
   extern __shared__ __align__(128) float shared_memory[];
   const int across = (columns + width - 1) / width, steps = (terms + P::depth - 1) / P::depth;
   const int group = threadIdx.x / Work::group_threads, thread = threadIdx.x % Work::group_threads;
@@ -272,14 +245,15 @@ EQ_FN void product(const float* a, const float* packed, float* c, long long rows
   const int total = first < tiles ? (tiles - first + stride - 1) / stride * steps : 0;
   float* const a_stages = shared_memory + group * P::stages * Work::a_size;
   float* const b_stages = shared_memory + Work::groups * P::stages * Work::a_size;
-  Work{a, packed, c, rows, columns, terms, across, steps, a_stages, b_stages, group, thread, first, stride, total}.run();
+  Work{a, packed, c, rows, columns, terms, across, steps, a_stages, b_stages, group, thread, first, stride, total}
+      .run();
 }
 
-// B, element (k, n) at k row_stride + n column_stride, as stages of depth x width: heads, then tails, or all of it if it
-// is to be whole, each as (depth / 4, width, 4). Zeros beyond its edges.
+// B, element (k, n) at k row_stride + n column_stride, as stages of depth x width: heads, then tails, each as
+// (depth / 4, width, 4). Zeros beyond its edges.
 template <int depth>
 EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride, long long column_stride,
-                int width, int whole) {
+                int width) {
   const int across = (columns + width - 1) / width, steps = (terms + depth - 1) / depth, size = depth * width;
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, stage = i / size;
   if (stage >= (long long)across * steps) return;
@@ -287,10 +261,6 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
   const long long k = stage % steps * depth + quarter / 2 * 8 + 2 * place + quarter % 2;
   const long long n = stage / steps * width + column;
   const float value = k < terms && n < columns ? b[k * row_stride + n * column_stride] : 0;
-  if (whole) {
-    packed[size * stage + within] = value;
-    return;
-  }
   const unsigned head = head_of(value);
   float* to = packed + 2 * size * stage + within;
   to[0] = __uint_as_float(head);
@@ -302,11 +272,11 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
 // csrc/runtime/matrix_product.cpp launches these.
 #define EQ_EXPORT_PACK(P)                                                                                              \
   EQ_KERNEL void eq_pack(const float* b, float* packed, int columns, int terms, long long row_stride,                  \
-                         long long column_stride, int width, int whole) {                                              \
-    pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width, whole);                                \
+                         long long column_stride, int width) {                                                         \
+    pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width);                                       \
   }
-#define EQ_EXPORT_PRODUCT(name, P, width, halves, keeps_b, whole_b)                                                    \
+#define EQ_EXPORT_PRODUCT(name, P, width, passes, keeps_b)                                                             \
   EQ_KERNEL void __launch_bounds__(P::block_threads, 1)                                                                \
       name(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {                    \
-    product<P, width, halves, keeps_b, whole_b>(a, packed, c, rows, columns, terms);                                   \
+    product<P, width, passes, keeps_b>(a, packed, c, rows, columns, terms);                                            \
   }
