@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
 import re
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +18,7 @@ from eqaccel.codegen import Direction
 from eqaccel.errors import WarmupError
 from eqaccel.families import FAMILIES
 from eqaccel.ops import KernelModule
+from eqaccel.prepare.compilers import CompilerPool, settled
 from eqaccel.prepare.held import held_modules, model_dtype
 from eqaccel.prepare.task import Device, Task, scalar_name
 from eqaccel.prepare.tuning import TASKS, Choice, choose_plans, tuned_kernel
@@ -157,12 +155,13 @@ def warmup(
             f"{type(model).__name__}; eqaccel.patch(model) puts them into a model"
         )
 
-    with _CompilerPool() as pool:
+    with CompilerPool() as pool:
         choices = _tune(wanted, pool) if (settings.current().tune if tune is None else tune) else {}
         groups: dict[tuple[Any, ...], list[_Wanted]] = {}
         for one in wanted:
             groups.setdefault((one.module.key, one.device, one.dtype, one.direction), []).append(one)
-        kernels = tuple(pool.map(lambda group: _prepare(group, choices.get(group[0])), groups.values()))
+        making = [pool.submit(_prepare, group, choices.get(group[0])) for group in groups.values()]
+        kernels = tuple(settled(future).result() for future in making)
     return Warmup(kernels, time.perf_counter() - start)
 
 
@@ -180,23 +179,6 @@ def _kernels_of(
     return kernels
 
 
-class _CompilerPool(ThreadPoolExecutor):
-    """Threads, because compilers are processes or release the interpreter lock. An interrupt ends these too."""
-
-    def __init__(self) -> None:
-        super().__init__(len(os.sched_getaffinity(0)))
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> bool | None:
-        if kind is not None and not issubclass(kind, Exception):
-            # The interrupt may have come in the middle of a submission, so only the pool knows what it runs.
-            ending = threading.Thread(target=self.shutdown, kwargs={"cancel_futures": True})
-            ending.start()
-            while ending.is_alive():
-                runtime.end_compilers()
-                ending.join(0.02)
-        return super().__exit__(kind, *rest)
-
-
 def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:
     """Compiles and loads the kernel that all of a group share."""
     one = group[0]
@@ -209,7 +191,7 @@ def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:
     return WarmKernel(names, direction, one.dtype, one.device.label, found["seconds"], found["cached"], choice)
 
 
-def _tune(wanted: list[_Wanted], pool: Executor) -> dict[_Wanted, Choice]:
+def _tune(wanted: list[_Wanted], pool: CompilerPool) -> dict[_Wanted, Choice]:
     """Gives every module the kernels that are fastest where they are wanted; tells which these are."""
     tasks = {one: _task(one) for one in wanted if one.program.family in TASKS}
     choices = choose_plans(tasks.values(), pool)

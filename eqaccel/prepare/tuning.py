@@ -6,7 +6,6 @@ import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from eqaccel import runtime
 from eqaccel.errors import CacheWarning, MissingCompilerError, TuningError, TuningWarning
 from eqaccel.families import TunedKernel
 from eqaccel.families.tensor_product import TENSOR_PRODUCT
+from eqaccel.prepare.compilers import CompilerPool, settled
 from eqaccel.prepare.task import Device, Task
 from eqaccel.prepare.tensor_product import TensorProductTask
 from eqaccel.prepare.timing import medians
@@ -50,7 +50,7 @@ class Choice:
         return f"{found} ({'stored' if self.stored else 'timed'})"
 
 
-def choose_plans(tasks: Iterable[Task], pool: Executor) -> dict[Task, Choice]:
+def choose_plans(tasks: Iterable[Task], pool: CompilerPool) -> dict[Task, Choice]:
     """Chooses a plan for each kernel: the one that an earlier search stored, or else the fastest.
 
     All plans are compiled first, side by side; then they are timed, one kernel after the other.
@@ -76,7 +76,7 @@ def choose_plans(tasks: Iterable[Task], pool: Executor) -> dict[Task, Choice]:
         for tuning in races[task].contenders
     }
     for (task, tuning), future in compiled.items():
-        error = future.exception()
+        error = settled(future).exception()
         if error is not None and tuning is None:
             raise error
         if error is not None:

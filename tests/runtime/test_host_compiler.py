@@ -27,13 +27,17 @@ exit $?
 """
 
 PROGRAM = """
-import signal
+import os, signal, threading
 import torch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell in the background ignore it otherwise
 from eqaccel import TensorProduct, TensorProductSpec, runtime, warmup
 from eqaccel.families.tensor_product import payload
 spec = TensorProductSpec.channelwise("3x0e+3x1o", "0e+1o", "0e+1o")
 module = TensorProduct(spec)
+def interrupt_here():
+    os.read(0, 1)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=interrupt_here, daemon=True).start()
 try:
     {call}
 except KeyboardInterrupt:
@@ -80,20 +84,28 @@ def _compile() -> dict[str, object]:
     return runtime.compile_program(runtime.Program(payload(SPEC)[0]), "cpu", "float32", "forward")
 
 
-@pytest.mark.parametrize("to_group", [False, True], ids=["to the process", "to its group"])
+INTERRUPTS = {
+    "to the process": lambda program: os.kill(program.pid, signal.SIGINT),
+    "to its group": lambda program: os.killpg(program.pid, signal.SIGINT),
+    "to another thread": lambda program: program.stdin.close(),
+}
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS)
 @pytest.mark.parametrize("call", CALLS)
 def test_interrupt_ends_compilers_at_once(
-    call: str, to_group: bool, cache_folder: Path, processes: Path, tmp_path: Path
+    call: str, interrupt: str, cache_folder: Path, processes: Path, tmp_path: Path
 ) -> None:
-    """A notebook interrupts the process alone, a terminal all of its group."""
+    """A notebook interrupts the process alone, a terminal all of its group; the system chooses the thread."""
     command = [sys.executable, "-c", PROGRAM.format(call=CALLS[call])]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as program:
         try:
             _wait_for(lambda: processes.exists() and processes.read_text().endswith("\n"))
             start = time.monotonic()
-            (os.killpg if to_group else os.kill)(program.pid, signal.SIGINT)
-            output, errors = program.communicate(timeout=60)
+            INTERRUPTS[interrupt](program)
+            program.wait(timeout=60)
+            output, errors = program.stdout.read(), program.stderr.read()
         finally:
             program.kill()
     assert time.monotonic() - start < 20
