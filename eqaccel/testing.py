@@ -6,8 +6,9 @@ plain torch operations, and is differentiable any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -116,22 +117,47 @@ def reference(
     """
     rows = x if edge_index is None else x[edge_index[0]]
     weights = w.expand(len(rows), -1) if w.dim() == 1 else w
-    z = x.new_zeros(len(rows), spec.z_dim)
-    for path in spec.paths:
+    blocks: dict[int, Tensor] = {}  # of the output, by where they begin
+    sources = _cut(rows, [(path.x_offset, path.mul1 * (2 * path.l1 + 1)) for path in spec.paths])
+    parts = _cut(weights, [(path.weight_offset or 0, path.weight_numel) for path in spec.paths])
+    for path, block, w_path in zip(spec.paths, sources, parts, strict=True):
         coupling = torch.as_tensor(path.cg(), dtype=x.dtype, device=x.device)
         if absolute:
             coupling = coupling.abs()
         dim1, dim2, _ = coupling.shape
-        block = rows.narrow(1, path.x_offset, path.mul1 * dim1)
         ir_mul = layout == "ir_mul"
         block = block.unflatten(1, (dim1, path.mul1)).mT if ir_mul else block.unflatten(1, (path.mul1, dim1))
         attributes = y.narrow(1, path.y_offset, path.mul2 * dim2).unflatten(1, (path.mul2, dim2))
-        out = _mixed(path, weights, torch.einsum("ijk,nui,nvj->nuvk", coupling, block, attributes))
+        # Attributes come first: they are few, so that what comes of them is small.
+        out = _mixed(path, w_path, torch.einsum("ijk,nvj,nui->nuvk", coupling, attributes, block))
         out = (out.mT if ir_mul else out).flatten(1)
-        z = z + torch.nn.functional.pad(out, (path.z_offset, spec.z_dim - path.z_offset - out.shape[1]))
+        blocks[path.z_offset] = blocks[path.z_offset] + out if path.z_offset in blocks else out
+    z = _joined(blocks, x.new_zeros(len(rows), spec.z_dim))
     if edge_index is None:
         return z
     return z.new_zeros(len(x) if num_receivers is None else num_receivers, spec.z_dim).index_add(0, edge_index[1], z)
+
+
+def _joined(blocks: Mapping[int, Tensor], z: Tensor) -> Tensor:
+    """Blocks of columns by their offsets, with the columns of `z` where there is none."""
+    parts, end = [], 0
+    for offset, block in sorted(blocks.items()):
+        parts += [z[:, end:offset], block]
+        end = offset + block.shape[1]
+    return torch.cat([*parts, z[:, end:]], 1)
+
+
+def _cut(columns: Tensor, pieces: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Columns by where they begin and how many they are, cut out at once where they do not overlap.
+
+    The derivative of one slice is a matrix of zeros with a slice in it, as large as all of them.
+    """
+    ends = sorted({0, columns.shape[1], *(end for start, width in pieces for end in (start, start + width))})
+    known = dict(zip(pairwise(ends), columns.split([b - a for a, b in pairwise(ends)], 1), strict=True))
+    return [
+        known[start, start + width] if (start, start + width) in known else columns.narrow(1, start, width)
+        for start, width in pieces
+    ]
 
 
 def _mixed(path: Path, weights: Tensor, pairs: Tensor) -> Tensor:
@@ -143,7 +169,7 @@ def _mixed(path: Path, weights: Tensor, pairs: Tensor) -> Tensor:
         u, v = torch.triu_indices(path.mul1, path.mul1, 1, device=pairs.device)
         pairs = pairs[:, u, v]
     if path.weight_offset is not None:
-        w = weights.narrow(1, path.weight_offset, path.weight_numel).unflatten(1, path.weight_shape)
+        w = weights.unflatten(1, path.weight_shape)
         if mode.mixing is Mixing.DENSE:
             return torch.einsum("npw,npk->nwk", w.flatten(1, -2), pairs.flatten(1, -2))
         pairs = pairs * w.unsqueeze(-1)

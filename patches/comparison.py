@@ -107,6 +107,10 @@ class Comparison(ABC):
         """Whether the original takes long on a subject."""
         return False
 
+    def shortened(self, subject: Any) -> Any | None:
+        """What most models give the same results for, in less time; None if there is nothing of the kind."""
+        return None
+
     def check_further(self, patched: torch.nn.Module, subject: Any, value: Results, unit: float) -> None:  # noqa: B027
         """What else the results of the patched copy on a subject have to fulfil; raises `VerificationError`."""
 
@@ -152,9 +156,12 @@ class Comparison(ABC):
         unit = ROUNDING * eps
         found = []
         for subject, run in self.runs():
-            right, value = run(self.original, subject), run(patched, subject)
+            short = self.shortened(subject)
+            right, value = run(self.original, subject if short is None else short), run(patched, subject)
             self._refuse_nan(right)
             bounds = dict.fromkeys(right.values, unit)
+            if short is not None and next(_excesses(value, right, bounds), None) is not None:
+                right = run(self.original, subject)
             if next(_excesses(value, right, bounds), None) is not None:
                 # A model may multiply rounding by more than usual. How much is seen where its input is rounded anew.
                 sensitivity = _apart(run(self.original, self.rounded_anew(subject)), right, eps)

@@ -76,8 +76,7 @@ def _excesses(path: str, module: Any, twin: Any, dtype: torch.dtype) -> Iterator
     generator = torch.Generator().manual_seed(1)
     z = torch.empty(case.num_rows, case.num_columns)
     directions = [
-        [torch.randn(like.shape, generator=generator, dtype=torch.float64).to(dtype) for like in order]
-        for order in ((z,), case.operands)
+        [torch.randn(like.shape, generator=generator, dtype=dtype) for like in order] for order in ((z,), case.operands)
     ]
 
     def results(function: _Function, prepare: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -205,7 +204,7 @@ def _linear(linear: Linear, dtype: torch.dtype) -> _Case:
     spec = linear.spec
     generator = torch.Generator().manual_seed(0)
     shapes = ((_LINEAR_ROWS, spec.irreps_in.dim), (spec.weight_numel,))
-    x, w = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    x, w = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
     one_hot = None
     if spec.num_attributes:
         one_hot = torch.eye(spec.num_attributes)[torch.arange(_LINEAR_ROWS) % spec.num_attributes]

@@ -18,9 +18,10 @@ class Structure:
         cell: (3, 3), a lattice vector per row, angstrom; a box around the atoms if not periodic.
         periodic: Whether the cell repeats in all three directions.
         species: (num_atoms,), index of each atom's element among those of the model.
-        edge_index: (2, num_edges), senders and receivers, sorted by sender.
+        edge_index: (2, num_edges), senders and receivers; sorted by sender if every edge counts once.
         unit_shifts: (num_edges, 3), lattice vectors to add in `positions[receiver] - positions[sender] + shift`.
         cutoff: Radius that the neighbours were searched in, angstrom.
+        counts: (num_edges,), how many edges each one stands for; None: for itself.
     """
 
     name: str
@@ -31,6 +32,14 @@ class Structure:
     edge_index: torch.Tensor
     unit_shifts: torch.Tensor
     cutoff: float
+    counts: torch.Tensor | None = None
+
+    def written_out(self) -> Structure:
+        """The same with each edge as often as it counts, all of them in turn, so that equal ones are far apart."""
+        if self.counts is None:
+            return self
+        order = torch.cat([torch.nonzero(self.counts > number).flatten() for number in range(int(self.counts.max()))])
+        return replace(self, edge_index=self.edge_index[:, order], unit_shifts=self.unit_shifts[order], counts=None)
 
     def rotated(self, rotation: torch.Tensor) -> Structure:
         """The same structure in another frame, with the very same edges."""
@@ -68,26 +77,28 @@ def crowded_structure(cutoff: float, num_species: int) -> Structure:
     """Builds a periodic structure of some three thousand edges, whose atoms have very different numbers of them.
 
     Kernels share out their work by numbers of edges, of all nodes and of one: here one atom has more than a thousand
-    edges, most have some tens, some have few, and some have none. Atoms differ in how far they see, and far neighbours
-    of one are listed several times, as in no physical structure: to a model they are so many atoms in one place.
+    edges, most have about a hundred, some have few, and some have none. Atoms differ in how far they see, and each edge
+    stands for several, as in no physical structure: to a model they are so many atoms in one place.
 
     Args:
         cutoff: Cutoff radius of the model, angstrom.
         num_species: Number of elements the model knows.
     """
     whole = _structure("crowded structure", *_lattice((2, 3, 3), 0.27 * cutoff), True, num_species, cutoff)
+    hub, lonely, alone = 0, [5, 9], [13, 17]
     sight = torch.full((len(whole.positions),), 0.8, dtype=torch.float64)
-    sight[0], sight[5], sight[9], sight[13], sight[17] = 1.25, 0.45, 0.45, 0.0, 0.0
+    sight[hub], sight[lonely], sight[alone] = 1.25, 0.4, 0.0
     senders, receivers = whole.edge_index
     vectors = whole.positions[receivers] - whole.positions[senders] + whole.unit_shifts @ whole.cell
     lengths = vectors.norm(dim=1) / cutoff  # an edge and its reverse have one length
-    kept = lengths < sight[senders] * sight[receivers]
-    far = ((senders == 0) | (receivers == 0)) & (lengths > 0.75)
-    copies = torch.where(far, 10, 1) * kept
+    of_hub = (whole.edge_index == hub).any(0)
+    of_lonely = torch.isin(whole.edge_index, torch.tensor(lonely)).any(0)
+    # Many near neighbours in one place would have features so large that networks multiply rounding.
+    nearest = torch.where(of_hub, 0.75, 0.55).masked_fill(of_lonely, 0.0)
+    kept = (lengths > nearest) & (lengths < sight[senders] * sight[receivers])
+    counts = torch.where(of_hub, 12, 4).masked_fill(of_lonely, 2)
     return replace(
-        whole,
-        edge_index=whole.edge_index.repeat_interleave(copies, 1),
-        unit_shifts=whole.unit_shifts.repeat_interleave(copies, 0),
+        whole, edge_index=whole.edge_index[:, kept], unit_shifts=whole.unit_shifts[kept], counts=counts[kept]
     )
 
 

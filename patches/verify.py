@@ -8,10 +8,13 @@ of the energy, and outputs have to turn with the structure.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from typing import Any
 
 import torch
 from eqaccel.patches.comparison import Comparison, Results, Run, differentiated, random_like
+from eqaccel.patches.counting import CountedEdges
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.rounding import STAGES, distance, scales
 from eqaccel.patches.structures import Structure, crowded_structure, small_structures
@@ -40,7 +43,8 @@ class Verification(Comparison):
             extent = kind.extent(model)
             self._has_many_weights = _edge_weights(model) > _MANY_WEIGHTS and model_device(model).type == "cpu"
             self._periodic, self._isolated = small_structures(*extent)
-            self._crowded = crowded_structure(*extent)
+            self._counted = crowded_structure(*extent)
+            self._crowded = self._counted.written_out()
             super().__init__(model, kind.dtype(model))
         except VerificationError:
             raise
@@ -67,6 +71,10 @@ class Verification(Comparison):
     def is_large(self, subject: Structure) -> bool:
         """See `Comparison.is_large`."""
         return subject is self._crowded
+
+    def shortened(self, subject: Structure) -> Structure | None:
+        """See `Comparison.shortened`: equal edges are computed once."""
+        return self._counted if subject is self._crowded else None
 
     def check_further(self, patched: torch.nn.Module, subject: Structure, value: Results, unit: float) -> None:
         """See `Comparison.check_further`."""
@@ -104,14 +112,15 @@ class Verification(Comparison):
                     raise self.failure(what, found.error, bound, scale)
 
     def _outputs(self, model: torch.nn.Module, structure: Structure) -> Results:
-        with untouched_state(model):
+        with untouched_state(model), _counting(structure):
             values = self._kind.evaluate(model, structure)
         return Results(values, scales(values, structure))
 
     def _training(self, model: torch.nn.Module, structure: Structure) -> Results:
         """Outputs, and the derivatives of a random sum of them."""
         with untouched_state(model), all_trainable(model) as parameters:
-            outputs, positions = self._kind.run(model, structure, training=True)
+            with _counting(structure):
+                outputs, positions = self._kind.run(model, structure, training=True)
             values, of_derivatives = differentiated(outputs, parameters, {"positions": positions})
         return Results(values, scales(values, structure) | of_derivatives)
 
@@ -119,6 +128,10 @@ class Verification(Comparison):
         if self._kind.ranks[name] >= 1:
             value = value @ _ROTATION.T
         return _ROTATION @ value if self._kind.ranks[name] == 2 else value
+
+
+def _counting(structure: Structure) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if structure.counts is None else CountedEdges(structure.counts)
 
 
 def _edge_weights(model: torch.nn.Module) -> int:

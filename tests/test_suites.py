@@ -67,6 +67,22 @@ def test_what_passed_has_to_pass_on_patched_models(run: ModuleType) -> None:
     assert found["skipped"] == {"why": 1}
 
 
+def test_parts_of_a_file_add_up(run: ModuleType) -> None:
+    def part(*tests: str, **changes: object) -> dict[str, object]:
+        outcomes = {test: ("skipped" if test == "s" else "passed", "why") for test in tests}
+        about = {"versions": {"torch": "2"}, "options": f"-k {tests[0]}", "patched models": 2, "left models": {}}
+        return about | run.compare(outcomes, outcomes) | changes
+
+    found = run.added(part("a", "s"), part("b"))
+    assert found["tests"] == ["a", "b", "s"]
+    assert found["plain"] == found["patched"] == {"passed": 2, "skipped": 1}
+    assert (found["skipped"], found["patched models"], found["options"]) == ({"why": 1}, 4, "-k a; -k b")
+    with pytest.raises(ValueError, match=r"expected tests that are not kept yet, got \['a'\]"):
+        run.added(part("a"), part("b", "a"))
+    with pytest.raises(ValueError, match="use that environment"):
+        run.added(part("a"), part("b", versions={"torch": "3"}))
+
+
 def test_a_file_is_run_as_it_is_and_patched(run: ModuleType, tmp_path: Path) -> None:
     """The second run alone knows where to list models; a run that ends early counts as a failure."""
     file = tmp_path / "source" / "tests" / "test_theirs.py"

@@ -22,19 +22,23 @@ const MatrixProduct& MatrixProduct::get(const Program& program, int device) {
 }
 
 MatrixProduct::MatrixProduct(const Program& program, int device)
-    : driver_(GpuDriver::get(Backend::cuda)), device_(device), height_(program.number("height")),
-      depth_(program.number("depth")), threads_(static_cast<unsigned>(program.number("threads"))) {
+    : driver_(GpuDriver::get(Backend::cuda)), device_(device), depth_(program.number("depth")),
+      threads_(static_cast<unsigned>(program.number("threads"))),
+      multiprocessors_(driver_.device(device).multiprocessors) {
   const Compiled compiled = program.compile(Backend::cuda, Scalar::float32, Direction::forward, compile_arch);
   const GpuDriver::Module module = driver_.load_module(compiled.code, device);
   const DeviceScope scope(driver_, device);
   pack_ = driver_.get_function(module, "eq_pack");
-  tiles_.resize(program.number("widths"));
-  for (std::size_t n = 0; n < tiles_.size(); ++n) {
-    Tile& tile = tiles_[n];
-    tile.width = program.number(std::to_string(n) + "/width");
-    tile.shared_bytes = static_cast<unsigned>(program.number(std::to_string(n) + "/shared_bytes"));
-    tile.kernel = driver_.get_function(module, ("eq_product_" + std::to_string(tile.width)).c_str());
-    driver_.set_shared_bytes(tile.kernel, static_cast<int>(tile.shared_bytes));
+  tilings_.resize(program.number("tilings"));
+  for (std::size_t n = 0; n < tilings_.size(); ++n) {
+    Tiling& tiling = tilings_[n];
+    const std::string name = std::to_string(n);
+    tiling.width = program.number(name + "/width");
+    tiling.height = program.number(name + "/height");
+    tiling.kept_terms = program.number(name + "/kept_terms");
+    tiling.shared_bytes = static_cast<unsigned>(program.number(name + "/shared_bytes"));
+    tiling.kernel = driver_.get_function(module, ("eq_product_" + name).c_str());
+    driver_.set_shared_bytes(tiling.kernel, static_cast<int>(tiling.shared_bytes));
   }
 }
 
@@ -46,16 +50,43 @@ bool MatrixProduct::takes(const Matrices& m) {
          ceil_div(m.rows, least_height) < limit / m.columns;
 }
 
-// The tiles that waste least of the tensor cores' time.
-const MatrixProduct::Tile& MatrixProduct::tile(int64_t columns) const {
-  const auto cost = [&](const Tile& tile) { return ceil_div(columns, tile.width) * (tile.width + tile_overhead); };
-  return *std::min_element(tiles_.begin(), tiles_.end(),
-                           [&](const Tile& a, const Tile& b) { return cost(a) < cost(b); });
+// The width of the tiles that waste least of the tensor cores' time; the same for any number of rows.
+int64_t MatrixProduct::width(int64_t columns) const {
+  const auto cost = [&](const Tiling& t) { return ceil_div(columns, t.width) * (t.width + tile_overhead); };
+  return std::min_element(tilings_.begin(), tilings_.end(),
+                          [&](const Tiling& a, const Tiling& b) { return cost(a) < cost(b); })
+      ->width;
+}
+
+// One for each multiprocessor; where they keep B, as many for each of its tiles of columns.
+int64_t MatrixProduct::blocks(const Tiling& t, const Matrices& m) const {
+  const int64_t down = ceil_div(m.rows, t.height), across = ceil_div(m.columns, t.width);
+  if (t.kept_terms == 0) return std::min(down * across, multiprocessors_);
+  return across * std::min(down, std::max<int64_t>(1, multiprocessors_ / across));
+}
+
+// Numbers that the busiest multiprocessor moves to and from the L2 cache.
+int64_t MatrixProduct::cost(const Tiling& t, const Matrices& m) const {
+  const int64_t tiles = ceil_div(m.rows, t.height) * ceil_div(m.columns, t.width), all_blocks = blocks(t, m);
+  const int64_t its_blocks = ceil_div(all_blocks, multiprocessors_);
+  const int64_t its_tiles = its_blocks * ceil_div(tiles, all_blocks);
+  const int64_t times_b = t.kept_terms > 0 ? its_blocks : its_tiles, heads_and_tails = 2;
+  return its_tiles * t.height * (m.terms + t.width) + times_b * heads_and_tails * m.terms * t.width;
+}
+
+const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
+  const int64_t width = this->width(m.columns);
+  const Tiling* best = nullptr;
+  for (const Tiling& t : tilings_) {
+    const bool fits = t.width == width && (t.kept_terms == 0 || m.terms <= t.kept_terms);
+    if (fits && (best == nullptr || cost(t, m) < cost(*best, m))) best = &t;
+  }
+  return *best;
 }
 
 // Numbers of B in the order in which they are read; each becomes two.
 int64_t MatrixProduct::packed_size(const Matrices& m) const {
-  const int64_t width = tile(m.columns).width;
+  const int64_t width = this->width(m.columns);
   return ceil_div(m.columns, width) * width * ceil_div(m.terms, depth_) * depth_;
 }
 
@@ -65,8 +96,8 @@ std::size_t MatrixProduct::workspace_bytes(const Matrices& m) const {
 
 void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) const {
   const DeviceScope scope(driver_, device_);
-  const Tile& tile = this->tile(m.columns);
-  int width = static_cast<int>(tile.width), columns = static_cast<int>(m.columns), terms = static_cast<int>(m.terms);
+  const Tiling& tiling = this->tiling(m);
+  int width = static_cast<int>(tiling.width), columns = static_cast<int>(m.columns), terms = static_cast<int>(m.terms);
   long long row_stride = m.b_row_stride, column_stride = m.b_column_stride, rows = m.rows;
   const float *a = m.a, *b = m.b;
   float* c = m.c;
@@ -74,9 +105,8 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   const auto pack_blocks = static_cast<unsigned>(ceil_div(packed_size(m), pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
   void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms};
-  const int64_t tiles = ceil_div(rows, height_) * ceil_div(columns, width);
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, driver_.device(device_).multiprocessors));
-  driver_.launch(tile.kernel, {blocks}, {threads_}, tile.shared_bytes, stream, parameters);
+  const auto blocks = static_cast<unsigned>(this->blocks(tiling, m));
+  driver_.launch(tiling.kernel, {blocks}, {threads_}, tiling.shared_bytes, stream, parameters);
 }
 
 }  // namespace eqaccel

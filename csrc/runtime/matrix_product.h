@@ -32,23 +32,27 @@ class MatrixProduct {
   void launch(const Matrices&, void* workspace, void* stream) const;
 
  private:
-  // What a block makes of C at a time, whatever its height: so many columns.
-  struct Tile {
-    int64_t width = 0;
+  // How a kernel divides C: what a block makes of it at a time, and up to how many terms of B it keeps (none if 0).
+  struct Tiling {
+    int64_t width = 0, height = 0, kept_terms = 0;
     unsigned shared_bytes = 0;
     GpuDriver::Function kernel = nullptr;
   };
 
   MatrixProduct(const Program&, int device);
-  const Tile& tile(int64_t columns) const;
+  int64_t width(int64_t columns) const;
+  int64_t blocks(const Tiling&, const Matrices&) const;
+  int64_t cost(const Tiling&, const Matrices&) const;
+  const Tiling& tiling(const Matrices&) const;
   int64_t packed_size(const Matrices&) const;
 
   const GpuDriver& driver_;
   int device_;
-  int64_t height_, depth_;  // rows of a tile; terms that are read together
+  int64_t depth_;  // terms that are read together
   unsigned threads_;
+  int64_t multiprocessors_;
   GpuDriver::Function pack_ = nullptr;
-  std::vector<Tile> tiles_;
+  std::vector<Tiling> tilings_;
 };
 
 }  // namespace eqaccel

@@ -9,7 +9,6 @@ graph.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from eqaccel.benchmarks.compile_times import Spec, cold_and_warm
 from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
 from eqaccel.benchmarks.model_timing import device_kernels, time_variants
 from eqaccel.benchmarks.timing import Timing, describe, free_memory
+from eqaccel.patches.torch_state import duplicated
 
 import eqaccel
 from eqaccel import Polynomial, TensorProductConv
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> report.Results:
 
 def _specs(case: ModelCase) -> list[Spec]:
     """What a patched model has kernels for."""
-    patched = eqaccel.patch(copy.deepcopy(case.plain), verify=False)
+    patched = eqaccel.patch(duplicated(case.plain), verify=False)
     return [module.spec for module in patched.modules() if isinstance(module, (TensorProductConv, Polynomial))]
 
 
@@ -104,7 +104,7 @@ def _time_case(case: ModelCase, arguments: argparse.Namespace) -> list[dict[str,
     facts = {"atoms": case.atoms, "edges": case.inputs["edge_index"].shape[1], "note": ""}
     makers: dict[str, Variant] = {
         "e3nn": lambda plain, _: plain,
-        "eqaccel": lambda plain, _: eqaccel.patch(copy.deepcopy(plain)),
+        "eqaccel": lambda plain, _: eqaccel.patch(duplicated(plain)),
         **{PEERS[word]: case.variants[PEERS[word]] for word in arguments.compare if word != "none"},
     }
     expected = _numbers(case, case.exact)

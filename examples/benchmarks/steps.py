@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import json
 import math
 import time
@@ -26,7 +25,7 @@ from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.structures import make_sample, make_system, read_system
 from eqaccel.benchmarks.timing import free_memory, limited
 from eqaccel.patches.calculator import step_state
-from eqaccel.patches.torch_state import default_dtype
+from eqaccel.patches.torch_state import default_dtype, duplicated
 
 import eqaccel
 
@@ -143,7 +142,7 @@ class Prepared:
         dtype = case.working_dtype(getattr(torch, arguments.dtype))
         with default_dtype(dtype):
             model = case.plain_model(name, arguments)
-            calculator = case.calculator(copy.deepcopy(model), "cpu")
+            calculator = case.calculator(duplicated(model), "cpu")
             forces = {kind: calculator.get_forces(make_sample(kind)) for kind in kinds}
             factor = MEAN_FORCE / max(float(np.linalg.norm(found, axis=1).mean()) for found in forces.values())
             case.multiply_energies(model, factor)
@@ -166,7 +165,7 @@ def _time(prepared: Prepared, system: str, word: str, arguments: argparse.Namesp
 
 def _simulate(prepared: Prepared, system: str, word: str, arguments: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
-    model = copy.deepcopy(prepared.model).to(arguments.device)
+    model = duplicated(prepared.model).to(arguments.device)
     calculator = CONTENDERS[word][1](prepared.case, model, arguments.device)
     setup_s = time.perf_counter() - start
     atoms = make_system(system)

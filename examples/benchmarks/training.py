@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from eqaccel.benchmarks.model_timing import device_kernels
 from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
 from eqaccel.benchmarks.timing import allocated_peak, free_memory, limited, measure
-from eqaccel.patches.torch_state import default_dtype
+from eqaccel.patches.torch_state import default_dtype, duplicated
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -192,7 +191,7 @@ def _checked_models(
     models = {}
     for word, row in job.items():
         try:
-            model = CONTENDERS[word][1](prepared.case)(copy.deepcopy(prepared.plain).to(device), device)
+            model = CONTENDERS[word][1](prepared.case)(duplicated(prepared.plain).to(device), device)
             model.requires_grad_(True)
             row |= _check(_numbers(prepared.case, model, small), prepared.expected, limit)
         except Exception as failure:  # of a peer, of the memory: the others are still to be timed

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from eqaccel import MatrixProduct, runtime
 from eqaccel.errors import OperandError
 from eqaccel.families.matrix_product import matrix_payload
-from eqaccel.families.matrix_product.body import WIDTHS
+from eqaccel.families.matrix_product.body import TILINGS
 from eqaccel.ops import has_matrix_kernel
 
 UNIT = 2.0**-24
@@ -18,6 +18,7 @@ DEPTH = 32
 """Terms that tensor cores add up before float32 takes over."""
 
 SHAPES = [(1, 4, 2), (127, 8, 64), (128, 32, 128), (129, 36, 66), (1000, 128, 1312), (500, 1312, 128), (70, 64, 320)]
+SHAPES += [(20003, 36, 66), (20003, 132, 62)]  # several tiles a block
 
 
 def operands(shape: tuple[int, int, int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,9 +90,10 @@ def test_strides_and_offsets(device: torch.device) -> None:
     assert_product(product(shifted, b), a, b)
 
 
-def test_repeats_bitwise_and_row_by_row(device: torch.device) -> None:
+@pytest.mark.parametrize("shape", [(3000, 128, 336), (20000, 64, 130), (20000, 160, 64)], ids=str)
+def test_repeats_bitwise_and_row_by_row(shape: tuple[int, int, int], device: torch.device) -> None:
     product = MatrixProduct().to(device)
-    a, b = operands((3000, 128, 336), device)
+    a, b = operands(shape, device)
     expected = product(a, b)
     for _ in range(20):
         assert torch.equal(product(a, b), expected)
@@ -190,6 +192,6 @@ def test_kernel_compiles_without_spills() -> None:
     program = runtime.Program(matrix_payload()[0])
     log = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90a")["log"]
     used = runtime.resources(log)
-    assert {f"eq_product_{width}" for width in WIDTHS} <= set(used)
+    assert {f"eq_product_{n}" for n in range(len(TILINGS))} <= set(used)
     assert all(kernel["spill_store_bytes"] == 0 for kernel in used.values())
     assert "serialized" not in log  # ptxas says so if the tensor cores have to wait for registers

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import sabotage as sb
 import torch
-from eqaccel.patches import coefficients, comparison, nodes, structures, verify
+from eqaccel.patches import coefficients, comparison, counting, nodes, rounding, structures, verify
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.mace import swapping as mace_swapping
@@ -113,7 +113,7 @@ def test_models_that_are_not_finite_are_told_so(model: Model, value: float) -> N
 
 
 def test_crowded_structure() -> None:
-    crowded = structures.crowded_structure(5.0, 3)
+    crowded = structures.crowded_structure(5.0, 3).written_out()
     senders, receivers = crowded.edge_index
     counts = receivers.bincount(minlength=len(crowded.positions))
     assert counts.max() > 1024
@@ -123,6 +123,22 @@ def test_crowded_structure() -> None:
     assert int(((counts > 0) & (counts < 20)).sum()) >= 2
     vectors = crowded.positions[receivers] - crowded.positions[senders] + crowded.unit_shifts @ crowded.cell
     assert float(vectors.norm(dim=1).max()) < 5.0
+
+
+def test_counted_edges_are_edges_written_out(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in derivatives in all parameters and positions, to float64 rounding."""
+    kind = find_models(model, PatchError)[0].kind
+    check = verify.Verification(kind, model)
+    counted, whole = (check._training(check.original, s) for s in (check._counted, check._crowded))
+    bounds = dict.fromkeys(whole.values, rounding.ROUNDING * torch.finfo(torch.float64).eps)
+    assert len(check._counted.counts) < len(check._crowded.edge_index[0]) / 6
+    assert not list(comparison._excesses(counted, whole, bounds))
+    # A model whose sums are not seen is compared on all edges.
+    monkeypatch.setattr(counting, "_SUMS", {})
+    uncounted = check._training(check.original, check._counted)
+    assert list(comparison._excesses(uncounted, whole, bounds))
+    patch(model)
+    assert report(model).accelerated > 0
 
 
 def test_coupling_tensors_become_exact() -> None:

@@ -28,7 +28,8 @@ def lennard_jones(vectors: Tensor, edge_index: Tensor, types: Tensor, num_atoms:
         square = leaf.square().sum(1) / CUTOFF**2
         strength = (1.0 + types[edge_index[0]]) * (1.0 + types[edge_index[1]])
         energy = strength * torch.where(square < 1, (1 - square) ** 3, torch.zeros_like(square))
-        nodes = torch.zeros(num_atoms, dtype=leaf.dtype, device=leaf.device).index_add(0, edge_index[1], energy)
+        atoms = torch.arange(num_atoms, device=leaf.device)[:, None]  # index_add has no fixed order on a GPU
+        nodes = torch.where(edge_index[1] == atoms, energy, torch.zeros_like(energy)).sum(1)
         (gradient,) = torch.autograd.grad(nodes.sum(), leaf)
     return nodes.detach().double(), gradient
 

@@ -1,11 +1,12 @@
 """Runs test suites of other projects twice, as they are and on models patched by eqaccel, and compares the outcomes.
 
-    python tests/suites/run.py mace [--only FILE ...] [--jobs N] [--out FOLDER] [options of pytest ...]
+    python tests/suites/run.py mace [--only FILE ...] [--add] [--jobs N] [--out FOLDER] [options of pytest ...]
 
 `./run suites` does so for every suite in its own environment. A test that passes as it is and not on patched models is
 a fault of eqaccel: the exit status is 1 then. The outcomes of each file of tests go to `results/` and into the tables
-of `docs/suites.md` as soon as it has run, so a suite can be run in parts, and parts in environments of their own. What
-is kept of other versions of eqaccel or of the tested package is dropped.
+of `docs/suites.md` as soon as it has run, so a suite can be run in parts, and parts in environments of their own. With
+`--add`, parts of one file can be run one after another (`-k` of pytest's). What is kept of other versions of eqaccel or
+of the tested package is dropped.
 
 Tests come from the source distributions on PyPI, in the version that is installed; nothing of them is kept here.
 """
@@ -107,7 +108,7 @@ def run(file: Path, installed: bool, folder: Path, patched: bool, options: list[
         log.unlink(missing_ok=True)
         paths = [str(HERE / "startup"), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "EQACCEL_SUITES_LOG": str(log)}
-    tests = [str(file), "--rootdir", str(folder), "-c", os.devnull] if installed else [str(file)]
+    tests = [str(file), "--rootdir", str(folder), "-c", os.devnull, "--noconftest"] if installed else [str(file)]
     pytest = [sys.executable, "-P", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-W", "ignore"]
     command = [*pytest, f"--junitxml={report}", *tests, *options]
     with (folder / f"{label}.txt").open("w") as printed:
@@ -150,6 +151,7 @@ def compare(plain: dict[str, tuple[str, str]], patched: dict[str, tuple[str, str
         if outcome == other == "failed":
             both[test] = message
     return {
+        "tests": sorted(plain),
         "plain": Counter(outcome for outcome, _ in plain.values()),
         "patched": Counter(outcome for outcome, _ in patched.values()),
         "worse": worse,
@@ -189,19 +191,42 @@ def versions_of(suite: Suite) -> dict[str, str]:
     return versions | {"Python": platform.python_version()}
 
 
-def keep(name: str, file: str, result: dict[str, Any], files: list[str]) -> None:
-    """Adds the outcomes of one file to those that are kept of the same versions, and writes the documentation."""
+def keep(name: str, file: str, result: dict[str, Any], files: list[str], add: bool = False) -> None:
+    """Adds the outcomes of one file to those that are kept of the same versions, and writes the documentation.
+
+    Args:
+        name: Of the suite.
+        file: Name of the file.
+        result: Its outcomes, or those of some of its tests.
+        files: Names of all files of the suite.
+        add: Whether to keep what is there of other tests of this file.
+    """
     store, suite = RESULTS / f"{name}.json", SUITES[name]
     results = json.loads(store.read_text())["results"] if store.exists() else {}
     tested = [result["versions"][package] for package in ("eqaccel", suite.package)]
     for other, old in list(results.items()):
         if [old["versions"][package] for package in ("eqaccel", suite.package)] != tested:
             del results[other]
-    results[file] = result
+    results[file] = added(results[file], result) if add and file in results else result
     RESULTS.mkdir(exist_ok=True)
     kept = {"title": suite.title, "files": files, "results": dict(sorted(results.items()))}
     store.write_text(json.dumps(kept, indent=1) + "\n")
     write_tables()
+
+
+def added(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The outcomes of two parts of one file, which have no test in common and were run with the same versions."""
+    if twice := set(old["tests"]) & set(new["tests"]):
+        raise ValueError(f"--add: expected tests that are not kept yet, got {sorted(twice)}; leave --add out")
+    if old["versions"] != new["versions"]:
+        raise ValueError(f"--add: expected the versions {old['versions']}, got {new['versions']}; use that environment")
+    result = dict(new)
+    for key in ("plain", "patched", "skipped", "left models"):
+        result[key] = Counter(old[key]) + Counter(new[key])
+    for key in ("worse", "both fail"):
+        result[key] = old[key] | new[key]
+    result["patched models"] += old["patched models"]
+    return result | {"tests": sorted(old["tests"] + new["tests"]), "options": f"{old['options']}; {new['options']}"}
 
 
 def write_tables() -> None:
@@ -269,6 +294,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--only", nargs="+", metavar="FILE", help="run these files of the suite, in this order")
+    parser.add_argument("--add", action="store_true", help="add other tests of a file to those of it that are kept")
     parser.add_argument("--jobs", type=int, default=1, help="how many files run at the same time")
     parser.add_argument("--out", type=Path, default=Path("suites"), help="folder for downloads and reports")
     arguments, options = parser.parse_known_args()
@@ -284,7 +310,7 @@ def main() -> int:
         running = {pool.submit(outcomes, suite, files[file], folder, options): file for file in wanted}
         for ended in as_completed(running):
             result = ended.result()
-            keep(arguments.suite, running[ended], result, list(files))
+            keep(arguments.suite, running[ended], result, list(files), arguments.add)
             worse, patched = worse | result["worse"], patched + result["patched models"]
             numbers = ", ".join(f"{name} {number}" for name, number in zip(COLUMNS[1:], counts(result), strict=True))
             print(f"{running[ended]}: {numbers}", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 WIDTHS = (64, 112, 128)
 """Columns of the tiles of an output; the runtime takes what wastes least.
 
@@ -9,13 +11,46 @@ WIDTHS = (64, 112, 128)
 as many as fit a multiple of 64. The others are for radial networks: 64 for hidden layers of 64, and 112 for outputs of
 320, 336 or 1312 columns, which fill such tiles better.
 """
-HEIGHT = 128
-"""Rows of a tile."""
 DEPTH, STAGES = 32, 4
 """Terms of a stage; stages that are in shared memory at a time."""
 THREADS = 256
 """Of a block."""
 _A_STRIDE = DEPTH + 8  # floats of a row of A in shared memory: no two lanes meet in a bank
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a kernel divides the output; `matrix_product.h` says what its ways are."""
+
+    width: int
+    """Columns of a tile."""
+    passes: int = 1
+    """Over a stage of B, each for other rows: as many as half the threads of a block."""
+    keeps_b: bool = False
+    """All terms of a block's columns of B stay in shared memory."""
+
+    @property
+    def height(self) -> int:
+        """Rows that a block has at a time."""
+        return THREADS // 2 * self.passes
+
+    @property
+    def kept_terms(self) -> int:
+        """Terms of B that a block can keep."""
+        return STAGES * DEPTH if self.keeps_b else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        return 4 * STAGES * (self.height * _A_STRIDE + 2 * DEPTH * self.width)
+
+
+TILINGS = (
+    *(Tiling(width, keeps_b=True) for width in WIDTHS),
+    *(Tiling(width) for width in WIDTHS),
+    Tiling(64, passes=2),
+)
+"""Of all kernels. Tall tiles of more columns do not fit into registers; the runtime takes them for many terms."""
 
 
 def print_host_product() -> str:
@@ -26,23 +61,21 @@ def print_host_product() -> str:
 def print_products() -> str:
     """The body on a GPU: the struct that `matrix_product.h` takes its numbers and instruction from, and the kernels.
 
-    These are `eq_pack`, which prepares B, and `eq_product_<width>` for each width.
+    These are `eq_pack`, which prepares B, and `eq_product_<n>` for entry n of `TILINGS`.
     """
     instructions = "".join(_multiply_add(width) for width in WIDTHS)
-    kernels = "".join(f"EQ_EXPORT_PRODUCT(eq_product_{width}, Problem, {width})\n" for width in WIDTHS)
+    kernels = "".join(
+        f"EQ_EXPORT_PRODUCT(eq_product_{n}, Problem, {t.width}, {t.passes}, {t.keeps_b:d})\n"
+        for n, t in enumerate(TILINGS)
+    )
     return f"""namespace {{
 struct Problem {{
-  static constexpr int height = {HEIGHT}, depth = {DEPTH}, stages = {STAGES};
+  static constexpr int depth = {DEPTH}, stages = {STAGES};
   static constexpr int block_threads = {THREADS}, a_stride = {_A_STRIDE};
 {instructions}}};
 }}  // namespace
 EQ_EXPORT_PACK(Problem)
 {kernels}"""
-
-
-def shared_bytes(width: int) -> int:
-    """Shared memory of a block for tiles of a width."""
-    return 4 * STAGES * (HEIGHT * _A_STRIDE + 2 * DEPTH * width)
 
 
 def _multiply_add(width: int) -> str:

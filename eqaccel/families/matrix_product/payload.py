@@ -9,13 +9,12 @@ import numpy as np
 from eqaccel.codegen import check, flatten_prelude, pack
 from eqaccel.families.matrix_product.body import (
     DEPTH,
-    HEIGHT,
     STAGES,
     THREADS,
+    TILINGS,
     WIDTHS,
     print_host_product,
     print_products,
-    shared_bytes,
 )
 
 NAME = "matrix_product"
@@ -30,13 +29,16 @@ def matrix_payload() -> tuple[bytes, int]:
     """The payload of the kernels, and the integer key that names it.
 
     `csrc/runtime/matrix_product.h` says what entry `gpu/forward/float32` is compiled for. Meta has the numbers of its
-    launches: `height`, `depth` and `threads`, of `widths` tiles `<n>/width` and `<n>/shared_bytes`. The CPU kernel
-    computes z = x w, where operands have any sizes; in meta and the self-check stand those of the latter.
+    launches: `depth` and `threads`; of `tilings` kernels, `eq_product_<n>`, how they divide the output: `<n>/width`,
+    `<n>/height`, `<n>/kept_terms` (of B that a block keeps; 0 where it keeps none) and `<n>/shared_bytes`. The CPU
+    kernel computes z = x w, where operands have any sizes; in meta and the self-check stand those of the latter.
     """
-    numbers = {"height": HEIGHT, "depth": DEPTH, "threads": THREADS, "widths": len(WIDTHS)}
-    for n, width in enumerate(WIDTHS):
-        numbers[f"{n}/width"] = width
-        numbers[f"{n}/shared_bytes"] = shared_bytes(width)
+    numbers = {"depth": DEPTH, "threads": THREADS, "tilings": len(TILINGS)}
+    for n, tiling in enumerate(TILINGS):
+        numbers[f"{n}/width"] = tiling.width
+        numbers[f"{n}/height"] = tiling.height
+        numbers[f"{n}/kept_terms"] = tiling.kept_terms
+        numbers[f"{n}/shared_bytes"] = tiling.shared_bytes
     terms = check.PROBLEM["batch_rows"]  # as many as w has rows
     numbers |= {"x_dim": terms, "y_dim": 0, "w_dim": _CHECKED_COLUMNS, "z_dim": _CHECKED_COLUMNS}
     entries = {f"prelude/{backend}": matrix_prelude(backend) for backend in ("cpu", "cuda")}
@@ -57,7 +59,7 @@ def explain(backend: str) -> str:
     if backend == "cpu":
         return "product of matrices\n  columns packed into panels of two SIMD vectors, as many rows as registers hold\n"
     return (
-        f"product of matrices, 32-bit\n  tiles of {HEIGHT} rows and {', '.join(map(str, WIDTHS))} columns, "
+        f"product of matrices, 32-bit\n  tiles of {', '.join(map(str, WIDTHS))} columns, "
         f"{STAGES} stages of {DEPTH} terms, blocks of {THREADS} threads\n"
     )
 
