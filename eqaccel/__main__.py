@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export = commands.add_parser("export", help="write a model to a file for LAMMPS and other programs without Python")
     export.add_argument(
         "model",
-        help="file of torch.save with the whole model, .nequip.zip, .ckpt or .pth; it runs code, so trust its source",
+        help="file of torch.save with the whole model, .nequip.zip, .ckpt or .pth, or a name of SevenNet's; it runs "
+        "code, so trust its source",
     )
     export.add_argument("path", help="file to write")
     export.add_argument("--format", default="torchscript", help="torchscript (default) or aotinductor")

@@ -24,6 +24,7 @@ from ase.md.langevin import Langevin
 from ase.md.md import MolecularDynamics
 from ase.md.velocitydistribution import Stationary, thermalize_momenta
 from ase.md.verlet import VelocityVerlet
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from prettytable import PrettyTable
 from tqdm import tqdm
@@ -176,6 +177,50 @@ def results_table(runs: list[Run], difference: float, ensemble: str) -> PrettyTa
     return table
 
 
+def draw_speed(axes: Axes, labels: list[str], speeds: list[float], digits: int, factor: float, name: str) -> None:
+    """Draws a bar for each of two runs; the second is ``factor`` times as fast."""
+    bars = axes.bar(labels, speeds, color=["0.6", "tab:blue"])
+    first, second = (f"{speed:.{digits}f}" for speed in speeds)
+    axes.bar_label(bars, [first, f"{second}\n({factor:.1f}x faster)"])
+    axes.set(ylabel=name)
+    axes.margins(y=0.2)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Writes a picture, whose axes have no frame above and at the right."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def save_results(
+    options: argparse.Namespace, device: str, packages: tuple[str, ...], measured: dict[str, object]
+) -> dict[str, object]:
+    """Writes ``results.json`` to ``--out``: what was asked for, on what, with which versions, and what was measured."""
+    results = {
+        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "versions": {name: version(name) for name in packages} | {"eqaccel": eqaccel.__version__},
+    } | measured
+    (options.out / "results.json").write_text(json.dumps(results, indent=1))
+    return results
+
+
+def processor(device: torch.device) -> str:
+    """What a device is called in the results."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+
+
+def measured_runs(before: Run, after: Run) -> dict[str, object]:
+    """What the results say of two runs of dynamics."""
+    runs = [
+        asdict(run) | {"ms_per_step": run.ms_per_step, "ns_per_day": run.ns_per_day, "drift": run.drift}
+        for run in (before, after)
+    ]
+    return {"speedup": before.ms_per_step / after.ms_per_step, "runs": runs}
+
+
 def draw(runs: list[Run], title: str, path: Path) -> None:
     """Draws total energy over time, and the time per step of both runs."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -185,14 +230,9 @@ def draw(runs: list[Run], title: str, path: Path) -> None:
         left.plot(run.times, run.energies, label=run.label, **style)
     left.set(xlabel="time (fs)", ylabel="total energy (meV/atom)")
     left.legend(frameon=False)
-    bars = right.bar([run.label for run in runs], [run.ms_per_step for run in runs], color=["0.6", "tab:blue"])
-    speedup = runs[0].ms_per_step / runs[1].ms_per_step
-    right.bar_label(bars, [f"{runs[0].ms_per_step:.1f}", f"{runs[1].ms_per_step:.1f}\n({speedup:.1f}x faster)"])
-    right.set(ylabel="ms per step")
-    right.margins(y=0.2)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    speeds = [run.ms_per_step for run in runs]
+    draw_speed(right, [run.label for run in runs], speeds, 1, speeds[0] / speeds[1], "ms per step")
+    save_picture(figure, path)
 
 
 def compare(
@@ -221,22 +261,9 @@ def compare(
     after, _ = simulate("patched", start, calculator, options.steps, options)
 
     print(f"\n{results_table([before, after], difference, options.ensemble)}")
-    on_gpu = calculator.device.type == "cuda"
-    results = {
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
-        "device": torch.cuda.get_device_name(calculator.device) if on_gpu else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-        "versions": {name: version(name) for name in packages} | {"eqaccel": eqaccel.__version__},
-        "atoms": len(start),
-        "patch_seconds": patch_seconds,
-        "speedup": before.ms_per_step / after.ms_per_step,
-        "max_force_difference": difference,
-        "runs": [
-            asdict(run) | {"ms_per_step": run.ms_per_step, "ns_per_day": run.ns_per_day, "drift": run.drift}
-            for run in (before, after)
-        ],
-    }
-    (options.out / "results.json").write_text(json.dumps(results, indent=1))
+    measured = {"atoms": len(start), "patch_seconds": patch_seconds, "max_force_difference": difference}
+    measured |= measured_runs(before, after)
+    results = save_results(options, processor(calculator.device), packages, measured)
     draw([before, after], f"{title}, {len(start)} atoms", options.out / "md.png")
     print(f"wrote results.json, md.png, unpatched.traj and patched.traj to {options.out}")
     return results

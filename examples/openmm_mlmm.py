@@ -13,14 +13,11 @@ angstrom, times in fs.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import platform
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +26,7 @@ import torch
 from ase import Atoms, units
 from mace import tools
 from mace.tools.torch_geometric.dataloader import DataLoader
-from md import Run, draw, results_table
+from md import Run, draw, measured_runs, results_table, save_results
 from openmm import app, unit
 from openmmml import MLPotential
 from tqdm import tqdm
@@ -186,20 +183,9 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
 
     difference = float(np.abs(forces - expected).max())
     print(f"\n{results_table([before, after], difference, 'nve')}")
-    results = {
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
-        "device": f"OpenMM on {platform.machine()} CPU, the model on {options.device}",
-        "threads": torch.get_num_threads(),
-        "versions": {name: version(name) for name in ("torch", "mace-torch", "openmm", "openmmml", "eqaccel")},
-        "atoms": topology.getNumAtoms(),
-        "speedup": before.ms_per_step / after.ms_per_step,
-        "max_force_difference": difference,
-        "runs": [
-            asdict(run) | {"ms_per_step": run.ms_per_step, "ns_per_day": run.ns_per_day, "drift": run.drift}
-            for run in (before, after)
-        ],
-    }
-    (options.out / "results.json").write_text(json.dumps(results, indent=1))
+    device = f"OpenMM on {platform.machine()} CPU, the model on {options.device}"
+    measured = {"atoms": topology.getNumAtoms(), "max_force_difference": difference} | measured_runs(before, after)
+    results = save_results(options, device, ("torch", "mace-torch", "openmm", "openmmml"), measured)
     draw([before, after], f"alanine dipeptide in {options.waters} molecules of water", options.out / "mlmm.png")
     print(f"wrote results.json and mlmm.png to {options.out}")
     return results

@@ -13,12 +13,9 @@ the relaxed energies differ, a picture and the relaxed structures. Energies are 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 import warnings
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import ase.io
@@ -27,6 +24,7 @@ import torch
 import torch_sim as ts
 from ase import Atoms
 from matplotlib.figure import Figure
+from md import draw_speed, processor, save_picture, save_results
 from prettytable import PrettyTable
 from torch_sim.models.mace import MaceModel
 from train_alloy import COMPOSITIONS, LATTICE, ROOT, alloy
@@ -125,14 +123,9 @@ def draw(runs: list[Run], relaxed: list[Atoms], title: str, path: Path) -> None:
     left.plot(gold, volumes, ".", color="tab:blue", label="relaxed")
     left.set(xlabel="share of gold", ylabel="volume (A$^3$/atom)")
     left.legend(frameon=False)
-    bars = right.bar([run.label for run in runs], [run.rate for run in runs], color=["0.6", "tab:blue"])
-    speedup = runs[1].rate / runs[0].rate
-    right.bar_label(bars, [f"{runs[0].rate:.2f}", f"{runs[1].rate:.2f}\n({speedup:.1f}x faster)"])
-    right.set(ylabel="structures a second")
-    right.margins(y=0.2)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    speeds = [run.rate for run in runs]
+    draw_speed(right, [run.label for run in runs], speeds, 2, speeds[1] / speeds[0], "structures a second")
+    save_picture(figure, path)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -179,12 +172,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     after, relaxed = relax("patched", wrapper, structures, options)
 
     print(results_table([before, after], difference))
-    on_gpu = wrapper.device.type == "cuda"
-    results = {
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
-        "device": torch.cuda.get_device_name(wrapper.device) if on_gpu else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-        "versions": {name: version(name) for name in ("torch", "mace-torch", "torch-sim-atomistic", "ase", "eqaccel")},
+    measured = {
         "atoms": sum(map(len, structures)),
         "patch_seconds": patch_seconds,
         "speedup": after.rate / before.rate,
@@ -192,7 +180,8 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         "max_energy_difference": difference,
         "runs": [asdict(run) | {"rate": run.rate, "processor_rate": run.processor_rate} for run in (before, after)],
     }
-    (options.out / "results.json").write_text(json.dumps(results, indent=1))
+    packages = ("torch", "mace-torch", "torch-sim-atomistic", "ase")
+    results = save_results(options, processor(wrapper.device), packages, measured)
     ase.io.write(options.out / "relaxed.xyz", relaxed)
     draw([before, after], relaxed, f"{options.model.stem}, {options.structures} cells", options.out / "relax.png")
     print(f"wrote results.json, relax.png and relaxed.xyz to {options.out}")

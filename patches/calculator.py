@@ -18,6 +18,7 @@ from eqaccel.patches.report import ReportRow
 from numpy.typing import NDArray
 from torch import nn
 
+from eqaccel.errors import StructureError
 from eqaccel.step import System
 
 _STATE = "_eqaccel_step"
@@ -232,6 +233,24 @@ def overridden(calculator: Any, name: str, methods: Sequence[str]) -> str:
     own, came_as = library_class(calculator, name), getattr(type(calculator), "_came_as", type(calculator))
     changed = next((m for m in methods if getattr(came_as, m, None) is not getattr(own, m, None)), None)
     return "" if changed is None else f"{came_as.__name__} has a {changed} method of its own"
+
+
+def types_of(numbers: NDArray[np.int64], table: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """What a library's models call the elements of a structure, (num_atoms,).
+
+    Args:
+        numbers: Atomic numbers, (num_atoms,).
+        table: For each atomic number its type, or a negative one for an element that the models do not know.
+
+    Raises:
+        StructureError: If there is an element that they do not know.
+    """
+    inside = (numbers >= 0) & (numbers < len(table))
+    types = np.where(inside, table[np.where(inside, numbers, 0)], -1)
+    if (types < 0).any():
+        known, wrong = np.flatnonzero(table >= 0).tolist(), sorted(set(numbers[types < 0].tolist()))
+        raise StructureError(f"atoms: expected elements that the model knows (atomic numbers {known}), got {wrong}")
+    return types.astype(np.int64)
 
 
 def voigt(stress: NDArray[Any]) -> NDArray[Any]:

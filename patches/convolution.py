@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from eqaccel.patches.kind import class_names
-from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
+from eqaccel.patches.torch_state import model_device
 
 from eqaccel.errors import PatchError, SpecError
 from eqaccel.families.tensor_product import TensorProductSpec
@@ -40,6 +41,38 @@ def build_convolution(path: str, product: Any, deterministic: bool, device: torc
         return TensorProductConv(TensorProductSpec.from_e3nn(product), deterministic=deterministic).to(device)
     except SpecError as error:
         raise PatchError(f"{path}: {error}; use the model unpatched") from error
+
+
+def convolution_swaps(
+    model: torch.nn.Module,
+    layers: Sequence[tuple[str, torch.nn.Module, Any]],
+    kind: type[Replacement],
+    product: str,
+    check: Callable[[str, Any], None],
+    deterministic: bool,
+) -> list[Swap]:
+    """Checks every layer of a model, then builds the convolution of each.
+
+    Args:
+        model: The model.
+        layers: The modules that gather, multiply and scatter: path, owner, and module.
+        kind: What is put in their place.
+        product: Name of the e3nn tensor product in each.
+        check: Raises `PatchError` if a layer, of this path, cannot be replaced.
+        deterministic: See `Swapping.swaps`.
+    """
+    for path, _, module in layers:
+        check(path, module)
+    device = model_device(model)
+    return [
+        Swap(
+            parent=parent,
+            name=path.rpartition(".")[2],
+            kind=kind,
+            added=build_convolution(f"{path}.{product}", getattr(module, product), deterministic, device),
+        )
+        for path, parent, module in layers
+    ]
 
 
 def rebuilt_convolution(product: Any, conv: Any) -> torch.nn.Module:

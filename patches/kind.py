@@ -228,6 +228,13 @@ class FileFormat(ABC):
     def load(self, file: Path) -> Any:
         """The model in a file; raises whatever goes wrong. Runs code of the file."""
 
+    def pretrained(self, name: str) -> Path | None:
+        """The file of a model that the library has under a name; None if it has none.
+
+        The library may download it; raises whatever goes wrong there.
+        """
+        return None
+
 
 def check_replaced(path: str, convolution: nn.Module) -> None:
     """Raises `ExportError` unless a convolution was replaced; `path` is where it is in the model."""

@@ -30,8 +30,9 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
     Args:
         model: A file with a model: of `torch.save`, as MACE writes, a package (".nequip.zip") or checkpoint (".ckpt")
             of NequIP, a checkpoint (".pth") of SevenNet, or what `eqaccel.export` wrote. Opening a file runs code of
-            it, so trust its source. Or a model itself, patched or not: it is patched, moved and converted in place, and
-            the calculator goes on with it as it changes.
+            it, so trust its source. Or the name of a model that SevenNet brings or downloads ("7net-l3i5"), where there
+            is no such file. Or a model itself, patched or not: it is patched, moved and converted in place, and the
+            calculator goes on with it as it changes.
         device: "auto" for the GPU that a model is on, else a GPU if torch sees one, else the CPU; "cpu", "cuda", ...
         dtype: torch.float32 or torch.float64, or its name; default: that of the model. NequIP models and exported files
             have only their own.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from eqaccel.patches.finder import KINDS, find_models
-from eqaccel.patches.kind import Exporting, ModelKind
+from eqaccel.patches.kind import Exporting, FileFormat, ModelKind
 from torch import nn
 
 from eqaccel.errors import ExportError
@@ -24,16 +24,17 @@ def open_model(path: str | os.PathLike[str]) -> nn.Module:
 
     Args:
         path: What `torch.save(model, path)` wrote, as MACE does, or a package (".nequip.zip") or checkpoint (".ckpt")
-            of NequIP, or a checkpoint (".pth") of SevenNet.
+            of NequIP, or a checkpoint (".pth") of SevenNet. Where there is no such file, the name of a model that
+            SevenNet brings or downloads ("7net-l3i5").
 
     Raises:
         ExportError: If the file holds no model, or one that does not open here.
     """
     file = Path(path)
-    formats = ", or ".join(["of torch.save", *(kind.file_format.name for kind in KINDS if kind.file_format)])
+    formats = ", or ".join(["of torch.save", *(known.name for known in _formats())])
     expected = f"model: expected a file with a whole model ({formats})"
     if not file.is_file():
-        raise ExportError(f"{expected}, got '{file}': No such file")
+        file = _pretrained(str(file), expected)
     if file.stat().st_size == 0:
         raise ExportError(f"{expected}, got '{file}', which is empty; copy or save it again")
     try:
@@ -41,8 +42,9 @@ def open_model(path: str | os.PathLike[str]) -> nn.Module:
             warnings.simplefilter("ignore")  # what is no model is told below
             model = _load_any(file)
     except Exception as error:  # the file says what runs, and so what can be raised
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ExportError(f"{expected}, got '{file}', which does not open ({reason}); {_cure(error)}") from error
+        raise ExportError(
+            f"{expected}, got '{file}', which does not open ({_reason(error)}); {_cure(error)}"
+        ) from error
     if isinstance(model, torch.jit.ScriptModule):
         raise ExportError(f"{expected}, got '{file}', a TorchScript model; give the file that it was made from")
     if not isinstance(model, nn.Module):
@@ -50,14 +52,35 @@ def open_model(path: str | os.PathLike[str]) -> nn.Module:
     return model
 
 
+def _formats() -> list[FileFormat]:
+    return [kind.file_format for kind in KINDS if kind.file_format is not None]
+
+
+def _pretrained(name: str, expected: str) -> Path:
+    """The file that a library has under a name; raises `ExportError` if there is none, or it cannot be had."""
+    try:
+        found = next(filter(None, (known.pretrained(name) for known in _formats())), None)
+    except Exception as error:  # a library that is missing, a download that fails
+        cure = _cure(error) if isinstance(error, ModuleNotFoundError) else "give the path of a file"
+        raise ExportError(
+            f"{expected}, got '{name}', a name whose file cannot be had ({_reason(error)}); {cure}"
+        ) from error
+    if found is None:
+        raise ExportError(f"{expected}, got '{name}': No such file")
+    return found
+
+
 def _load_any(file: Path) -> Any:
-    formats = [kind.file_format for kind in KINDS if kind.file_format is not None]
-    load = next((known.load for known in formats if known.matches(file)), _load)
+    load = next((known.load for known in _formats() if known.matches(file)), _load)
     return load(file)
 
 
 def _load(file: Path) -> Any:
     return torch.load(file, map_location="cpu", weights_only=False)
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _cure(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple  # noqa: UP035 (TorchScript)
 
 import torch
+from eqaccel.patches.cutoff import polynomial_power
 from eqaccel.patches.nodes import Form, NodeForm
 from eqaccel.patches.replacement import Replacement
 from torch import Tensor
@@ -73,9 +74,7 @@ def _spec(block: Any) -> RadialBasisSpec:
     for module, known in ((functions, "BesselBasis"), (cutoff, "PolynomialCutoff")):
         if type(module).__name__ != known:
             raise PatchError(f"no kernel for its {type(module).__name__}")
-    r_max, power, factor = float(cutoff.r_max), int(cutoff.p), float(functions.prefactor)
-    if power < 2:
-        raise PatchError(f"no kernel for a cutoff of power {power}")
+    r_max, power, factor = float(cutoff.r_max), polynomial_power(cutoff), float(functions.prefactor)
     # MACE divides by lengths: two atoms in one place give NaN, which tells that something is wrong.
     return RadialBasisSpec(len(functions.bessel_weights), r_max, power, factor, is_undefined_at_zero=True)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from eqaccel.patches.calculator import overridden, voigt
+from eqaccel.patches.calculator import overridden, types_of, voigt
 from eqaccel.patches.kind import Stepping
 from numpy.typing import NDArray
 from torch import nn
 
-from eqaccel.errors import StructureError
 from eqaccel.prepare import model_dtype, scalar_name
 from eqaccel.step import Outcome, System
 
@@ -44,16 +43,10 @@ class MaceStepping(Stepping):
 
     def types(self, calculator: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `Stepping.types`."""
-        known = np.asarray(calculator.z_table.zs)
-        order = np.argsort(known, kind="stable")
-        types = order[np.searchsorted(known, numbers, sorter=order).clip(max=len(known) - 1)]
-        wrong = known[types] != numbers
-        if wrong.any():
-            raise StructureError(
-                f"atoms: expected elements that the model knows (atomic numbers {known.tolist()}), got "
-                f"{sorted(set(numbers[wrong].tolist()))}"
-            )
-        return types
+        known = calculator.z_table.zs
+        table = np.full(max(known) + 1, -1)
+        table[known] = np.arange(len(known))
+        return types_of(numbers, table)
 
     def results(
         self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]

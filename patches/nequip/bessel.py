@@ -6,6 +6,7 @@ import math
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
+from eqaccel.patches.cutoff import polynomial_power
 from eqaccel.patches.nodes import Form, NodeForm
 from eqaccel.patches.replacement import Replacement
 from torch import Tensor
@@ -52,9 +53,7 @@ class _Kernels(torch.nn.Module):
         known = getattr(cutoff, "original_name", type(cutoff).__name__)  # NequIP may have scripted it
         if known != "PolynomialCutoff":
             raise PatchError(f"no kernel for its {known}")
-        power = int(cutoff.p)
-        if power != cutoff.p or power < 2:
-            raise PatchError(f"no kernel for a cutoff of power {cutoff.p:g}")
+        power = polynomial_power(cutoff)
         # w sinc(w x) = sin(pi w x) / (pi x), of lengths over the cutoff.
         functions = RadialBasisSpec(encoding.bessel_weights.numel(), 1.0, power, 1 / math.pi, math.pi)
         self.functions = RadialBasis(functions)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from eqaccel.patches.calculator import overridden, voigt
+from eqaccel.patches.calculator import overridden, types_of, voigt
 from eqaccel.patches.kind import Stepping, class_names
 from numpy.typing import NDArray
 from torch import nn
 
-from eqaccel.errors import StructureError
 from eqaccel.step import Outcome, System
 
 _METHODS = ("calculate", "atoms_to_data", "call_model", "save_extra_outputs")
@@ -44,13 +43,7 @@ class NequipStepping(Stepping):
     def types(self, calculator: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `Stepping.types`."""
         table = _transform(calculator, "ChemicalSpeciesToAtomTypeMapper").lookup_table.cpu().numpy()
-        types = np.where(numbers < len(table), table[np.minimum(numbers, len(table) - 1)], -1)
-        if (types < 0).any():
-            raise StructureError(
-                f"atoms: expected elements that the model knows (atomic numbers "
-                f"{np.flatnonzero(table >= 0).tolist()}), got {sorted(set(numbers[types < 0].tolist()))}"
-            )
-        return types.astype(np.int64)
+        return types_of(numbers, table)
 
     def results(
         self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]

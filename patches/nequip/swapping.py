@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
+from eqaccel.patches.convolution import check_product, convolution_row, convolution_swaps, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nequip.bessel import ENCODING_FORM
 from eqaccel.patches.nequip.radial import RADIAL_FORMS
@@ -23,7 +23,6 @@ from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
-from eqaccel.patches.torch_state import model_device
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import packed_rows
@@ -89,18 +88,7 @@ class NequipSwapping(Swapping):
         scatters = list(_scatters(model))
         if not scatters:
             raise PatchError(f"model: {_nothing_to_replace(model)}")
-        for path, _, scatter in scatters:
-            _check(path, scatter)
-        device = model_device(model)
-        convolutions = [
-            Swap(
-                parent=parent,
-                name=path.rpartition(".")[2],
-                kind=NequipConvolution,
-                added=build_convolution(f"{path}.tp", scatter.tp, deterministic, device),
-            )
-            for path, parent, scatter in scatters
-        ]
+        convolutions = convolution_swaps(model, scatters, NequipConvolution, "tp", _check, deterministic)
         networks = [getattr(parent, "edge_mlp", None) for _, parent, _ in scatters]
         layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for network in networks)
         return [*convolutions, *layers, *node_swaps(model, FORMS)]

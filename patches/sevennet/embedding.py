@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
+from eqaccel.patches.cutoff import polynomial_power
 from eqaccel.patches.nodes import Form, NodeForm
 from eqaccel.patches.replacement import Replacement
 from eqaccel.patches.sevennet import keys
@@ -68,9 +69,7 @@ def _spec(embedding: Any) -> RadialBasisSpec:
         raise PatchError(f"no kernel for its {type(basis).__name__}")
     factor, power = float(basis.prefactor), 0
     if type(cutoff).__name__ == "PolynomialCutoff":
-        power = int(cutoff.p)
-        if power != cutoff.p or power < 2:
-            raise PatchError(f"no kernel for a cutoff of power {cutoff.p:g}")
+        power = polynomial_power(cutoff)
     r_max = float(cutoff.cutoff_length) if power else 2.0 / factor
     # SevenNet divides by lengths: two atoms in one place give NaN, which tells that something is wrong.
     return RadialBasisSpec(basis.num_basis, r_max, power, factor, is_undefined_at_zero=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from eqaccel.patches.calculator import overridden, voigt
+from eqaccel.patches.calculator import overridden, types_of, voigt
 from eqaccel.patches.kind import Stepping, class_names
 from eqaccel.patches.sevennet.parts import modalities
 from numpy.typing import NDArray
 from torch import nn
 
-from eqaccel.errors import StructureError
 from eqaccel.prepare import model_dtype, scalar_name
 from eqaccel.step import Outcome, System
 
@@ -48,16 +47,9 @@ class SevennetStepping(Stepping):
 
     def types(self, calculator: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `Stepping.types`."""
-        known = np.full(max(calculator.type_map) + 2, -1)  # the last one stands for all that are larger
-        for number, index in calculator.type_map.items():
-            known[number] = index
-        types = known[np.minimum(numbers, len(known) - 1)]
-        if (types < 0).any():
-            raise StructureError(
-                f"atoms: expected elements that the model knows (atomic numbers {sorted(calculator.type_map)}), got "
-                f"{sorted(set(numbers[types < 0].tolist()))}"
-            )
-        return types.astype(np.int64)
+        table = np.full(max(calculator.type_map) + 1, -1)
+        table[list(calculator.type_map)] = list(calculator.type_map.values())
+        return types_of(numbers, table)
 
     def results(
         self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
+from eqaccel.patches.convolution import check_product, convolution_row, convolution_swaps, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.radial import RadialForms, radial_rows, radial_swaps
@@ -23,7 +23,6 @@ from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.sevennet.embedding import EMBEDDING_FORM
 from eqaccel.patches.sevennet.parts import CONVOLUTION, convolutions
-from eqaccel.patches.torch_state import model_device
 from torch import Tensor
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
@@ -77,18 +76,7 @@ class SevennetSwapping(Swapping):
         found = list(convolutions(model))
         if not found:
             raise PatchError(f"model: {_nothing_to_replace(model)}")
-        for path, _, module in found:
-            _check(path, module)
-        device = model_device(model)
-        layers = [
-            Swap(
-                parent=parent,
-                name=path.rpartition(".")[2],
-                kind=SevennetConvolution,
-                added=build_convolution(f"{path}.convolution", module.convolution, deterministic, device),
-            )
-            for path, parent, module in found
-        ]
+        layers = convolution_swaps(model, found, SevennetConvolution, "convolution", _check, deterministic)
         networks = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for _, network in _networks(model))
         # A replacement looks after what is in it, so what is in it comes first.
         return [*networks, *reversed(list(node_swaps(model, FORMS))), *layers]

@@ -12,6 +12,7 @@ pytest.importorskip("sevenn", reason="needs sevenn")
 
 import calculator_checks as cc
 import sevennet_models as sm
+from eqaccel.integrations.export import open_model
 
 import eqaccel
 from eqaccel.errors import CalculatorError
@@ -44,6 +45,24 @@ def test_double_precision(device: torch.device, tmp_path: Path) -> None:
     assert found.parameters["dtype"] == "float64"
     cc.assert_same_on(found, sm.calculator(sm.model("0"), device=device), sm.structures()[:1], SINGLE)
     cc.assert_batch_is_single_calls(found)
+
+
+def test_names_of_pretrained_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SevenNet knows them; a file of that name goes first, and what is not to be had is told."""
+    monkeypatch.chdir(tmp_path)
+    assert len(open_model("SevenNet-MF-0").type_map) == 89
+    sm.checkpoint(tmp_path / "7net-0", "0", sm.model("0"))
+    assert len(open_model("7net-0").type_map) == len(sm.ELEMENTS)
+    for name in ("7net-unknown", "7net-0.pth"):
+        with pytest.raises(CalculatorError, match=f"got '{name}': No such file"):
+            eqaccel.Calculator(name)
+
+    def fail(_: str) -> str:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr("sevenn.util.pretrained_name_to_path", fail)
+    with pytest.raises(CalculatorError, match=r"a name whose file cannot be had \(no network\); give the path"):
+        eqaccel.Calculator("7net-omni")
 
 
 def test_wrong_heads() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
+import stepping_checks as sc
 from eqaccel.patches.calculator import step_state
-from eqaccel.patches.rounding import ROUNDING
 from nequip.integrations.ase import NequIPCalculator
+from stepping_checks import patched, results_of
 
 import eqaccel
 from eqaccel.errors import StructureError
@@ -27,77 +25,32 @@ def calculator(device: torch.device, kind: str = "small", dtype: str = "float64"
     return NequIPCalculator(nm.model(kind, dtype=dtype), device=device, transforms=nm.transforms(), **options)
 
 
-def patch(target: Any) -> Any:
-    """Without verification of the model, which has tests of its own and takes seconds."""
-    return eqaccel.patch(target, verify=False)
-
-
-def results(calculator: Any, atoms: Any) -> dict[str, Any]:
-    calculator.reset()
-    calculator.calculate(atoms)
-    return dict(calculator.results)
-
-
-def assert_same(fast: dict[str, Any], plain: dict[str, Any], dtype: str = "float64") -> None:
-    """Every result is of the same kind, and differs by the rounding of a network; energies are sums over atoms."""
-    assert fast.keys() == plain.keys()
-    bound, work = ROUNDING * np.finfo(dtype).eps, 10 * float(np.abs(plain["forces"]).sum())
-    for name, value in plain.items():
-        other = fast[name]
-        assert (type(other), other.dtype, other.shape) == (type(value), value.dtype, value.shape), name
-        scale = np.abs(value).sum() + (work if "energ" in name else 0.0)
-        assert np.abs(other - value).max() <= bound * scale, name
-
-
 @pytest.mark.parametrize(("kind", "dtype"), [("small", "float32"), ("small", "float64"), ("parity", "float64")])
 def test_all_properties(kind: str, dtype: str, device: torch.device) -> None:
-    plain, fast = calculator(device, kind, dtype), patch(calculator(device, kind, dtype))
-    assert type(fast).__name__ == "NequIPCalculator"
-    assert isinstance(fast, NequIPCalculator)
-    for atoms in nm.structures():
-        for number in range(2):
-            atoms.positions += 0.05 * np.random.default_rng(number).normal(size=atoms.positions.shape)
-            assert_same(results(fast, atoms), results(plain, atoms), dtype)
-    assert step_state(fast).calls == 4
-    assert eqaccel.report(fast).rows[0].accelerated
+    plain, fast = calculator(device, kind, dtype), patched(calculator(device, kind, dtype))
+    assert isinstance(plain, NequIPCalculator)
+    sc.assert_all_properties(fast, plain, nm.structures(), dtype)
 
 
 def test_pieces_of_edges(device: torch.device) -> None:
-    fast, atoms = patch(calculator(device)), nm.structures()[0]
-    whole = results(fast, atoms)
-    step_state(fast).step.weight_bytes = 3000
-    step_state(fast).step._capture = None
-    assert_same(results(fast, atoms), whole)
+    sc.assert_same_in_pieces(patched(calculator(device)), nm.structures()[0], "float64")
 
 
 def test_units(device: torch.device) -> None:
     options = {"energy_units_to_eV": 2.0, "length_units_to_A": 0.5}
-    plain, fast = calculator(device, **options), patch(calculator(device, **options))
-    assert_same(results(fast, nm.structures()[0]), results(plain, nm.structures()[0]))
+    plain, fast = calculator(device, **options), patched(calculator(device, **options))
+    sc.assert_same(*(results_of(calc, nm.structures()[0]) for calc in (fast, plain)), "float64")
 
 
 def test_copies_pickles_and_unpatch(device: torch.device) -> None:
-    fast, atoms = patch(calculator(device)), nm.structures()[0]
-    expected = results(fast, atoms)
-    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
-        assert_same(results(twin, atoms), expected)
-        assert step_state(twin).calls == 1
-        assert_same(results(eqaccel.unpatch(twin), atoms), expected)
-        assert type(twin) is NequIPCalculator
+    sc.assert_copies(patched(calculator(device)), NequIPCalculator, nm.structures()[0], "float64")
 
 
 def test_a_changed_model_is_noticed(device: torch.device) -> None:
-    fast, plain, atoms = patch(calculator(device)), calculator(device), nm.structures()[0]
-    before = results(fast, atoms)
+    fast, plain, atoms = patched(calculator(device)), calculator(device), nm.structures()[0]
+    sc.assert_changes_are_noticed(fast, plain, atoms, 1e-6, "float64")
     assert all(parameter.requires_grad for parameter in fast.model.parameters())
     assert not any(parameter.requires_grad for parameter in step_state(fast).step.potentials[0].parameters())
-    for calc in (fast, plain):
-        with torch.no_grad():
-            for parameter in calc.model.parameters():
-                parameter.mul_(1.01)
-    expected = results(plain, atoms)
-    assert abs(expected["energy"] - before["energy"]) > 1e-6
-    assert_same(results(fast, atoms), expected)
 
 
 class Recording(NequIPCalculator):
@@ -108,14 +61,14 @@ class Recording(NequIPCalculator):
 
 
 def test_a_derived_class_keeps_its_methods(device: torch.device) -> None:
-    own = patch(Recording(nm.model(), device=device, transforms=nm.transforms()))
-    results(own, nm.structures()[0])
+    own = patched(Recording(nm.model(), device=device, transforms=nm.transforms()))
+    results_of(own, nm.structures()[0])
     assert own.features.size(0) == len(nm.structures()[0])
     assert "Recording has a save_extra_outputs method of its own" in eqaccel.report(own).rows[0].note
 
 
 def test_unknown_elements(device: torch.device) -> None:
-    fast, wrong = patch(calculator(device)), nm.structures()[0]
+    fast, wrong = patched(calculator(device)), nm.structures()[0]
     wrong.numbers[0] = 79
     with pytest.raises(StructureError, match=r"atoms: expected elements that the model knows .* got \[79\]"):
-        results(fast, wrong)
+        results_of(fast, wrong)

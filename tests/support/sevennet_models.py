@@ -112,7 +112,7 @@ def _widen(module: Any, _: Any, data: Any) -> None:
 
 def is_several(model: torch.nn.Module) -> bool:
     """Whether a model has modalities."""
-    return bool(model.modal_map)
+    return bool(getattr(model, "modal_map", None))
 
 
 def replaced_layers(model: torch.nn.Module) -> int:
@@ -152,12 +152,12 @@ def outputs(model: torch.nn.Module, batch: Any) -> dict[str, torch.Tensor]:
     return {name: found[name] for name in names if name in found}
 
 
-def calculator(model: torch.nn.Module | Path, modality: str = "omat24", **options: Any) -> SevenNetCalculator:
-    """SevenNet's own calculator."""
-    several = not isinstance(model, torch.nn.Module) or is_several(model)
+def calculator(model: torch.nn.Module | Path | str, modality: str = "omat24", **options: Any) -> SevenNetCalculator:
+    """SevenNet's own calculator; of a pretrained model, by its name, `options` say the modality."""
+    chosen = {"modal": modality} if isinstance(model, Path) or is_several(model) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it recommends other accelerators
-        return SevenNetCalculator(model, **{"device": "cpu"} | options | ({"modal": modality} if several else {}))
+        return SevenNetCalculator(model, **{"device": "cpu"} | chosen | options)
 
 
 def checkpoint(path: Path, kind: str, model: torch.nn.Module) -> Path:

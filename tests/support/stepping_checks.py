@@ -1,0 +1,82 @@
+"""What the tests of patched calculators of libraries share: their results, and what holds for each of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from eqaccel.patches.calculator import step_state
+from eqaccel.patches.rounding import ROUNDING
+
+import eqaccel
+
+
+def patched(target: Any) -> Any:
+    """Without verification of the model, which has tests of its own and takes seconds."""
+    return eqaccel.patch(target, verify=False)
+
+
+def results_of(calculator: Any, atoms: Atoms) -> dict[str, Any]:
+    """All results of a structure, computed anew."""
+    calculator.reset()
+    calculator.calculate(atoms)
+    return dict(calculator.results)
+
+
+def assert_same(fast: dict[str, Any], plain: dict[str, Any], dtype: str) -> None:
+    """Every result is of the same kind, and differs by the rounding of a network; energies are sums over atoms."""
+    assert fast.keys() == plain.keys()
+    bound, work = ROUNDING * np.finfo(dtype).eps, 10 * float(np.abs(plain["forces"]).sum())
+    for name, value in plain.items():
+        other = fast[name]
+        assert type(other) is type(value), name
+        assert np.asarray(other).dtype == np.asarray(value).dtype, name
+        assert np.shape(other) == np.shape(value), name
+        scale = np.abs(value).sum() + (work if "energ" in name else 0.0)
+        assert np.abs(np.asarray(other) - value).max() <= bound * scale, name
+
+
+def assert_all_properties(fast: Any, plain: Any, structures: list[Atoms], dtype: str) -> None:
+    """A patched calculator gives what the plain one gives, of structures that move, by steps of its own."""
+    assert type(fast).__name__ == type(plain).__name__
+    assert isinstance(fast, type(plain))
+    for atoms in structures:
+        for number in range(2):
+            atoms.positions += 0.05 * np.random.default_rng(number).normal(size=atoms.positions.shape)
+            assert_same(results_of(fast, atoms), results_of(plain, atoms), dtype)
+    assert step_state(fast).calls == 2 * len(structures)
+    assert eqaccel.report(fast).rows[0].accelerated
+
+
+def assert_same_in_pieces(fast: Any, atoms: Atoms, dtype: str) -> None:
+    """Edges that are computed in many pieces give the same."""
+    whole = results_of(fast, atoms)
+    step_state(fast).step.weight_bytes = 3000
+    step_state(fast).step._capture = None
+    assert_same(results_of(fast, atoms), whole, dtype)
+
+
+def assert_copies(fast: Any, plain_class: type, atoms: Atoms, dtype: str) -> None:
+    """Copies and pickles compute by steps of their own, and can be unpatched."""
+    expected = results_of(fast, atoms)
+    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert_same(results_of(twin, atoms), expected, dtype)
+        assert step_state(twin).calls == 1
+        assert_same(results_of(eqaccel.unpatch(twin), atoms), expected, dtype)
+        assert type(twin) is plain_class
+
+
+def assert_changes_are_noticed(fast: Any, plain: Any, atoms: Atoms, least: float, dtype: str) -> None:
+    """Weights that change in place change the energy, by more than `least`, as they change it without a patch."""
+    before = results_of(fast, atoms)
+    for calculator in (plain, fast):
+        with torch.no_grad():
+            for parameter in calculator.model.parameters():
+                parameter.mul_(1.01)
+    expected = results_of(plain, atoms)
+    assert abs(expected["energy"] - before["energy"]) > least
+    assert_same(results_of(fast, atoms), expected, dtype)
