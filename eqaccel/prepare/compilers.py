@@ -29,6 +29,7 @@ class CompilerPool(ThreadPoolExecutor):
         self._active: list[Callable[..., Any]] = []
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """As the base class does; the future is cancelled if an interrupt comes before the call begins."""
         return super().submit(self._run, function, *args, **kwargs)
 
     def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
