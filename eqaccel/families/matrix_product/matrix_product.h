@@ -64,6 +64,10 @@ EQ_FN unsigned long long descriptor(unsigned address) {
   return (address & 0x3FFFF) >> 4 | next_rows << 16 | next_columns << 32;
 }
 
+// The column of C that is summed at a place of the tensor core, where a thread has two neighbours of every eight: in
+// this order these are four neighbours of C, which it writes at once.
+EQ_FN int column_summed_at(int place) { return place / 16 * 16 + place % 8 / 2 * 4 + place % 16 / 8 * 2 + place % 2; }
+
 template <class P, int width, int passes, bool keeps_b>
 struct Product {
   static constexpr int depth = P::depth, stages = P::stages, a_stride = P::a_stride, block_threads = P::block_threads;
@@ -74,7 +78,7 @@ struct Product {
   // A stage is used, one is free to be overwritten, and the next must have come.
   static constexpr int in_flight = stages - 3;
   static constexpr int sums = width / 2;
-  static_assert(groups <= 2 && passes <= 2 && (passes == 1 || !keeps_b));
+  static_assert(groups <= 2 && passes <= 2 && (passes == 1 || !keeps_b) && width % 16 == 0);
 
   const float *a, *packed;
   float* c;
@@ -191,15 +195,20 @@ struct Product {
   }
 
   EQ_FN void write(int pass) {
-    const int lane = thread % 32, column = column_tile(tile) * width + 2 * (lane % 4);
+    const int lane = thread % 32, column = column_tile(tile) * width + 4 * (lane % 4);
     const long long row = first_row(tile) + pass * pass_rows + thread / 32 * 16 + lane / 4;
+    const bool aligned = columns % 4 == 0;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       float* to = c + (row + 8 * n) * columns + column;
 #pragma unroll
-      for (int i = 0; i < width / 8; ++i)
-        if (row + 8 * n < rows && column + 8 * i < columns)
-          *(float2*)(to + 8 * i) = make_float2(sum[pass][4 * i + 2 * n], sum[pass][4 * i + 2 * n + 1]);
+      for (int i = 0; i < width / 16; ++i) {
+        const int left = row + 8 * n < rows ? columns - column - 16 * i : 0;
+        const float* four = sum[pass] + 8 * i + 2 * n;
+        if (aligned && left > 0) *(float4*)(to + 16 * i) = make_float4(four[0], four[1], four[4], four[5]);
+        if (!aligned && left > 0) *(float2*)(to + 16 * i) = make_float2(four[0], four[1]);
+        if (!aligned && left > 2) *(float2*)(to + 16 * i + 2) = make_float2(four[4], four[5]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < sums; ++i) sum[pass][i] = 0;
@@ -259,7 +268,7 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
   if (stage >= (long long)across * steps) return;
   const int within = (int)(i % size), place = within % 4, column = within / 4 % width, quarter = within / 4 / width;
   const long long k = stage % steps * depth + quarter / 2 * 8 + 2 * place + quarter % 2;
-  const long long n = stage / steps * width + column;
+  const long long n = stage / steps * width + column_summed_at(column);
   const float value = k < terms && n < columns ? b[k * row_stride + n * column_stride] : 0;
   const unsigned head = head_of(value);
   float* to = packed + 2 * size * stage + within;
