@@ -33,8 +33,8 @@ class CpuKernel : public Kernel {
   void launch(const eq_operands& operands, void*) const override {
     with_memory([&] { launch_(&operands); });
   }
-  void launch_shared(const eq_operands& operands, const int32_t* shared) const override {
-    if (!launch_shared_) return Kernel::launch_shared(operands, shared);
+  void launch_shared(const eq_operands& operands, const int32_t* shared, void* stream) const override {
+    if (!launch_shared_) return Kernel::launch_shared(operands, shared, stream);
     with_memory([&] { launch_shared_(&operands, shared); });
   }
   std::size_t workspace_bytes(const eq_operands& operands) const override { return workspace_(&operands); }

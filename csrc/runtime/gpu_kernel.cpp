@@ -39,7 +39,8 @@ class GpuKernel : public Kernel {
   GpuKernel(const Program& program, Backend backend, Scalar scalar, Direction direction, int device)
       : driver_(GpuDriver::get(backend)), direction_(direction), device_(device),
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8), x_dim_(program.number("x_dim")),
-        z_dim_(program.number("z_dim")), covers_all_(program.number("covers_all")) {
+        z_dim_(program.number("z_dim")), covers_all_(program.number("covers_all")),
+        shares_weights_(program.number("shares_weights") && direction != Direction::double_backward) {
     const DeviceInfo& info = driver_.device(device);
     const std::string body = program.body(backend, scalar, direction, info.arch);
     mains_.resize(program.number(body + "/kernels"));
@@ -82,7 +83,14 @@ class GpuKernel : public Kernel {
 
   std::size_t workspace_bytes(const eq_operands& o) const override { return scratch(o).bytes; }
 
-  void launch(const eq_operands& given, void* stream) const override {
+  void launch(const eq_operands& given, void* stream) const override { launch(given, nullptr, stream); }
+  void launch_shared(const eq_operands& given, const int32_t* shared, void* stream) const override {
+    if (!shares_weights_) return Kernel::launch_shared(given, shared, stream);
+    launch(given, shared, stream);
+  }
+
+ private:
+  void launch(const eq_operands& given, const int32_t* w_row, void* stream) const {
     const DeviceScope scope(driver_, device_);
     const Scratch at = scratch(given);
     char* const base = static_cast<char*>(given.workspace);
@@ -117,6 +125,7 @@ class GpuKernel : public Kernel {
       for (const Main& main : mains_) {
         to_receivers = receiver_split(given, main);
         to_receivers.partials = base + at.partials;
+        to_receivers.w_row = w_row;
         to_receivers.first = static_cast<int32_t>(first);
         to_receivers.last = static_cast<int32_t>(last);
         driver_.launch(main.function, {blocks(to_receivers, given.num_receivers, last - first)}, {main.threads},
@@ -139,7 +148,6 @@ class GpuKernel : public Kernel {
       change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
   }
 
- private:
   // A kernel for some of the paths; those of a direction run one after another.
   struct Main {
     GpuDriver::Function function = nullptr;
@@ -236,7 +244,7 @@ class GpuKernel : public Kernel {
   int64_t scalar_bytes_, x_dim_, z_dim_;
   int64_t blocks_ = 1, gather_blocks_ = 1;  // that the device holds at a time
   int64_t gather_parts_ = 1, gather_threads_ = 0;  // blocks of a row, threads of a block
-  bool covers_all_, launches_early_ = false;
+  bool covers_all_, shares_weights_, launches_early_ = false;
   std::vector<Main> mains_;
   GpuDriver::Function relayout_ = nullptr, add_partials_ = nullptr, gather_gx_ = nullptr, add_gx_partials_ = nullptr;
 };

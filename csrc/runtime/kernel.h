@@ -15,7 +15,7 @@ class Kernel {
   virtual void launch(const eq_operands&, void* stream) const = 0;
   // The same for rows of weights that edges share: `shared` is what the family has for it, see Program::launch_shared.
   // Throws std::invalid_argument if the kernel is none for that.
-  virtual void launch_shared(const eq_operands&, const int32_t* shared) const;
+  virtual void launch_shared(const eq_operands&, const int32_t* shared, void* stream) const;
   // Scratch that `launch` needs; reads the sizes and flags of the operands, never what they point to.
   virtual std::size_t workspace_bytes(const eq_operands&) const = 0;
 };

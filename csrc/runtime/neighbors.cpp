@@ -8,7 +8,7 @@
 namespace eqaccel {
 namespace {
 
-constexpr int64_t lanes = 32;  // that look at one atom
+constexpr int64_t lanes = 32;  // that look at one row
 
 }  // namespace
 
@@ -26,11 +26,14 @@ NeighborKernels::NeighborKernels(const Program& program, Backend backend, Scalar
   write_ = driver_.get_function(module, "eq_write_edges");
   order_ = driver_.get_function(module, "eq_order_by_sender");
   forces_ = driver_.get_function(module, "eq_add_forces");
+  count_pairs_ = driver_.get_function(module, "eq_count_pairs");
+  write_pairs_ = driver_.get_function(module, "eq_write_pairs");
+  add_pairs_ = driver_.get_function(module, "eq_add_pairs");
 }
 
-void NeighborKernels::launch(GpuDriver::Function kernel, int64_t atoms, void* stream, void** parameters) const {
+void NeighborKernels::launch(GpuDriver::Function kernel, int64_t rows, void* stream, void** parameters) const {
   const DeviceScope scope(driver_, device_);
-  driver_.launch(kernel, {static_cast<unsigned>(ceil_div(atoms * lanes, threads_))}, {threads_}, 0, stream, parameters);
+  driver_.launch(kernel, {static_cast<unsigned>(ceil_div(rows * lanes, threads_))}, {threads_}, 0, stream, parameters);
 }
 
 void NeighborKernels::count(const NeighborCandidates& from, int32_t* counts, void* stream) const {
@@ -52,6 +55,30 @@ void NeighborKernels::write(const NeighborCandidates& from, const int32_t* ends,
   launch(write_, atoms, stream, parameters);
   void* of_order[] = {&atoms, &c.t_ptr, &c.t_order, &e.slot_of, &ends, &nodes, &capacity, &e.packed};
   launch(order_, atoms, stream, of_order);
+}
+
+void NeighborKernels::count_pairs(int64_t atoms, const NeighborEdges& of, int32_t* counts, void* stream) const {
+  NeighborEdges e = of;
+  int count = static_cast<int>(atoms), nodes = static_cast<int>(e.nodes), capacity = static_cast<int>(e.capacity);
+  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &counts};
+  launch(count_pairs_, atoms, stream, parameters);
+}
+
+void NeighborKernels::write_pairs(int64_t atoms, const NeighborEdges& of, const int32_t* ends, const PairRoom& to,
+                                  void* stream) const {
+  NeighborEdges e = of;
+  PairRoom p = to;
+  int count = static_cast<int>(atoms), nodes = static_cast<int>(e.nodes), capacity = static_cast<int>(e.capacity);
+  int room = static_cast<int>(p.rows);
+  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &ends, &p.row, &p.edges, &room};
+  launch(write_pairs_, atoms, stream, parameters);
+}
+
+void NeighborKernels::add_pairs(const void* matrix, const int32_t* edges, int64_t rows, int64_t columns, void* sums,
+                                void* stream) const {
+  int row_count = static_cast<int>(rows), column_count = static_cast<int>(columns);
+  void* parameters[] = {&matrix, &edges, &row_count, &column_count, &sums};
+  launch(add_pairs_, rows, stream, parameters);
 }
 
 void NeighborKernels::add_forces(const NeighborEdges& of, const void* gradient, double* forces, double* virials,

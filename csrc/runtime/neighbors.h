@@ -1,4 +1,4 @@
-// Neighbours within a cutoff, out of candidates, on a GPU; eqaccel/families/neighbors/neighbors.h says how.
+// Neighbours within a cutoff, out of candidates, and pairs of edges, on a GPU; eqaccel/families/neighbors/neighbors.h says how.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,22 +11,29 @@ namespace eqaccel {
 // Atoms, and the pairs that may be neighbours, in the order (receiver, sender, shift).
 struct NeighborCandidates {
   const double *positions, *cells;  // (atoms, 3); (structures, 3, 3), a cell vector in each row
-  const int32_t* structure;         // (atoms), or null where there is one structure
-  const int32_t *ptr, *sender;      // (atoms + 1) first candidate of each receiver; (candidates)
-  const int32_t* shift;             // (candidates, 3) cell vectors between the two atoms
-  const int32_t *t_ptr, *t_order;   // the candidates by sender, in order: (atoms + 1), (candidates)
+  const int32_t* structure;  // (atoms), or null where there is one structure
+  const int32_t *ptr, *sender;  // (atoms + 1) first candidate of each receiver; (candidates)
+  const int32_t* shift;  // (candidates, 3) cell vectors between the two atoms
+  const int32_t *t_ptr, *t_order;  // the candidates by sender, in order: (atoms + 1), (candidates)
   int64_t atoms;
   double cutoff;
 };
 
 // Room for edges; `packed` is laid out as csrc/torch/packed_index.h says.
 struct NeighborEdges {
-  int64_t nodes;        // the atoms, and at least one behind them
+  int64_t nodes;  // the atoms, and at least one behind them
   int64_t capacity;
-  void* vectors;        // (capacity, 3)
+  void* vectors;  // (capacity, 3)
   int64_t* edge_index;  // (2, capacity)
   int32_t* packed;
-  int32_t* slot_of;     // (candidates) scratch
+  int32_t* slot_of;  // (candidates) scratch
+};
+
+// Room for pairs of edges.
+struct PairRoom {
+  int64_t rows;
+  int32_t* row;  // (capacity of the edges) the pair of each
+  int32_t* edges;  // (rows, 2)
 };
 
 class NeighborKernels {
@@ -37,17 +44,25 @@ class NeighborKernels {
   // All of these queue work on `stream`. Edges of each atom, (atoms); their sums, `ends`, are for the other one.
   void count(const NeighborCandidates&, int32_t* counts, void* stream) const;
   void write(const NeighborCandidates&, const int32_t* ends, const NeighborEdges&, void* stream) const;
+  // The same for pairs of edges and their reverses, of a graph of atoms in which slots are edges; `row` comes with zeros.
+  void count_pairs(int64_t atoms, const NeighborEdges&, int32_t* counts, void* stream) const;
+  void write_pairs(int64_t atoms, const NeighborEdges&, const int32_t* ends, const PairRoom&, void* stream) const;
+  // Sums (rows, columns) of the rows of a matrix that pairs have.
+  void add_pairs(const void* matrix, const int32_t* edges, int64_t rows, int64_t columns, void* sums,
+                 void* stream) const;
   // Forces (nodes, 3) and virials (nodes, 3, 3) of a gradient (capacity, 3).
   void add_forces(const NeighborEdges&, const void* gradient, double* forces, double* virials, void* stream) const;
 
  private:
   NeighborKernels(const Program&, Backend, Scalar, int device);
-  void launch(GpuDriver::Function, int64_t atoms, void* stream, void** parameters) const;
+  // A warp for each row.
+  void launch(GpuDriver::Function, int64_t rows, void* stream, void** parameters) const;
 
   const GpuDriver& driver_;
   int device_;
   unsigned threads_;
   GpuDriver::Function count_ = nullptr, write_ = nullptr, order_ = nullptr, forces_ = nullptr;
+  GpuDriver::Function count_pairs_ = nullptr, write_pairs_ = nullptr, add_pairs_ = nullptr;
 };
 
 }  // namespace eqaccel

@@ -328,12 +328,12 @@ void Program::launch(Backend backend, Scalar scalar, Direction direction, const 
   kernel(backend, scalar, direction, device).launch(operands, stream);
 }
 
-void Program::launch_shared(Scalar scalar, Direction direction, const eq_operands& operands,
-                            const int32_t* shared) const {
-  kernel(Backend::cpu, scalar, direction, 0).launch_shared(operands, shared);
+void Program::launch_shared(Backend backend, Scalar scalar, Direction direction, const eq_operands& operands,
+                            const int32_t* shared, int device, void* stream) const {
+  kernel(backend, scalar, direction, device).launch_shared(operands, shared, stream);
 }
 
-void Kernel::launch_shared(const eq_operands&, const int32_t*) const {
+void Kernel::launch_shared(const eq_operands&, const int32_t*, void*) const {
   throw std::invalid_argument(
       "payload: expected kernels for rows of weights that edges share, got kernels without. Make the module again, or "
       "give every edge weights of its own.");

@@ -46,7 +46,7 @@ class KernelCall {
     return held_.back().const_data_ptr();
   }
 
-  // `shared`: where edges share rows of weights, on a CPU, see Program::launch_shared.
+  // `shared`: where edges share rows of weights, see Program::launch_shared.
   void run(Direction direction, const int32_t* shared = nullptr) {
     const auto backend = backend_of(like_.device());
     const Scalar scalar = scalar_of(like_.scalar_type());
@@ -55,8 +55,9 @@ class KernelCall {
       const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
       const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
       ops_.workspace = workspace.mutable_data_ptr();
-      if (shared) program_->launch_shared(scalar, direction, ops_, shared);
-      else program_->launch(backend, scalar, direction, ops_, device, current_stream(like_.device()));
+      void* const stream = current_stream(like_.device());
+      if (shared) program_->launch_shared(backend, scalar, direction, ops_, shared, device, stream);
+      else program_->launch(backend, scalar, direction, ops_, device, stream);
     });
   }
 

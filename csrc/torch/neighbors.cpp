@@ -1,5 +1,5 @@
 // eqaccel::neighbors: the edges within a cutoff, of candidates that were found for a larger one, in the order of a packed
-// index; and eqaccel::edge_forces, what the gradient of an energy in the vectors of edges is for the atoms. Neither has a
+// index; eqaccel::neighbor_pairs, which of them are the reverse of each other; and eqaccel::edge_forces, what the gradient of an energy in the vectors of edges is for the atoms. Neither has a
 // derivative: a simulation differentiates what lies between the two.
 #include "neighbors.h"
 
@@ -174,6 +174,42 @@ Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cell
   return {room.vectors, room.edge_index, room.packed, row_ptr.narrow(0, from.atoms, 1)};
 }
 
+std::tuple<Tensor, Tensor> pairs_on_gpu(const Tensor& payload, int64_t key, const Tensor& vectors, const Tensor& graph,
+                                        int64_t num_atoms, int64_t num_nodes) {
+  constexpr const char* op = "eqaccel::neighbor_pairs";
+  const int64_t capacity = vectors.size(0), room = (capacity + 1) / 2;
+  TORCH_CHECK(0 < num_atoms && num_atoms <= num_nodes, op, ": expected 0 < num_atoms <= num_nodes, got ", num_atoms,
+              " and ", num_nodes, ". Pass the numbers of one system.");
+  check_packed(op, graph, {num_nodes, num_nodes, capacity});
+  const c10::DeviceGuard guard(graph.device());
+  const NeighborEdges edges{
+      num_nodes, capacity, nullptr, nullptr, const_cast<int32_t*>(graph.const_data_ptr<int32_t>()), nullptr};
+  const NeighborKernels& kernels = kernels_of(op, payload, key, graph.device(), checked(op, vectors.scalar_type()));
+  void* const stream = current_stream(graph.device());
+  const Tensor counts = at::empty({num_atoms}, graph.options()), row = at::zeros({capacity}, graph.options());
+  const Tensor members = at::empty({room, 2}, graph.options());
+  kernels.count_pairs(num_atoms, edges, counts.mutable_data_ptr<int32_t>(), stream);
+  const Tensor ends = at::cumsum(counts, 0, at::kInt);
+  kernels.write_pairs(num_atoms, edges, ends.const_data_ptr<int32_t>(),
+                      {room, row.mutable_data_ptr<int32_t>(), members.mutable_data_ptr<int32_t>()}, stream);
+  return {row, members};
+}
+
+Tensor add_pairs(const Tensor& payload, int64_t key, const Tensor& matrix, const Tensor& edges) {
+  constexpr const char* op = "eqaccel::add_pairs";
+  TORCH_CHECK(matrix.dim() == 2, op, ": argument 'matrix' must have shape (num_edges, columns), got ", matrix.sizes(),
+              ". Pass a row for each edge.");
+  check(op, "matrix", matrix, checked(op, matrix.scalar_type()), matrix.sizes(), matrix);
+  check(op, "edges", edges, at::kInt, {edges.size(0), 2}, matrix);
+  const c10::DeviceGuard guard(matrix.device());
+  const Tensor sums = at::empty({edges.size(0), matrix.size(1)}, matrix.options());
+  if (sums.numel() == 0) return sums;
+  kernels_of(op, payload, key, matrix.device(), matrix.scalar_type())
+      .add_pairs(matrix.const_data_ptr(), edges.const_data_ptr<int32_t>(), edges.size(0), matrix.size(1),
+                 sums.mutable_data_ptr(), current_stream(matrix.device()));
+  return sums;
+}
+
 int64_t check_forces(const Tensor& vectors, const Tensor& gradient, const Tensor& graph, int64_t num_nodes) {
   checked(forces_name, vectors.scalar_type());
   const int64_t capacity = vectors.size(0);
@@ -235,6 +271,8 @@ TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
 }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
   library.impl("neighbors", on_gpu);
+  library.impl("neighbor_pairs", pairs_on_gpu);
+  library.impl("add_pairs", add_pairs);
   library.impl("edge_forces", forces_on_gpu);
 }
 

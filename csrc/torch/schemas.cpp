@@ -25,8 +25,8 @@ TORCH_LIBRARY(eqaccel, library) {
               "Tensor a, Tensor b, Tensor c, " EQ_PROBLEM_ARGUMENTS
               ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)",
               tags);
-  // Edges that share rows of weights, on CPUs, without derivatives: edge_pairs.cpp. w: (rows, w_dim); w_row: (E,) int32,
-  // the row of each edge; gw: (E, w_dim), of each edge for itself.
+  // Edges that share rows of weights, without derivatives: edge_pairs.cpp. w: (rows, w_dim); w_row: (E,) int32, the row of
+  // each edge; gw: (E, w_dim), of each edge for itself. On GPUs slots have to be edges, and rows are not checked.
   library.def("tensor_product_shared(Tensor payload, int key, Tensor x, Tensor y, Tensor w, Tensor w_row, "
               "Tensor graph, int num_receivers, int z_dim, bool mul_ir, bool deterministic) -> Tensor");
   library.def("tensor_product_shared_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
@@ -54,6 +54,11 @@ TORCH_LIBRARY(eqaccel, library) {
       "neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
       "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype) "
       "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
+  // Pairs of edges and their reverses on a GPU, of the graph of `neighbors`, with -2 for the second edge beyond the last
+  // pair; and sums of the rows of a matrix that pairs have.
+  library.def("neighbor_pairs(Tensor payload, int key, Tensor vectors, Tensor graph, int num_atoms, int num_nodes) -> "
+              "(Tensor row, Tensor edges)");
+  library.def("add_pairs(Tensor payload, int key, Tensor matrix, Tensor edges) -> Tensor");
   library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_nodes) -> "
               "(Tensor forces, Tensor virials)");
   // Lengths x: (rows, 1); frequencies w: (num_basis,), of all rows; z: (rows, num_basis), or (rows, 1) if there are none;

@@ -142,13 +142,14 @@ class TensorProductCall : public KernelCall {
  private:
   // Which row of the weights each edge has.
   const int32_t* row_numbers(const Tensor& w_row, int64_t count) {
-    TORCH_CHECK(
-        w_row.is_cpu() && w_row.scalar_type() == at::kInt && w_row.dim() == 1 && w_row.size(0) == ops_.num_edges, op_,
-        ": argument 'w_row' must be int32 of shape (num_edges,) = (", ops_.num_edges, ",) on the CPU, got ",
-        w_row.scalar_type(), " of shape ", w_row.sizes(), " on ", w_row.device(),
-        ". Pass the rows of eqaccel::edge_pairs.");
+    TORCH_CHECK(w_row.device() == like_.device() && w_row.scalar_type() == at::kInt && w_row.dim() == 1 &&
+                    w_row.size(0) == ops_.num_edges,
+                op_, ": argument 'w_row' must be int32 of shape (num_edges,) = (", ops_.num_edges, ",) on ",
+                like_.device(), ", got ", w_row.scalar_type(), " of shape ", w_row.sizes(), " on ", w_row.device(),
+                ". Pass the rows of pairs of edges.");
     const Tensor& kept = held_.emplace_back(w_row.contiguous());
     const int32_t* numbers = kept.const_data_ptr<int32_t>();
+    if (!w_row.is_cpu()) return numbers;  // to look at them would wait for the device
     for (int64_t edge = 0; edge < ops_.num_edges; ++edge)
       TORCH_CHECK(numbers[edge] >= 0 && numbers[edge] < count, op_, ": argument 'w_row' must hold rows of 'w', 0 to ",
                   count - 1, ", got ", numbers[edge], " for edge ", edge, ". Pass weights and rows of one graph.");
@@ -298,14 +299,12 @@ void register_kernels(torch::Library& library) {
   library.impl("tensor_product", forward);
   library.impl("tensor_product_backward", backward);
   library.impl("tensor_product_double_backward", double_backward);
-}
-
-// The CUDA key is registered in CPU builds of torch too: nothing here needs CUDA to compile or link.
-TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
-  register_kernels(library);
   library.impl("tensor_product_shared", forward_shared);
   library.impl("tensor_product_shared_backward", backward_shared);
 }
+
+// The CUDA key is registered in CPU builds of torch too: nothing here needs CUDA to compile or link.
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
   library.impl("tensor_product", forward_shape);

@@ -1,13 +1,13 @@
 """Edges and their reverses: weights that depend on the length alone are made once for both, and read by both.
 
-That is for CPUs, and for energies with their first derivatives.
+That is for energies with their first derivatives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from eqaccel.ops.library import call_operator, load_library
 from eqaccel.ops.matrix_product import MatrixProduct
 from eqaccel.ops.modules import TensorProductConv
+
+if TYPE_CHECKING:  # that file needs this one
+    from eqaccel.ops.neighbors import Neighbors
 
 load_library()
 
@@ -25,11 +28,14 @@ class EdgePairs:
 
     Attributes:
         row: (num_edges,) int32, the pair of each edge.
-        edges: (num_pairs, 2) int32, the edges of each pair; the second is -1 where an edge has no reverse.
+        edges: (num_pairs, 2) int32, the edges of each pair; the second is -1 where an edge has no reverse. On a GPU
+            there may be room for more pairs: rows beyond the last have -2 there.
+        search: What has found them on a GPU; None on a CPU.
     """
 
     row: Tensor
     edges: Tensor
+    search: Neighbors | None = None
 
     @classmethod
     def find(cls, vectors: Tensor, index: Tensor, num_nodes: int) -> EdgePairs:
@@ -45,7 +51,7 @@ class EdgePairs:
         """
         return cls(*call_operator(torch.ops.eqaccel.edge_pairs, vectors, index, num_nodes))
 
-    def rows_of(self, values: Tensor) -> Tensor | None:
+    def rows_of(self, values: Tensor, check: bool = True) -> Tensor | None:
         """Values of edges, once a pair; None if those of an edge and its reverse differ anywhere.
 
         The gradient of both goes to the first of them. That is right where values depend on an edge by its length
@@ -53,11 +59,32 @@ class EdgePairs:
 
         Args:
             values: (num_edges, columns).
+            check: Whether to compare, which waits for a GPU; without it they are known to be the same.
         """
         first, second = self.edges.unbind(1)
         rows = values.index_select(0, first)
+        if not check:
+            return rows
         of_reverse = values.detach().index_select(0, torch.where(second < 0, first, second))
         return rows if torch.equal(rows.detach(), of_reverse) else None
+
+    def multiply(self, product: MatrixProduct, values: Tensor, matrix: Tensor) -> Tensor:
+        """The sum of the values of the edges of a pair, times a matrix; zeros beyond the last pair.
+
+        Args:
+            product: Multiplies.
+            values: (num_edges, terms).
+            matrix: (terms, columns).
+
+        Returns:
+            (num_pairs, columns).
+        """
+        if self.search is not None:  # a GPU multiplies as fast as it reads
+            return self.search.add_pairs(product(values, matrix), self)
+        result: Tensor = torch.ops.eqaccel.matrix_product_shared(
+            product.payload, product.key, values, matrix, self.edges
+        )
+        return result
 
 
 @dataclass(frozen=True)
@@ -125,9 +152,7 @@ class _Convolution(torch.autograd.Function):
         (x, y, weights, matrix), (conv, product, pairs, index) = ctx.saved_tensors, ctx.parts
         payload, key, *operands = _arguments(conv, x, y, weights, pairs, index)
         gx, gy, gw = torch.ops.eqaccel.tensor_product_shared_backward(payload, key, gz.contiguous(), *operands)
-        to_hidden = torch.ops.eqaccel.matrix_product_shared
-        gh = to_hidden(product.payload, product.key, gw, matrix.t(), pairs.edges)
-        return None, None, None, None, gx, gy, gh, None
+        return None, None, None, None, gx, gy, pairs.multiply(product, gw, matrix.t()), None
 
 
 def _arguments(

@@ -247,14 +247,15 @@ class GivenEdges:
         edge_index: (2, num_edges) int64, senders and receivers, in the order of slots.
         index: Packed index of these edges.
         num_nodes: Number of nodes; all of them send and receive.
-        check: Whether to compare the edges of every layer with these, which waits for a GPU. What is captured cannot be
-            compared, so run it once with the check before.
+        check: Whether to compare the edges of every layer with these, and values of edges with those of their reverses,
+            which waits for a GPU. What is captured cannot be compared, so run it once with the check before.
         row_ptr: (num_nodes + 1,), first slot of each receiver, or about so: by this, nodes are dealt out to ranges.
         weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
         shared: Filled with what `given_pairs` gave.
+        differ: Filled with noted values that are not the same for an edge and its reverse, as far as they are compared.
     """
 
     edge_index: Tensor
@@ -267,6 +268,7 @@ class GivenEdges:
     excess: list[Tensor] = field(default_factory=list)
     pairs: EdgePairs | None = None
     shared: list[PairRows] = field(default_factory=list)
+    differ: list[Tensor] = field(default_factory=list)
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
 
@@ -295,8 +297,12 @@ class GivenEdges:
 
     def note(self, values: Tensor) -> None:
         """See `depend_on_lengths`."""
-        if self.pairs is not None and values.size(0) == self.edge_index.size(1):
-            self._of_pairs.append((values, self.pairs.rows_of(values)))
+        if self.pairs is None or values.size(0) != self.edge_index.size(1):
+            return
+        rows = self.pairs.rows_of(values, self.check)
+        self._of_pairs.append((values, rows))
+        if rows is None:
+            self.differ.append(values)
 
     def rows_of(self, values: Tensor) -> Tensor | None:
         """Rows of pairs of noted values; None of others, or where edges and their reverses differ."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from eqaccel.families.neighbors import NEIGHBORS
+from eqaccel.ops.edge_pairs import EdgePairs
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import call_operator, load_library
 
@@ -87,6 +88,34 @@ class Neighbors(KernelModule):
         """
         arguments = (self.payload, self.key, positions, cells, structure, *candidates, cutoff, spare, capacity, dtype)
         return EdgeTensors(*call_operator(torch.ops.eqaccel.neighbors, *arguments))
+
+    def pairs(self, edges: EdgeTensors, num_atoms: int, num_nodes: int) -> EdgePairs:
+        """Which edges are the reverse of each other, on a GPU; every edge has one.
+
+        Args:
+            edges: Of `forward`.
+            num_atoms: Number of atoms.
+            num_nodes: Number of atoms, and of spare nodes behind them.
+
+        Raises:
+            OperandError: If an operand does not fit.
+            CompileError: If the kernels do not compile.
+        """
+        arguments = (self.payload, self.key, edges.vectors, edges.graph, num_atoms, num_nodes)
+        return EdgePairs(*call_operator(torch.ops.eqaccel.neighbor_pairs, *arguments), self)
+
+    def add_pairs(self, matrix: Tensor, pairs: EdgePairs) -> Tensor:
+        """Sums of the rows that edges and their reverses have, on a GPU.
+
+        Args:
+            matrix: (num_edges, columns).
+            pairs: Of the edges.
+
+        Returns:
+            (num_pairs, columns), zeros beyond the last pair.
+        """
+        sums: Tensor = call_operator(torch.ops.eqaccel.add_pairs, self.payload, self.key, matrix, pairs.edges)
+        return sums
 
     def forces(self, edges: EdgeTensors, gradient: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
         """The forces and virials that the gradient of an energy in the vectors of edges makes.

@@ -113,6 +113,8 @@ class Step:
         self._capture: Capture | None = None
         self._reason = ""
         """Why there is no recording yet."""
+        self._lengths_decide = True
+        """Whether weights were the same for every edge and its reverse so far, where that was looked at."""
         self._begun: System | None = None
         """What the device computes already."""
 
@@ -275,6 +277,8 @@ class Step:
         if self.device.type == "cpu":
             row_ptr = edges.graph[2 : num_nodes + 3].numpy()
             pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
+        elif self._lengths_decide:
+            pairs = self._search.pairs(edges, num_atoms, num_nodes)
         given = GivenEdges(
             edges.edge_index, edges.graph, num_nodes, check, row_ptr, self.weight_bytes, memory.slack, pairs=pairs
         )
@@ -286,6 +290,7 @@ class Step:
                 sums = _sums(virials[:num_atoms].flatten(1), memory.sizes)
                 results += [energies[:num_atoms], forces[:num_atoms].flatten(), sums.flatten()]
         self.shares_weights = bool(given.shared)
+        self._lengths_decide = self._lengths_decide and not given.differ
         counts = torch.cat([edges.num_edges, *given.excess]) if given.excess else edges.num_edges
         return torch.cat([counts.double(), *results])
 

@@ -11,7 +11,7 @@ from eqaccel.codegen import Direction
 from eqaccel.errors import OperandError
 from eqaccel.families.neighbors import NEIGHBORS
 from eqaccel.families.neighbors.reference import find_neighbors
-from eqaccel.ops import EdgeTensors, Graph, Neighbors
+from eqaccel.ops import EdgePairs, EdgeTensors, Graph, MatrixProduct, Neighbors
 from eqaccel.step import System
 from eqaccel.step.candidates import Candidates
 from eqaccel.targets import TARGETS
@@ -69,6 +69,56 @@ def test_atoms_in_one_place_are_neighbors(apart: float, shift: tuple[int, ...], 
     count = int(edges.num_edges)
     assert edges.edge_index[:, :count].flip(0).T.tolist() == expected[:, :2].tolist()
     assert np.isclose(float(edges.vectors[:count].norm(dim=1).min()), apart, rtol=1e-5, atol=1e-14)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("periodic", [True, False])
+@pytest.mark.parametrize("num_atoms", [1, 2, 9, 40])
+def test_pairs_on_a_gpu_are_those_of_any_graph(num_atoms: int, periodic: bool, dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    edges = edges_of(system(num_atoms, periodic), device, dtype)
+    count, nodes = int(edges.num_edges), num_nodes(num_atoms, device)
+    pairs = Neighbors().to(device).pairs(edges, num_atoms, nodes)
+    of_edges = [rows[:count].cpu() for rows in (edges.edge_index[1], edges.edge_index[0], edges.vectors)]
+    expected = EdgePairs.find(of_edges[2], Graph(*of_edges[:2], num_atoms).index, num_atoms)
+    found = pairs.edges.cpu()
+    assert torch.equal(found[: count // 2], expected.edges)
+    assert torch.equal(pairs.row[:count].cpu(), expected.row)
+    assert 2 * len(expected.edges) == count
+    # Beyond the last there is an edge, and none that is added to it.
+    assert bool((found[count // 2 :, 1] == -2).all())
+    assert bool((found[:, 0] >= 0).all())
+    assert bool((found[:, 0] < edges.vectors.size(0)).all())
+    assert bool((pairs.row[count:] == 0).all())
+
+
+@pytest.mark.gpu
+def test_pairs_of_edges_without_room_are_rows_that_there_are() -> None:
+    device = torch.device("cuda")
+    edges = edges_of(system(40, True), device, torch.float32, capacity=101)
+    assert int(edges.num_edges) > 101
+    pairs = Neighbors().to(device).pairs(edges, 40, num_nodes(40, device))
+    assert pairs.row.shape == (101,)
+    assert pairs.edges.shape == (51, 2)
+    assert bool((pairs.row >= 0).all())
+    assert bool((pairs.row < 51).all())
+
+
+def test_rows_of_pairs_are_added(device: torch.device, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    matrix, product = torch.randn(9, 70, dtype=dtype, device=device), torch.eye(70, dtype=dtype, device=device)
+    members = torch.tensor([[0, 5], [1, -1], [8, 2]], dtype=torch.int32)
+    expected = [matrix[0] + matrix[5], matrix[1], matrix[8] + matrix[2]]
+    search = None
+    if device.type == "cuda":
+        search = Neighbors().to(device)
+        members = torch.cat([members, torch.tensor([[3, -2]], dtype=torch.int32)])
+        matrix[3] = torch.nan  # of an edge that is none
+        expected.append(torch.zeros_like(matrix[0]))
+        assert torch.equal(search.add_pairs(matrix, EdgePairs(matrix, members.to(device))), torch.stack(expected))
+        matrix[3] = 0.0
+    pairs = EdgePairs(torch.zeros(9, dtype=torch.int32, device=device), members.to(device), search)
+    assert torch.equal(pairs.multiply(MatrixProduct().to(device), matrix, product), torch.stack(expected))
 
 
 def test_the_packed_index_is_that_of_a_graph(device: torch.device) -> None:

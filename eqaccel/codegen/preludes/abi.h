@@ -6,7 +6,7 @@
 #pragma once
 
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 7
+#define EQ_ABI 8
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
@@ -44,14 +44,16 @@ struct eq_operands {
   int32_t threads;        // CPU threads
 };
 
-// How the slots of a graph, or the rows of a batch, are dealt out to the blocks of a GPU: a row to each, or so many slots.
-// Rows of more than `longest` slots are cut at multiples of `cut` and the others are not: a share of slots that would begin
+// What only kernels of GPUs take: which edges share rows of weights, and how the slots of a graph, or the rows of a batch,
+// are dealt out to blocks: a row to each, or so many slots. Rows of more than `longest` slots are cut at multiples of `cut` and the others are not: a share of slots that would begin
 // inside such a row begins with it. Where a row has a block, the parts after the first have blocks of their own.
 struct eq_work_split {
   int32_t first, last;  // slots of this launch; the workspace has gradients of x for these, from `first` on
   int32_t size;         // slots of a block, which divides `cut`; 0: a row
   int32_t longest, cut;
   void* partials;  // sums of the parts of rows, two rows for each multiple of `cut`
+  // (num_edges) row of the weights of an edge, of a graph whose slots are its edges; null if that is the edge's own.
+  const int32_t* w_row;
 };
 // Elements of a row that a GPU thread moves or adds: up to 16 bytes.
 #define EQ_ROW_WIDTH(dim, scalar_bytes) ((dim) % 4 == 0 && (scalar_bytes) == 4 ? 4 : (dim) % 2 == 0 ? 2 : 1)

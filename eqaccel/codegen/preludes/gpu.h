@@ -205,7 +205,7 @@ struct Worker {
 #pragma unroll
       for (int j = 0; j < components; ++j) gy[j] = 0;
       const int2 id = pipe.id(step, e);
-      const int64_t gx_row = o.deterministic ? pipe.slot(step, e) - split.first : id.y;
+      const int64_t gx_row = o.deterministic ? pipe.slot(step, e) - split.first : id.y, gw_row = pipe.edge(step, e);
       T* gx = static_cast<T*>(o.row_ptr && o.deterministic ? o.workspace : o.gx);
       const T* tangent_rows = rows + L::edge / 2;
       EdgeRows<S> operands{rows,
@@ -213,7 +213,7 @@ struct Worker {
                            tangent_rows,
                            tangent_rows + L::x_row,
                            gx + gx_row * P::x_dim + channels.first,
-                           static_cast<T*>(o.gw) + int64_t(id.x) * P::w_dim + channels.first,
+                           static_cast<T*>(o.gw) + gw_row * P::w_dim + channels.first,
                            channels.active,
                            o.deterministic != 0,
                            g,
@@ -242,7 +242,7 @@ struct Worker {
       T total = 0;
 #pragma unroll
       for (int of = 0; of < P::warp_groups; ++of) total += from[(e * P::warp_groups + of) * P::y_dim + j];
-      T& gradient = static_cast<T*>(o.gy)[int64_t(pipe.id(step, e).x) * P::y_dim + j];
+      T& gradient = static_cast<T*>(o.gy)[int64_t(pipe.edge(step, e)) * P::y_dim + j];
       gradient = P::adds ? gradient + total : total;
     }
   }
@@ -280,7 +280,7 @@ EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared
   let_next_begin();
   const BlockRange range(receivers_of(o), split, blockIdx.x, split.first, split.last);
   if (!range.exists) return;
-  Pipeline<P> pipe(o, shared, range.first, range.last);
+  Pipeline<P> pipe(o, split, shared, range.first, range.last);
   T* sums = shared + Layout<P>::sums;
   int warps = 0, warp_groups = 0;
   P::each_segment([&](auto segment) {

@@ -32,10 +32,11 @@ template <class P>
 struct Pipeline {
   typedef Layout<P> L;
   const eq_operands& o;
+  const eq_work_split& split;
   T* shared;
   int thread, lane, warp;
   int first, last, steps;  // slots of the block
-  int2* ids;                   // (edge, sender) of every slot of some stages
+  int2* ids;                   // (row of weights, sender) of every slot of some stages
   Term* terms;                 // of the entries of edge matrices
   int2 next;                   // ids on their way to shared memory
 #if EQ_BULK_COPY
@@ -45,8 +46,8 @@ struct Pipeline {
   static constexpr bool bulk = false;
 #endif
 
-  EQ_FN Pipeline(const eq_operands& o_, T* shared_, int first_, int last_)
-      : o(o_), shared(shared_), thread(threadIdx.x), lane(threadIdx.x % 32), warp(threadIdx.x / 32), first(first_),
+  EQ_FN Pipeline(const eq_operands& o_, const eq_work_split& split_, T* shared_, int first_, int last_)
+      : o(o_), split(split_), shared(shared_), thread(threadIdx.x), lane(threadIdx.x % 32), warp(threadIdx.x / 32), first(first_),
         last(last_), steps((last_ - first_ + L::edges - 1) / L::edges) {
     unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * round_up(L::stages, 2);
     ids = reinterpret_cast<int2*>(tail);
@@ -74,15 +75,20 @@ struct Pipeline {
     build_matrices(0);
   }
 
-  // Edge (x) and sender (y) of edge e of a stage.
+  // Row of weights (x) and sender (y) of edge e of a stage.
   EQ_FN int2 id(int step, int e) const { return ids[step % L::id_stages * L::edges + e]; }
+  // Derivatives of gradients are those of weights that no edges share.
+  EQ_FN bool shares_weights() const { return !has_tangents && split.w_row; }
+  // Where the other operands of edge e of a stage are.
+  EQ_FN int edge(int step, int e) const { return shares_weights() ? slot(step, e) : id(step, e).x; }
   EQ_FN T* rows(int step, int e) const { return shared + ((step % L::stages) * L::edges + e) * L::edge; }
   EQ_FN int slot(int step, int e) const { return first + step * L::edges + e; }
   EQ_FN int count(int step) const { return min(L::edges, last - slot(step, 0)); }
 
   EQ_FN int2 read_id(int slot) const {
     if (slot >= last) return make_int2(0, 0);
-    return o.row_ptr ? make_int2(o.edge[slot], o.sender[slot]) : make_int2(slot, slot);
+    if (!o.row_ptr) return make_int2(slot, slot);
+    return make_int2((shares_weights() ? split.w_row : o.edge)[slot], o.sender[slot]);
   }
   // The warp that looks up ids and attributes. Forward and backward, the first one has enough to do with copies of rows.
   static constexpr int helper = !has_tangents && P::warps > 1 ? 1 : 0;
@@ -158,7 +164,7 @@ struct Pipeline {
     if (step >= steps || thread < 32 * helper) return;
     for (int t = thread - 32 * helper; t < count(step) * P::y_dim; t += L::threads - 32 * helper) {
       const int e = t / P::y_dim, j = t - e * P::y_dim;
-      const int64_t from = int64_t(id(step, e).x) * P::y_dim + j;
+      const int64_t from = int64_t(edge(step, e)) * P::y_dim + j;
       T* to = attributes(step, e) + j;
       copy_element(to, static_cast<const T*>(o.y) + from);
       if (has_tangents) copy_element(to + P::y_dim, static_cast<const T*>(o.b) + from);

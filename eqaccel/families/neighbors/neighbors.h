@@ -1,5 +1,5 @@
-// Which pairs of atoms are within the cutoff now, of candidates that were found for a larger one; and the forces that
-// gradients of the vectors between pairs make.
+// Which pairs of atoms are within the cutoff now, of candidates that were found for a larger one; which edges are the
+// reverse of each other; and the forces that gradients of the vectors between pairs make.
 //
 // Candidates are in the order (receiver, sender, shift), and each has its reverse among them: the same pair seen from the
 // other atom, with the opposite vector to the last bit. So an atom sends to as many edges as it receives from, and both
@@ -134,6 +134,85 @@ EQ_FN void order_by_sender(int atoms, const int32_t* t_ptr, const int32_t* t_can
   }
 }
 
+// Edges and their reverses, of a graph in which slots are edges. A row of a pair has the edge that comes first, and the
+// other one.
+struct Pairs {
+  const int32_t *row_ptr, *sender, *t_slot;  // of the packed index
+  const int32_t* ends;  // of the pairs of each atom, which are those of its edges that come first
+  int capacity;  // room for edges
+  int32_t* row;  // (capacity), the pair of an edge
+  int2* edges;  // (room)
+  int room;
+
+  // The reverse of an edge, or nothing that is an edge where not all edges found room. Edges from one atom to another are
+  // in the order of shifts, which those that lead back have the other way round. In the order of senders these are where
+  // the former are in that of receivers.
+  EQ_FN int reverse_of(int slot, int begin, int end) const {
+    const int from = sender[slot];
+    int first = slot, last = slot;
+    while (first > begin && sender[first - 1] == from) --first;
+    while (last + 1 < end && sender[last + 1] == from) ++last;
+    return t_slot[first + last - slot];
+  }
+
+  // Calls back with the edges of an atom that come first: the lane's own, its reverse, and how many came before it.
+  template <class Call>
+  EQ_FN int each(const Lane& lane, const Call& call) const {
+    const int begin = row_ptr[lane.atom], end = row_ptr[lane.atom + 1];
+    int found = 0;
+    for (int first = begin; first < end; first += warp) {
+      const int slot = first + lane.number, reverse = slot < end ? reverse_of(slot, begin, end) : -1;
+      const bool comes_first = slot < reverse && reverse < capacity;
+      const unsigned lanes = ballot(comes_first);
+      if (comes_first) call(slot, reverse, found + lane.before(lanes));
+      found += __popc(lanes);
+    }
+    return found;
+  }
+};
+
+EQ_FN Pairs pairs_of(int nodes, int capacity, const int32_t* packed, const int32_t* ends, int32_t* row, int2* edges,
+                     int room) {
+  const int32_t *row_ptr = packed + 2, *sender = row_ptr + nodes + 1 + capacity;
+  return {row_ptr, sender, sender + capacity + nodes + 1, ends, capacity, row, edges, room};
+}
+
+EQ_FN void count_pairs(int atoms, const Pairs& pairs, int32_t* counts) {
+  const Lane lane(atoms);
+  if (!lane.exists) return;
+  const int found = pairs.each(lane, [](int, int, int) {});
+  if (lane.number == 0) counts[lane.atom] = found;
+}
+
+// Rows beyond the last pair have an edge, and -2 in place of another one.
+EQ_FN void write_pairs(int atoms, const Pairs& pairs) {
+  const Lane lane(atoms);
+  if (lane.exists) {
+    const int begin = lane.atom > 0 ? pairs.ends[lane.atom - 1] : 0;
+    pairs.each(lane, [&](int slot, int reverse, int number) {
+      if (begin + number >= pairs.room) return;
+      pairs.row[slot] = pairs.row[reverse] = begin + number;
+      pairs.edges[begin + number] = make_int2(slot, reverse);
+    });
+  }
+  const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, threads = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t n = pairs.ends[atoms - 1] + thread; n < pairs.room; n += threads)
+    pairs.edges[n] = make_int2(int(n), -2);
+}
+
+// Sums of two rows of a matrix, or the first of them where there is no second one; zeros beyond the last pair.
+EQ_FN void add_pairs(const T* matrix, const int2* edges, int rows, int columns, T* sums) {
+  const Lane row(rows);
+  if (!row.exists) return;
+  const int2 of = edges[row.atom];
+  const T *first = matrix + of.x * int64_t(columns), *second = matrix + of.y * int64_t(columns);
+  for (int column = row.number; column < columns; column += warp) {
+    T sum = of.y > -2 ? first[column] : T(0);
+    if (of.y >= 0) sum += second[column];
+    sums[row.atom * int64_t(columns) + column] = sum;
+  }
+}
+
 // With g the gradient of the energy in the vectors v of edges: an atom that receives has -g, one that sends has g. Virials
 // are sums of the products v g over the edges that an atom receives. Lanes take every 32nd edge, and are added in pairs.
 EQ_FN void add_forces(int atoms, const T* vectors, const T* gradient, const int32_t* row_ptr, const int32_t* t_row_ptr,
@@ -182,6 +261,16 @@ EQ_FN void add_forces(int atoms, const T* vectors, const T* gradient, const int3
                                     const int32_t* slot_of, const int32_t* ends, int nodes, int capacity,              \
                                     int32_t* packed) {                                                                 \
     order_by_sender(atoms, t_ptr, t_candidate, slot_of, edges_of(ends, nodes, capacity, nullptr, nullptr, packed));    \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_count_pairs(int atoms, int nodes, int capacity, const int32_t* packed, int32_t* counts) {          \
+    count_pairs(atoms, pairs_of(nodes, capacity, packed, nullptr, nullptr, nullptr, 0), counts);                       \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_write_pairs(int atoms, int nodes, int capacity, const int32_t* packed, const int32_t* ends,        \
+                                int32_t* row, int2* edges, int room) {                                                 \
+    write_pairs(atoms, pairs_of(nodes, capacity, packed, ends, row, edges, room));                                     \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_add_pairs(const T* matrix, const int2* edges, int rows, int columns, T* sums) {                    \
+    add_pairs(matrix, edges, rows, columns, sums);                                                                     \
   }                                                                                                                    \
   EQ_KERNEL void eq_add_forces(int nodes, int capacity, const T* vectors, const T* gradient, const int32_t* packed,    \
                                double* forces, double* virials) {                                                      \

@@ -28,7 +28,7 @@ def neighbors_prelude(backend: str) -> str:
 
 
 def print_neighbors() -> str:
-    """The kernels `eq_count_edges`, `eq_write_edges`, `eq_order_by_sender` and `eq_add_forces`."""
+    """The kernels `eq_count_edges`, `eq_write_edges`, `eq_order_by_sender`, `eq_add_forces`, and those of pairs."""
     return "EQ_EXPORT_NEIGHBORS\n"
 
 

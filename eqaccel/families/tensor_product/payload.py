@@ -37,6 +37,7 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
     meta["w_dim"] = spec.weight_numel
     meta["covers_all"] = int(_covers_all(spec))
+    meta["shares_weights"] = int(spec.is_channelwise)  # kernels take rows of weights that edges share
     meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
     entries["check/blocks"] = check.blocks(spec)
     codes: dict[str, int] = {}
