@@ -19,7 +19,7 @@ from eqaccel.patches.torch_state import model_device
 from torch import Tensor
 
 from eqaccel.families.silu import SiluSpec
-from eqaccel.ops import EdgeWeights, LastProduct, MatrixProduct, ScaledSilu, has_matrix_kernel
+from eqaccel.ops import EdgeWeights, LastProduct, MatrixProduct, ScaledSilu, depend_on_lengths, has_matrix_kernel
 from eqaccel.prepare import model_dtype
 
 _NO_KERNEL = (
@@ -80,14 +80,17 @@ class DeferredNetwork(torch.nn.Module):
 
     Args:
         network: The network.
+        of_lengths: Whether its inputs are functions of lengths and of what does not move, see `depend_on_lengths`.
     """
 
-    def __init__(self, network: torch.nn.Module) -> None:
+    def __init__(self, network: torch.nn.Module, of_lengths: bool = False) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.of_lengths = network, of_lengths
 
     def forward(self, x: Tensor) -> EdgeWeights:
         """Maps (num_edges, inputs) to the weights that are to come."""
+        if self.of_lengths:
+            depend_on_lengths(x)
         return EdgeWeights(self.network, x, last=self._last())
 
     def _last(self) -> LastProduct | None:

@@ -299,6 +299,8 @@ class GivenEdges:
         """See `depend_on_lengths`."""
         if self.pairs is None or values.size(0) != self.edge_index.size(1):
             return
+        if any(known is values for known, _ in self._of_pairs):
+            return
         rows = self.pairs.rows_of(values, self.check)
         self._of_pairs.append((values, rows))
         if rows is None:

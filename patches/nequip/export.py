@@ -64,7 +64,8 @@ class NequipPotential(Potential):
     def make_piecewise(self) -> None:
         """See `Potential.make_piecewise`."""
         for _, block in _blocks(self.network):
-            block.edge_mlp = DeferredNetwork(block.edge_mlp)
+            network = getattr(block.edge_mlp, "mlp", block.edge_mlp)  # which older versions have in one
+            block.edge_mlp = DeferredNetwork(network, of_lengths=True)
             block.tp_scatter = DeferredConvolution(block.tp_scatter.eqaccel)
 
     def make_scriptable(self) -> None:

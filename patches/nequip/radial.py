@@ -20,6 +20,10 @@ class RadialScaledLinear(RadialPart):
         y = self.eqaccel(x, self.weight * self.alpha)
         return y if self.bias is None else y + self.bias
 
+    def matrix(self) -> Tensor | None:
+        """See `RadialPart.matrix`."""
+        return self.weight * self.alpha if self.bias is None else None
+
 
 def _form(layer: Any) -> Form | None:
     return (RadialScaledLinear, MatrixProduct()) if hasattr(layer, "alpha") else None

@@ -171,7 +171,7 @@ class SevennetPotential(Potential):
         """See `Potential.make_piecewise`."""
         for layer in self.network:
             if isinstance(layer, Layer):
-                layer.weight_nn = DeferredNetwork(layer.weight_nn)
+                layer.weight_nn = DeferredNetwork(layer.weight_nn, of_lengths=True)
                 layer.convolution = DeferredConvolution(layer.convolution)
 
     def make_scriptable(self) -> None:

@@ -49,6 +49,7 @@ def assert_all_properties(fast: Any, plain: Any, structures: list[Atoms], dtype:
             atoms.positions += 0.05 * np.random.default_rng(number).normal(size=atoms.positions.shape)
             assert_same(results_of(fast, atoms), results_of(plain, atoms), dtype)
     assert step_state(fast).calls == 2 * len(structures)
+    assert "once a pair" in step_state(fast).note()
     assert eqaccel.report(fast).rows[0].accelerated
 
 
