@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from eqaccel.patches.following import FollowedStep, step_note
+from eqaccel.patches.following import ReportedStep
 from eqaccel.patches.kind import ModelKind, Stepping
 from eqaccel.patches.report import ReportRow
 from numpy.typing import NDArray
@@ -39,19 +39,10 @@ class KeptStep(Protocol):
 
 
 @dataclass
-class StepState(FollowedStep):
-    """What the step of one calculator keeps from call to call.
+class StepState(ReportedStep):
+    """What the step of one calculator keeps from call to call."""
 
-    Attributes:
-        obstacle: Why the last call went the ordinary way; empty if it did not.
-        calls: Calls that the step has computed.
-    """
-
-    has_model = True
-    obstacle: str = ""
-    calls: int = 0
-    _types: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    """Atomic numbers of the last structure, and what the models call them."""
+    method = "calculate"
 
     @property
     def stepping(self) -> Stepping:
@@ -60,25 +51,17 @@ class StepState(FollowedStep):
         return self.kind.stepping
 
     def begin(self, calculator: Any, atoms: Any) -> System | None:
-        """What to compute for a structure; None if the calculator has to compute in its own way.
-
-        A GPU begins on the guess that models and types are those of the last call, and they are looked at meanwhile.
-        """
-        stepping, guess = self.stepping, None
-        if self.step is not None and self._types is not None and np.array_equal(self._types[0], atoms.numbers):
-            guess = system_of(atoms, self._types[1])
-            self.step.begin(guess)
-        self.obstacle = stepping.obstacle(calculator) or self.follow(
-            stepping.models(calculator), stepping.head(calculator), stepping.cutoff(calculator)
+        """What to compute for a structure; None if the calculator has to compute in its own way."""
+        stepping = self.stepping
+        return self.begin_with(
+            atoms.numbers,
+            lambda types: system_of(atoms, types),
+            lambda: (
+                stepping.obstacle(calculator)
+                or self.follow(stepping.models(calculator), stepping.head(calculator), stepping.cutoff(calculator))
+            ),
+            lambda: stepping.types(calculator, atoms.numbers),
         )
-        if self.obstacle:
-            self.drop()
-            return None
-        types = stepping.types(calculator, atoms.numbers)
-        if guess is not None and np.array_equal(types, guess.types):
-            return guess
-        self._types = atoms.numbers.copy(), types
-        return system_of(atoms, types)
 
     def finish(self, calculator: Any, system: System) -> dict[str, Any]:
         """The results for what `begin` gave."""
@@ -87,16 +70,6 @@ class StepState(FollowedStep):
         results = self.stepping.results(calculator, system, self.step(system), self.constants)
         self.calls += 1
         return results
-
-    def note(self) -> str:
-        """How the last call was computed."""
-        return (
-            f"the ordinary way: {self.obstacle}" if self.obstacle else step_note(self.step, self.calls, self.renewals)
-        )
-
-    def rows(self, calculator: Any) -> list[ReportRow]:
-        """What a report says of the step."""
-        return [ReportRow("calculate", type(calculator).__name__, not self.obstacle, self.note())]
 
 
 def system_of(atoms: Any, types: NDArray[np.int64]) -> System:

@@ -19,6 +19,7 @@ from eqaccel.patches.kind import ModelKind, ModuleKind, class_names
 from eqaccel.patches.replacement import Entrance, UnverifiedEntrance, become, restore_all
 from eqaccel.patches.report import Report
 from eqaccel.patches.verify import Verification
+from eqaccel.patches.wrapper import find_wrapped, find_wrappers, make_wrapped, restore_wrapper
 
 from eqaccel import settings
 from eqaccel.errors import PatchError
@@ -77,6 +78,8 @@ def patch(
         _patch(models, verify, deterministic, tune, example)
     for _, calculator, kind in find_calculators(model, KINDS):
         make_stepped(calculator, kind)
+    for _, wrapper, kind in list(find_wrappers(model, KINDS)):
+        make_wrapped(wrapper, kind)
     return model
 
 
@@ -126,6 +129,8 @@ def unpatch(model: T) -> T:
         restore_all(found.model)
     for _, calculator, _ in find_calculators(model, KINDS):
         restore_calculator(calculator)
+    for _, wrapper, _ in list(find_wrapped(model)):
+        restore_wrapper(wrapper)
     return model
 
 
@@ -138,13 +143,15 @@ def report(model: Any) -> Report:
     Raises:
         PatchError: If eqaccel does not know this kind of model.
     """
+    own = step_state(model)
+    has_model = own is None or own.has_model
+    models = _models(model) if has_model else []
+    wrapped = find_wrapped(model) if has_model else ()
     steps = [
         replace(row, path=f"{path}.{row.path}".lstrip("."))
-        for path, calculator, state in find_steps(model)
-        for row in state.rows(calculator)
+        for path, holder, state in (*find_steps(model), *wrapped)
+        for row in state.rows(holder)
     ]
-    own = step_state(model)
-    models = _models(model) if own is None or own.has_model else []
     rows = [
         replace(row, path=f"{found.path}.{row.path}".strip("."))
         for found in models

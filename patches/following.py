@@ -7,22 +7,23 @@ hand.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Entrance
+from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
 from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import ExportError
-from eqaccel.step import SKIN, Step
+from eqaccel.step import SKIN, Step, System
 
 
 @dataclass
@@ -82,6 +83,66 @@ class FollowedStep:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.kind, self.skin, self.patient)
+
+
+@dataclass
+class ReportedStep(FollowedStep):
+    """The step of an object of a library's, which goes its ordinary way where the step cannot be taken.
+
+    Attributes:
+        method: The method of the object that computes by the step.
+        has_model: Whether the object holds its models as modules.
+        obstacle: Why the last call went the ordinary way; empty if it did not.
+        calls: Calls that the step has computed.
+    """
+
+    method: ClassVar[str]
+    has_model: ClassVar[bool] = True
+    obstacle: str = ""
+    calls: int = 0
+    _types: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    """Atomic numbers of the last system, and what the models call them."""
+
+    def begin_with(
+        self,
+        numbers: NDArray[np.int64],
+        system_of: Callable[[NDArray[np.int64]], System],
+        follow: Callable[[], str],
+        types_of: Callable[[], NDArray[np.int64]],
+    ) -> System | None:
+        """What to compute; None if the object has to compute in its own way.
+
+        A GPU begins on the guess that models and types are those of the last call, and they are looked at meanwhile.
+
+        Args:
+            numbers: (num_atoms,), atomic numbers.
+            system_of: Makes the system with such types of atoms.
+            follow: Follows the models; returns the obstacle.
+            types_of: What the models call the elements, (num_atoms,), as they are now.
+        """
+        guess = None
+        if self.step is not None and self._types is not None and np.array_equal(self._types[0], numbers):
+            guess = system_of(self._types[1])
+            self.step.begin(guess)
+        self.obstacle = follow()
+        if self.obstacle:
+            self.drop()
+            return None
+        types = types_of()
+        if guess is not None and np.array_equal(types, guess.types):
+            return guess
+        self._types = numbers.copy(), types
+        return system_of(types)
+
+    def note(self) -> str:
+        """How the last call was computed."""
+        return (
+            f"the ordinary way: {self.obstacle}" if self.obstacle else step_note(self.step, self.calls, self.renewals)
+        )
+
+    def rows(self, holder: Any) -> list[ReportRow]:
+        """What a report says of the step of an object."""
+        return [ReportRow(self.method, type(holder).__name__, not self.obstacle, self.note())]
 
 
 def step_note(step: Step | None, calls: int, renewals: int = 0) -> str:

@@ -2,8 +2,8 @@
 
 A kind says everything that eqaccel has to know of a library of models. Its class, a `ModelKind`, recognises a model and
 runs it on a structure; a `ModuleKind` that is no `ModelKind` knows modules, and not what they are run on. `Swapping`
-says which modules of it are replaced, `Exporting` turns it into a module for files, and `Stepping` speaks for the ASE
-calculators of its library.
+says which modules of it are replaced, `Exporting` turns it into a module for files, `Stepping` speaks for the ASE
+calculators of its library, and `Wrapping` for the wrappers by which torch-sim runs its models.
 Each kind has a folder here, and a place in the table of `eqaccel.patches.finder`.
 """
 
@@ -44,6 +44,7 @@ class ModuleKind(ABC):
         swapping: Which modules of a model are replaced.
         exporting: How a model becomes a file; None if that is not possible.
         stepping: How the ASE calculators of the kind's library compute; None if it has none that eqaccel knows.
+        wrapping: How torch-sim's wrappers of the models compute; None if it has none that eqaccel knows.
         file_format: The files of its own that the kind's library writes; None if it has none besides `torch.save`.
     """
 
@@ -51,6 +52,7 @@ class ModuleKind(ABC):
     swapping: Swapping
     exporting: Exporting | None = None
     stepping: Stepping | None = None
+    wrapping: Wrapping | None = None
     file_format: FileFormat | None = None
 
     @abstractmethod
@@ -208,6 +210,53 @@ class Stepping(ABC):
             outcome: What its models give, in eV and angstrom.
             constants: (num_types,), energies of isolated atoms that the first model adds; zeros if it is another part
                 of the model that adds them.
+        """
+
+
+class Wrapping(ABC):
+    """How torch-sim's wrappers of a kind of model compute, in words of `eqaccel.step`.
+
+    Attributes:
+        class_name: Name of their class, with its module.
+        stepping: Of the same kind: what it reads of calculators has the same names in wrappers, but for what is
+            overridden here.
+    """
+
+    class_name: str
+    stepping: Stepping
+
+    @abstractmethod
+    def obstacle(self, wrapper: Any) -> str:
+        """Why the wrapper, as it is set up now, has to compute in its own way; empty if it need not."""
+
+    def model(self, wrapper: Any) -> nn.Module:
+        """Its model."""
+        model: nn.Module = wrapper.model
+        return model
+
+    def head(self, wrapper: Any) -> int:
+        """Number of the head of the model that computes."""
+        return self.stepping.head(wrapper)
+
+    def cutoff(self, wrapper: Any) -> float | Tensor:
+        """Angstrom; where the wrapper has a tensor, that very tensor."""
+        return self.stepping.cutoff(wrapper)
+
+    def types(self, wrapper: Any, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What the model calls the elements, (num_atoms,); raises `StructureError` for one that it does not know."""
+        return self.stepping.types(wrapper, numbers)
+
+    def dtype(self, wrapper: Any) -> torch.dtype:
+        """Of all results."""
+        return model_dtype(self.model(wrapper))
+
+    @abstractmethod
+    def stress(self, virials: NDArray[np.float64], volumes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Stresses as the wrapper gives them, (num_structures, 3, 3).
+
+        Args:
+            virials: (num_structures, 3, 3), derivatives of energies in the strain, eV.
+            volumes: (num_structures, 1, 1), determinants of cells, which may be zero or negative.
         """
 
 

@@ -5,8 +5,7 @@ The list is made by vesin, which has one for CPUs and for NVIDIA GPUs.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -39,34 +38,44 @@ class Candidates:
         """Finds the pairs of a system; they lie on the device."""
         return cls(_pairs(system, cutoff + skin, device), system.copy(), cutoff, skin)
 
-    def hold(self, now: System) -> bool:
-        """Whether all pairs that are within the cutoff now are among them.
+    def serve(self, now: System) -> System | None:
+        """The system, if all pairs that are within the cutoff now are among these; None if one may be missing.
 
         Take F, which turns the cell of then into that of now, and u, how far each atom is from where F alone would have
         brought it. A vector between two atoms was d and is d F + u_j - u_i. So a pair that is shorter than the cutoff
         now was shorter than (cutoff + 2 max |u|) / s then, with s the smallest singular value of F.
 
-        Never so of a system that `System.check` refuses: of numbers that are not finite, or a cell without a volume.
+        Programs put atoms that leave a cell back in on its other side. If that is what keeps the pairs from serving,
+        the system that is returned has the atoms where they were before, by whole cell vectors.
+
+        None for a system that `System.check` refuses: of numbers that are not finite, or a cell without a volume.
         """
         then = self.system
         if now.sizes != then.sizes or now.periodic.tobytes() != then.periodic.tobytes():
-            return False
-        begin = 0
-        for number, size in enumerate(now.sizes):
-            atoms = slice(begin, begin + size)
-            begin += size
-            was, shrunk = then.positions[atoms], 1.0
-            if now.cells[number].tobytes() != then.cells[number].tobytes():
-                if not np.isfinite(now.cells[number]).all():
-                    return False
-                cells = (completed(system.cells[number], system.periodic[number]) for system in (then, now))
-                change = np.linalg.solve(*cells)
-                shrunk, was = float(np.linalg.norm(change, -2)), was @ change
-            way = now.positions[atoms] - was
-            moved = math.sqrt(np.einsum("ij,ij->i", way, way).max(initial=0.0))
-            if not (self.cutoff + 2 * moved) <= shrunk * (self.cutoff + self.skin) * _EXACT:
-                return False
-        return True
+            return None
+        was, shrunk = then.positions, np.ones(len(then.sizes))
+        if now.cells.tobytes() != then.cells.tobytes():
+            if not np.isfinite(now.cells).all():
+                return None
+            change = np.linalg.solve(then.completed_cells, now.completed_cells)
+            shrunk = np.linalg.norm(change, -2, axis=(1, 2))
+            was = np.einsum("ni,nij->nj", was, change[then.structure])
+        reach = shrunk * (self.cutoff + self.skin) * _EXACT
+        way = now.positions - was
+        if self._near(way, reach):
+            return now
+        if not now.periodic.any() or not np.isfinite(way).all() or not (reach > self.cutoff).all():
+            return None
+        cells = now.completed_cells
+        cells_away = np.rint(np.einsum("ni,nij->nj", way, np.linalg.inv(cells)[then.structure]))
+        cells_away *= now.periodic[then.structure]
+        back = replace(now, positions=now.positions - np.einsum("ni,nij->nj", cells_away, cells[then.structure]))
+        return back if self._near(back.positions - was, reach) else None
+
+    def _near(self, way: NDArray[np.float64], reach: NDArray[np.float64]) -> bool:
+        """Whether the atoms of each structure have moved so little that pairs up to a reach serve."""
+        moved = np.sqrt(self.system.of_structures(np.maximum, np.einsum("ij,ij->i", way, way)))
+        return bool((self.cutoff + 2 * moved <= reach).all())
 
 
 _EXACT = 1 - 1e-9

@@ -41,6 +41,10 @@ _CANDIDATE_SLACK = 1.25
 """The same for candidates, which take little memory."""
 _ROOMY = 1.25
 """Room above which memory is given back when candidates are found anew."""
+_SWAPPED_SLACK = 1.2
+"""Room for atoms, edges and more candidates where structures are swapped for others every few calls."""
+_LASTING = 250
+"""Calls for the same structures that are worth a recording without room for others."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Outcome:
 class Step:
     """Evaluates potentials on a system that changes a little from call to call, as in a simulation.
 
-    Candidates for neighbours are found anew when atoms or cell have moved so far that one could be missing. On a GPU
+    Candidates for neighbours are found anew when atoms or cell have moved so far that one could be missing; atoms that
+    were put back into a cell on its other side have not moved. On a GPU
     everything from positions to forces is recorded as a CUDA graph, which is recorded again when atoms, edges or
     candidates do not fit any more. Results do not depend on what was computed before, but for the room for edges.
 
@@ -129,11 +134,13 @@ class Step:
         """
         with self._lock:
             self.cancel()
-            if self._capture is None or self._candidates is None or not self._candidates.hold(system):
+            served = None if self._capture is None or self._candidates is None else self._candidates.serve(system)
+            if served is None:
                 return
             assert self._memory is not None
+            assert self._capture is not None
             with _on(self.device):
-                self._memory.move(system)
+                self._memory.move(served)
                 self._memory.send(self._capture.replay())
             self._begun = system
 
@@ -163,7 +170,9 @@ class Step:
             # A system that cannot be computed is never begun with.
             system.check()
             if len(system.positions) == 0:
-                return self._unpack(np.zeros(1 + 9 * len(self.potentials) * len(system.cells)), system)
+                count = len(self.potentials)
+                virials = np.zeros((count, len(system.cells), 3, 3))
+                return Outcome(np.zeros((count, 0)), np.zeros((count, 0, 3)), virials, 0)
             with torch.inference_mode(False), torch.no_grad(), _on(self.device):
                 return self._compute(system)
 
@@ -179,42 +188,49 @@ class Step:
 
     def _follow(self, system: System) -> None:
         """Brings candidates and memory to what they have to be for a system."""
-        self._served = self._candidates is not None and self._candidates.hold(system)
-        if not self._served:
+        served = None if self._candidates is None else self._candidates.serve(system)
+        self._served = served is not None
+        if served is None:
             self._candidates = None  # not to be kept if what follows fails
             found = Candidates.find(system, self.cutoff, self.skin, self.device)
             self.rebuilds += 1
             memory = self._memory
             if memory is None:
                 reason = "first call"
-            elif memory.sizes != system.sizes:
+            elif not memory.takes(system.sizes):
                 reason = "other numbers of atoms"
             elif len(memory.candidates.sender) < len(found.tensors.sender):
                 reason = "more candidates"
+            elif memory.is_swapped and memory.calls >= _LASTING:
+                reason = "structures that stay"
             else:
                 reason = ""
-                memory.fill(found.tensors)
+                memory.fill(system.sizes, found.tensors)
             if reason:
+                others = memory is not None and (memory.is_swapped or memory.sizes != system.sizes)
+                often = memory is not None and memory.calls < _LASTING
                 self._capture = None
-                self._memory = _Memory(system.sizes, found.tensors, self.device)
+                self._memory = _Memory(
+                    system.sizes, found.tensors, self.device, others and often and not self.not_captured
+                )
             self._candidates = found
             assert self._memory is not None
             self._memory.move(system)
             if self.device.type == "cuda":
                 # Without room edges are only counted.
                 count = int(self._search_edges(1).num_edges)
-                if reason or not count <= self._memory.capacity <= max(_ROOMY * _SLACK * count, 1024):
+                if reason or not count <= self._memory.capacity <= max(_ROOMY * self._memory.edge_slack * count, 1024):
                     self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"), count)
             return
         assert self._memory is not None
-        self._memory.move(system)
+        self._memory.move(served)
 
     def _renew(self, reason: str, num_edges: int) -> None:
         """Makes room for so many edges, which there are now; what was recorded before is forgotten."""
         memory = self._memory
         assert memory is not None
         self._capture, self._reason = None, reason
-        memory.capacity = int(num_edges * _SLACK) + 64
+        memory.capacity = int(num_edges * memory.edge_slack) + 64
         memory.row_ptr = self._search_edges(memory.capacity).graph[2 : len(memory.types) + 3].cpu().numpy()
 
     def _run(self) -> Tensor:
@@ -287,8 +303,10 @@ class Step:
             for potential in self.potentials:
                 energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_nodes, 0)
                 forces, virials = self._search.forces(edges, gradient.contiguous(), num_nodes)
-                sums = _sums(virials[:num_atoms].flatten(1), memory.sizes)
-                results += [energies[:num_atoms], forces[:num_atoms].flatten(), sums.flatten()]
+                virials = virials[:num_atoms]
+                if len(memory.cells) == 1:
+                    virials = virials.sum(0)
+                results += [energies[:num_atoms], forces[:num_atoms].flatten(), virials.flatten()]
         self.shares_weights = bool(given.shared)
         self._lengths_decide = self._lengths_decide and not given.differ
         counts = torch.cat([edges.num_edges, *given.excess]) if given.excess else edges.num_edges
@@ -300,23 +318,35 @@ class Step:
         assert memory is not None
         if self.device.type == "cpu":
             return True
-        excess = values[1 : len(values) - len(self.potentials) * _num_results(memory.sizes)]
+        excess = values[1 : len(values) - len(self.potentials) * memory.num_results]
         return bool(values[0] <= memory.capacity) and bool((excess <= 0).all())
 
     def _unpack(self, values: NDArray[np.float64], system: System) -> Outcome:
-        num_atoms, num_structures, count = len(system.positions), len(system.cells), len(self.potentials)
-        length = _num_results(system.sizes)
-        each = values[len(values) - count * length :].reshape(count, length)
-        energies, forces = each[:, :num_atoms], each[:, num_atoms : 4 * num_atoms].reshape(count, num_atoms, 3)
-        virials = each[:, 4 * num_atoms :].reshape(count, num_structures, 3, 3)
+        memory = self._memory
+        assert memory is not None
+        num_atoms, room, count = len(system.positions), len(memory.positions), len(self.potentials)
+        each = values[len(values) - count * memory.num_results :].reshape(count, memory.num_results)
+        energies, forces = each[:, :num_atoms], each[:, room : room + 3 * num_atoms].reshape(count, num_atoms, 3)
+        virials = each[:, 4 * room :].reshape(count, -1, 3, 3)
+        if len(memory.cells) > 1:
+            virials = np.stack([system.of_structures(np.add, of_atoms[:num_atoms]) for of_atoms in virials])
         return Outcome(energies, forces, (virials + virials.swapaxes(2, 3)) / 2, int(values[0]))
 
 
 class _Memory:
     """Tensors that stay where they are while positions, cells, types and candidates change.
 
-    Attributes:
+    Where structures are swapped for others there is room for some more atoms, which have no edges, and structures.
+
+    Args:
         sizes: Number of atoms of each structure.
+        candidates: Those that there are now.
+        device: Where the tensors are.
+        swapped: Whether to make room for other structures.
+
+    Attributes:
+        sizes: Number of atoms of each structure that is there now.
+        calls: Since there are these structures.
         positions: (num_atoms, 3) float64.
         cells: (num_structures, 3, 3) float64.
         structure: (num_atoms,) int32, the structure of each atom.
@@ -324,29 +354,39 @@ class _Memory:
         spare: Nodes behind the atoms, for edges beyond the last; none on a CPU.
         candidates: Room for some more than there are.
         capacity: Room for edges; not used on a CPU.
+        edge_slack: Room for edges, of those that there are when it is made.
         row_ptr: (num_atoms + spare + 1,), first edge of each node when room was made; not used on a CPU.
         slack: Room for the edges of a range of atoms, of those that there were then.
+        num_results: How many numbers a potential gives. Virials of one structure are summed where they are made; those
+            of several are summed on the host, where it takes no launch for each, and no recording depends on which
+            atoms are whose.
     """
 
-    def __init__(self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device, swapped: bool
+    ) -> None:
+        self.sizes, self.calls, self.is_swapped = sizes, 0, swapped
         num_atoms, num_structures = sum(sizes), len(sizes)
-        self.sizes = sizes
+        if swapped:
+            num_atoms = int(num_atoms * _SWAPPED_SLACK)
+            num_structures = 1 if num_structures == 1 else 2 * num_structures + 8
+        self.edge_slack = _SWAPPED_SLACK if swapped else _SLACK
+        self.num_results = 4 * num_atoms + 9 * (1 if num_structures == 1 else num_atoms)
         self.spare = 0 if device.type == "cpu" else max(8, num_atoms // 64)
         # A system is one piece of memory on either side, which moves at once; all of its entries take eight bytes.
         lengths = [9 * num_structures, 3 * num_atoms, num_atoms]
-        self._staged = torch.empty(sum(lengths), dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._staged = torch.zeros(sum(lengths), dtype=torch.float64, pin_memory=device.type == "cuda")
         cells, positions, types = self._staged.split(lengths)
         self._arrays = cells.view(-1, 3, 3).numpy(), positions.view(-1, 3).numpy(), types.view(torch.int64).numpy()
         own = torch.zeros(sum(lengths) + self.spare, dtype=torch.float64, device=device)
         self._moved = own[: sum(lengths)]
         cells, positions, types = own.split([*lengths[:2], num_atoms + self.spare])
         self.cells, self.positions, self.types = cells.view(-1, 3, 3), positions.view(-1, 3), types.view(torch.int64)
-        numbers = torch.arange(len(sizes), dtype=torch.int32)
-        self.structure = numbers.repeat_interleave(torch.tensor(sizes)).to(device)
-        room = int(len(candidates.sender) * _CANDIDATE_SLACK)
+        self.structure = torch.zeros(num_atoms, dtype=torch.int32, device=device)
+        room = int(len(candidates.sender) * _CANDIDATE_SLACK * (_SWAPPED_SLACK if swapped else 1.0))
         self.candidates = CandidateTensors(
             *(
-                t.new_zeros((len(t) if "ptr" in name else room, *t.shape[1:]))
+                t.new_zeros((num_atoms + 1 if "ptr" in name else room, *t.shape[1:]))
                 for name, t in candidates._asdict().items()
             )
         )
@@ -355,17 +395,33 @@ class _Memory:
         self.slack = 1.0 if device.type == "cpu" else _RANGE_SLACK
         self._results: Tensor | None = None
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
-        self.fill(candidates)
+        self.fill(sizes, candidates)
 
-    def fill(self, candidates: CandidateTensors) -> None:
-        """Puts other candidates in, of which there may be fewer."""
-        for to, source in zip(self.candidates, candidates, strict=True):
+    def takes(self, sizes: tuple[int, ...]) -> bool:
+        """Whether there is room for structures of these sizes, and not too much."""
+        if sizes == self.sizes:
+            return True
+        room, num_atoms = len(self.positions), sum(sizes)
+        enough = num_atoms <= room and len(sizes) <= len(self.cells)
+        return self.is_swapped and enough and room <= _ROOMY * _SWAPPED_SLACK * num_atoms
+
+    def fill(self, sizes: tuple[int, ...], candidates: CandidateTensors) -> None:
+        """Puts other structures in, or other candidates; there may be fewer."""
+        if self.calls == 0 or sizes != self.sizes:
+            self.sizes, self.calls = sizes, 0
+            numbers = torch.arange(len(sizes), dtype=torch.int32)
+            self.structure[: sum(sizes)].copy_(numbers.repeat_interleave(torch.tensor(sizes)))
+        for name, source in candidates._asdict().items():
+            to = getattr(self.candidates, name)
             to[: len(source)].copy_(source)
+            if "ptr" in name:
+                to[len(source) :] = len(candidates.sender)  # atoms behind these have none
 
     def move(self, system: System) -> None:
         """Puts a system in."""
+        self.calls += 1
         for to, array in zip(self._arrays, (system.cells, system.positions, system.types), strict=True):
-            np.copyto(to, array)
+            np.copyto(to[: len(array)], array)
         self._moved.copy_(self._staged, non_blocking=True)
 
     def send(self, results: Tensor) -> None:
@@ -382,18 +438,6 @@ class _Memory:
         if self._sent is not None:
             self._sent.synchronize()
         return self._results.numpy().copy()
-
-
-def _num_results(sizes: tuple[int, ...]) -> int:
-    """How many numbers a potential gives for structures of these sizes."""
-    return 4 * sum(sizes) + 9 * len(sizes)
-
-
-def _sums(rows: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """The rows of each structure, summed in a fixed order."""
-    if len(sizes) == 1:
-        return rows.sum(0, keepdim=True)
-    return torch.stack([part.sum(0) for part in rows.split(sizes)])
 
 
 def _weight_bytes(device: torch.device) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,35 @@ class System:
             self.positions.copy(), self.cells.copy(), self.periodic.copy(), self.types.copy(), tuple(self.sizes)
         )
 
+    @cached_property
+    def structure(self) -> NDArray[np.int64]:
+        """(num_atoms,), the structure of each atom."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @cached_property
+    def completed_cells(self) -> NDArray[np.float64]:
+        """The cells, `completed`."""
+        full = self.cells.copy()
+        full[~self.periodic.any(axis=1)] = np.eye(3)
+        for number in np.flatnonzero(self.periodic.any(axis=1) & ~self.periodic.all(axis=1)):
+            full[number] = completed(self.cells[number], self.periodic[number])
+        return full
+
+    def of_structures(self, function: np.ufunc, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What a function such as `np.add` makes of the rows of each structure, in their order; 0 where there are none.
+
+        Args:
+            function: Of two numbers.
+            values: (num_atoms, ...).
+        """
+        sizes = np.array(self.sizes)
+        results = np.zeros((len(sizes), *values.shape[1:]))
+        filled = sizes > 0
+        if filled.any():
+            starts = np.cumsum(sizes[filled]) - sizes[filled]
+            results[filled] = function.reduceat(values, starts, axis=0)
+        return results
+
     def check(self) -> None:
         """Raises `StructureError` if the system cannot be computed."""
         if not np.isfinite(self.positions).all():
@@ -56,15 +86,19 @@ class System:
                 f"positions: expected finite numbers, got {self.positions[atom].tolist()} for atom {atom}; the "
                 f"simulation has become unstable, or its input is damaged"
             )
-        if not np.isfinite(self.cells).all():
-            raise StructureError(f"cell: expected finite numbers, got {self.cells.tolist()}")
-        for cell, periodic in zip(self.cells, self.periodic, strict=True):
-            lengths = np.linalg.norm(cell, axis=1)
-            if periodic.any() and abs(np.linalg.det(completed(cell, periodic))) <= 1e-10 * lengths[periodic].prod():
-                raise StructureError(
-                    f"cell: expected cell vectors that span a volume in the periodic directions, got {cell.tolist()} "
-                    f"with periodic {periodic.tolist()}; set the cell, or switch off periodic boundaries"
-                )
+        finite = np.isfinite(self.cells).all(axis=(1, 2))
+        if not finite.all():
+            raise StructureError(f"cell: expected finite numbers, got {self.cells[np.argmin(finite)].tolist()}")
+        lengths = np.where(self.periodic, np.linalg.norm(self.cells, axis=2), 1.0)
+        flat = np.abs(np.linalg.det(self.completed_cells)) <= 1e-10 * lengths.prod(axis=1)
+        flat &= self.periodic.any(axis=1)
+        if flat.any():
+            number = int(np.argmax(flat))
+            raise StructureError(
+                f"cell: expected cell vectors that span a volume in the periodic directions, got "
+                f"{self.cells[number].tolist()} with periodic {self.periodic[number].tolist()}; set the cell, or "
+                f"switch off periodic boundaries"
+            )
 
 
 def completed(cell: NDArray[np.float64], periodic: NDArray[np.bool_]) -> NDArray[np.float64]:

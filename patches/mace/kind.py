@@ -12,6 +12,7 @@ from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.mace.export import MaceExporting
 from eqaccel.patches.mace.stepping import MaceStepping
 from eqaccel.patches.mace.swapping import MaceSwapping
+from eqaccel.patches.mace.wrapping import MaceWrapping
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import model_device
 
@@ -44,6 +45,7 @@ class MaceKind(ModelKind):
     swapping = MaceSwapping()
     exporting = MaceExporting()
     stepping = MaceStepping()
+    wrapping = MaceWrapping()
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether the model is one of MACE's classes, or derives from one."""

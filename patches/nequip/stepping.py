@@ -23,14 +23,7 @@ class NequipStepping(Stepping):
 
     def obstacle(self, calculator: Any) -> str:
         """See `Stepping.obstacle`."""
-        others = [type(t).__name__ for t in calculator.transforms if not class_names(t) & _TRANSFORMS]
-        if others or len(calculator.transforms) != len(_TRANSFORMS):
-            return f"its data are transformed in an unknown way ({', '.join(others) or 'transforms are missing'})"
-        if "ForceStressOutput" not in class_names(getattr(calculator.model, "model", None)):
-            return "its model does not predict forces and stress alone"
-        if _transform(calculator, "NeighborListTransform")._pruner is not None:
-            return "pairs of types have cutoffs of their own (per_edge_type_cutoff)"
-        return overridden(calculator, self.class_name, _METHODS)
+        return unknown_parts(calculator) or overridden(calculator, self.class_name, _METHODS)
 
     def models(self, calculator: Any) -> list[nn.Module]:
         """See `Stepping.models`."""
@@ -58,6 +51,18 @@ class NequipStepping(Stepping):
         stress = outcome.virials[0, 0] / volume if volume > 0 else np.full((3, 3), np.nan)
         results["stress"] = voigt(stress) * (energy / length**3)
         return results
+
+
+def unknown_parts(holder: Any) -> str:
+    """What of the transforms and the model of a calculator or a wrapper a step does not know; empty if nothing."""
+    others = [type(t).__name__ for t in holder.transforms if not class_names(t) & _TRANSFORMS]
+    if others or len(holder.transforms) != len(_TRANSFORMS):
+        return f"its data are transformed in an unknown way ({', '.join(others) or 'transforms are missing'})"
+    if "ForceStressOutput" not in class_names(getattr(holder.model, "model", None)):
+        return "its model does not predict forces and stress alone"
+    if _transform(holder, "NeighborListTransform")._pruner is not None:
+        return "pairs of types have cutoffs of their own (per_edge_type_cutoff)"
+    return ""
 
 
 def _transform(calculator: Any, name: str) -> Any:

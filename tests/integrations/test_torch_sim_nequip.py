@@ -43,5 +43,25 @@ def test_refused_if_wrong(make: tc.Make) -> None:
 
 
 @pytest.mark.parametrize("move", [tc.nve, tc.frechet_fire])
-def test_moves(make: tc.Make, move: Callable[[Any], Any]) -> None:
-    tc.assert_follows(make, move)
+def test_moves(make: tc.Make, move: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tc.assert_follows(make, move, monkeypatch)
+
+
+def test_never_stale(make: tc.Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    tc.assert_never_stale(make, monkeypatch)
+
+
+def test_odd_states(make: tc.Make, dtype: torch.dtype) -> None:
+    tc.assert_odd_states(make, dtype)
+
+
+def test_ordinary_ways(make: tc.Make) -> None:
+    tc.assert_ordinary_ways(make, torch.float64)
+
+
+def test_changes_are_noticed(make: tc.Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    tc.assert_changes_are_noticed(make, torch.float64, monkeypatch)
+
+
+def test_copies(make: tc.Make) -> None:
+    tc.assert_copies(make, torch.float64)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eqaccel.errors import SettingsError, StepWarning, StructureError
 from eqaccel.families.neighbors.reference import find_neighbors
-from eqaccel.step import Step, System
+from eqaccel.step import Step, System, engine
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.system import completed
 
@@ -108,6 +108,32 @@ def test_wrapped_atoms(device: torch.device) -> None:
     assert wrapped.num_edges == first.num_edges
 
 
+@pytest.mark.parametrize("periodic", [(True, True, True), (True, False, True)])
+def test_atoms_that_are_put_back_keep_the_list(periodic: tuple[bool, bool, bool], device: torch.device) -> None:
+    """Programs do so with atoms that leave a cell; in a crystal some stand on its walls, and leave in every step."""
+    step, systems = new_step(device), [crystal(periodic=periodic), crystal(2, seed=5)]
+    systems.append(crystal(3, seed=6, periodic=(False, False, False)))
+    first, rng = step(System.join(systems)), np.random.default_rng(2)
+    f = np.eye(3) + 0.002 * rng.uniform(-1, 1, (3, 3))
+    for cells in (np.eye(3), f, f @ f.T):
+        now = []
+        for system in systems:
+            whole = rng.integers(-3, 4, system.positions.shape) * system.periodic
+            near = system.positions @ cells + rng.uniform(-0.02, 0.02, whole.shape)
+            cell = system.cells @ cells
+            now.append(replace(system, positions=near + whole @ cell[0], cells=cell))
+        together = step(System.join(now))
+        alone = [new_step(device)(system) for system in now]
+        assert together.num_edges == sum(outcome.num_edges for outcome in alone)
+        expected_forces = np.concatenate([outcome.forces[0] for outcome in alone])
+        # As for wrapped atoms above.
+        assert np.abs(together.forces[0] - expected_forces).max() <= 30 * 1e3 * 10 * np.finfo(np.float64).eps
+    assert step.rebuilds == 1
+    gone = replace(systems[2], positions=systems[2].positions + systems[2].cells[0, 0])
+    assert np.abs(step(System.join([*systems[:2], gone])).forces - first.forces).max() <= 1e-9
+    assert step.rebuilds == 2, "where nothing is periodic, it is not the same place"
+
+
 @pytest.mark.parametrize("strain", [1e-3, 0.02, 0.3])
 def test_sheared_and_stretched_cells(strain: float, device: torch.device) -> None:
     step, system, rng = new_step(device), crystal(), np.random.default_rng(3)
@@ -128,7 +154,7 @@ def test_the_bound_on_moves_is_sharp_enough_and_safe() -> None:
         candidates = Candidates.find(system, CUTOFF, 0.3, CPU)
         f = np.eye(3) + rng.normal(0, 0.02, (3, 3))
         now = replace(system, positions=system.positions @ f + rng.normal(0, 0.03, (27, 3)), cells=system.cells @ f)
-        if candidates.hold(now):
+        if candidates.serve(now) is not None:
             kept += 1
             rows = find_neighbors(now.positions, now.cells[0], CUTOFF, 4)
             ptr, sender, shift = (t.numpy() for t in candidates.tensors[:3])
@@ -181,6 +207,40 @@ def test_recordings_follow_whatever_changes(device: torch.device, monkeypatch: p
     rebuilds = step.rebuilds
     assert_right(step, crystal(2))
     assert step.rebuilds == rebuilds
+
+
+def test_recordings_outlast_structures_that_are_swapped(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in relaxations whose batches are filled up; what stays recorded computes what is there."""
+    record_on_cpus(monkeypatch, device)
+    step, rng = new_step(device, patient=True), np.random.default_rng(8)
+    open_ones = (False, False, False)
+    pool = [crystal(seed=seed, periodic=(seed % 2 == 0, True, True)) for seed in range(6)]
+    pool += [crystal(2, seed=6 + seed, periodic=open_ones if seed % 2 else (True, True, True)) for seed in range(6)]
+    alone = [new_step(device)(system) for system in pool]
+    for _ in range(12):
+        chosen = [*rng.permutation(6)[:4], *(6 + rng.permutation(6)[: rng.integers(1, 4)])]
+        rng.shuffle(chosen)
+        system = System.join([pool[number] for number in chosen])
+        for _ in range(3):
+            outcome = step(system)
+            begin = 0
+            for place, number in enumerate(chosen):
+                atoms, one = slice(begin, begin + len(pool[number].positions)), alone[number]
+                begin = atoms.stop
+                bound = 64 * np.finfo(np.float64).eps * 30
+                for name, found in (("energies", outcome.energies[0, atoms]), ("forces", outcome.forces[0, atoms])):
+                    right = getattr(one, name)[0]
+                    assert np.abs(found - right).max() <= bound * np.abs(right).max(), name
+                error = np.abs(outcome.virials[0, place] - one.virials[0, 0]).max()
+                assert error <= bound * np.abs(one.virials).max()
+            assert outcome.num_edges == sum(alone[number].num_edges for number in chosen)
+    assert step.rebuilds == 12
+    assert sum(step.captures.values()) <= 3
+    monkeypatch.setattr(engine, "_LASTING", 20)
+    assert step._memory.is_swapped
+    for number in range(30):  # neighbours are found anew after some of these
+        assert_right(step, moved(pool[0], 0.02 * number))
+    assert not step._memory.is_swapped, "what lasts needs no room for others"
 
 
 def test_what_is_begun_is_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +296,34 @@ def test_several_structures_as_one(device: torch.device) -> None:
         eps = 64 * np.finfo(np.float64).eps
         assert np.abs(together.forces[0, atoms] - alone.forces[0]).max() <= eps * np.abs(alone.forces).max() * 30
         assert np.abs(together.virials[0, number] - alone.virials[0, 0]).max() <= eps * np.abs(alone.virials).max() * 30
+
+
+def test_one_of_several_that_moves_or_is_wrong(device: torch.device) -> None:
+    """The structure that has moved too far, or cannot be computed, is found among others, wherever it is."""
+    systems = [crystal(seed=seed, periodic=(seed != 1, True, seed != 1)) for seed in range(3)]
+    systems.append(crystal(2, seed=3, periodic=(False, False, False)))
+    step = new_step(device)
+    step(System.join(systems))
+    for number, system in enumerate(systems):
+        changes = {
+            "moved": moved(system, np.where(np.arange(len(system.positions)) == 3, 0.4, 0.0)[:, None]),
+            "sheared": replace(system, cells=system.cells @ (np.eye(3) + 0.3 * np.eye(3, k=1))),
+        }
+        if number == 3:
+            del changes["sheared"]  # a cell in which nothing is periodic means nothing
+        for change in changes.values():
+            now = [*systems[:number], change, *systems[number + 1 :]]
+            before = step.rebuilds
+            together = step(System.join(now))
+            assert step.rebuilds == before + 1
+            alone = new_step(device)(change)
+            assert together.num_edges == sum(new_step(device)(system).num_edges for system in now)
+            bound = 64 * np.finfo(np.float64).eps * np.abs(alone.virials).max() * 30
+            assert np.abs(together.virials[0, number] - alone.virials[0, 0]).max() <= bound
+            step(System.join(systems))
+        flat = replace(system, cells=np.zeros((1, 3, 3)), periodic=np.ones((1, 3), bool))
+        with pytest.raises(StructureError, match="that span a volume"):
+            step(System.join([*systems[:number], flat, *systems[number + 1 :]]))
 
 
 def test_forces_and_virials_are_slopes_of_the_energy(device: torch.device) -> None:

@@ -1,0 +1,33 @@
+"""How torch-sim's wrapper of NequIP models computes, by a step of eqaccel's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from eqaccel.patches.kind import Wrapping
+from eqaccel.patches.nequip.stepping import NequipStepping, unknown_parts
+from eqaccel.patches.wrapper import changed_methods
+from numpy.typing import NDArray
+
+
+class NequipWrapping(Wrapping):
+    """`NequIPTorchSimCalc` with a model that is not compiled."""
+
+    class_name = "nequip.integrations.torchsim.NequIPTorchSimCalc"
+    stepping = NequipStepping()
+
+    def obstacle(self, wrapper: Any) -> str:
+        """See `Wrapping.obstacle`."""
+        if wrapper.atomic_numbers_in_init:
+            return "it was made for certain atoms (atomic_numbers)"
+        return unknown_parts(wrapper) or changed_methods(wrapper, self.class_name)
+
+    def dtype(self, wrapper: Any) -> torch.dtype:
+        """See `Wrapping.dtype`; NequIP gives float64 whatever it computes in."""
+        return torch.float64
+
+    def stress(self, virials: NDArray[np.float64], volumes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See `Wrapping.stress`; not a number where there is no volume."""
+        return np.where(volumes != 0, virials / np.abs(volumes), np.nan)
