@@ -165,7 +165,7 @@ struct XBlock {
   T* gx_row;
   EQ_FN Lane x(int i, int c) const { return load<mul>(x_row + i * mul, c); }
   EQ_FN Lane a(int i, int c) const { return load<mul>(a_row + i * mul, c); }
-  EQ_FN void add(int i, int c, Lane value) { store<mul>(gx_row + i * mul, c, load<mul>(gx_row + i * mul, c) + value); }
+  EQ_FN void add(int i, int c, Lane value) { add_to<mul>(gx_row + i * mul, c, value); }
   EQ_FN void flush() {}
 };
 template <int mul>

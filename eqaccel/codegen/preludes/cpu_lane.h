@@ -32,20 +32,60 @@ EQ_FN Lane fma(T a, Lane b, Lane c) { return a * b + c; }
 EQ_FN Lane fma(Lane a, Lane b, Lane c) { return a * b + c; }
 EQ_FN Sum dot(Lane a, Lane b, Sum sum) { return a * b + sum; }
 
+// The first `count` elements of a vector in memory; the others read as zero, and are never written. Instructions have no
+// names here but their own: compilers take longer to read <immintrin.h> than to compile most kernels.
+#if defined(__AVX512F__)
+EQ_FN uint16_t first_lanes(int count) { return uint16_t((1u << count) - 1); }
+#elif defined(__AVX2__)
+// As many ones as lanes, and as many zeros: a mask of n lanes begins n before the zeros.
+alignas(64) constexpr int mask_bits[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+EQ_FN Lane first_lanes(int count) {
+  return (Lane) * (const UnalignedLane*)(mask_bits + 8 - count * int(sizeof(T) / 4));
+}
+#endif
+EQ_FN Lane load_first(const T* from, int count) {
+  Lane value = {};
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    asm("vmovups %1, %0%{%2%}%{z%}" : "=v"(value) : "m"(*(const UnalignedLane*)from), "Yk"(first_lanes(count)));
+  else asm("vmovupd %1, %0%{%2%}%{z%}" : "=v"(value) : "m"(*(const UnalignedLane*)from), "Yk"(first_lanes(count)));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4)
+    asm("vmaskmovps %1, %2, %0" : "=x"(value) : "m"(*(const UnalignedLane*)from), "x"(first_lanes(count)));
+  else asm("vmaskmovpd %1, %2, %0" : "=x"(value) : "m"(*(const UnalignedLane*)from), "x"(first_lanes(count)));
+#else
+  for (int u = 0; u < count; ++u) value[u] = from[u];
+#endif
+  return value;
+}
+EQ_FN void store_first(T* to, int count, Lane value) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    asm("vmovups %1, %0%{%2%}" : "+m"(*(UnalignedLane*)to) : "v"(value), "Yk"(first_lanes(count)));
+  else asm("vmovupd %1, %0%{%2%}" : "+m"(*(UnalignedLane*)to) : "v"(value), "Yk"(first_lanes(count)));
+#else
+  for (int u = 0; u < count; ++u) to[u] = value[u];  // masked stores of AVX2 are slow on processors of AMD
+#endif
+}
+
 // Channels c to c + lanes of a component; channels past the last one read as zero and are never written.
 template <int mul>
 EQ_FN Lane load(const T* component, int c) {
   if (mul % lanes == 0 || c + lanes <= mul) return (Lane) * (const UnalignedLane*)(component + c);
-  Lane value = {};
-  for (int u = 0; u < mul % lanes; ++u) value[u] = component[c + u];
-  return value;
+  return load_first(component + c, mul % lanes);
 }
 template <int mul>
 EQ_FN void store(T* component, int c, Lane value) {
+  if (mul % lanes == 0 || c + lanes <= mul) *(UnalignedLane*)(component + c) = value;
+  else store_first(component + c, mul % lanes, value);
+}
+// For what is added to again soon: a load waits until a masked store has reached the cache.
+template <int mul>
+EQ_FN void add_to(T* component, int c, Lane value) {
   if (mul % lanes == 0 || c + lanes <= mul) {
-    *(UnalignedLane*)(component + c) = value;
+    *(UnalignedLane*)(component + c) += value;
   } else {
-    for (int u = 0; u < mul % lanes; ++u) component[c + u] = value[u];
+    for (int u = 0; u < mul % lanes; ++u) component[c + u] += value[u];
   }
 }
 

@@ -2,9 +2,6 @@
 #pragma once
 #include "cpu.h"
 #include "pairs.h"
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -12,48 +9,15 @@ constexpr int padded(int count) { return (count + lanes - 1) / lanes * lanes; }
 EQ_FN Lane get(const T* from) { return (Lane) * (const UnalignedLane*)from; }
 EQ_FN void put(T* to, Lane value) { *(UnalignedLane*)to = value; }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// As many ones as lanes, and as many zeros: a mask of n lanes begins n before the zeros.
-alignas(64) constexpr int mask_bits[] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
-EQ_FN __m256i first_lanes(int count) {
-  return _mm256_loadu_si256((const __m256i*)(mask_bits + 8 - count * int(sizeof(T) / 4)));
-}
-#endif
-
-// The first `count` elements of a vector in memory; the others are zero, and are neither read nor written.
-EQ_FN Lane get_first(const T* from, int count) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) return (Lane)_mm512_maskz_loadu_ps((1u << count) - 1, from);
-  else return (Lane)_mm512_maskz_loadu_pd((1u << count) - 1, from);
-#elif defined(__AVX2__)
-  if constexpr (sizeof(T) == 4) return (Lane)_mm256_maskload_ps((const float*)from, first_lanes(count));
-  else return (Lane)_mm256_maskload_pd((const double*)from, first_lanes(count));
-#else
-  Lane value = {};
-  for (int n = 0; n < count; ++n) value[n] = from[n];
-  return value;
-#endif
-}
-EQ_FN void put_first(T* to, int count, Lane value) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, (1u << count) - 1, (__m512)value);
-  else _mm512_mask_storeu_pd(to, (1u << count) - 1, (__m512d)value);
-#elif defined(__AVX2__)
-  if constexpr (sizeof(T) == 4) _mm256_maskstore_ps((float*)to, first_lanes(count), (__m256)value);
-  else _mm256_maskstore_pd((double*)to, first_lanes(count), (__m256d)value);
-#else
-  for (int n = 0; n < count; ++n) to[n] = value[n];
-#endif
-}
 // Elements c to c + lanes of `length`, as far as they exist.
 template <int length>
 EQ_FN Lane get_part(const T* from, int c) {
-  return length % lanes == 0 || c + lanes <= length ? get(from + c) : get_first(from + c, length % lanes);
+  return length % lanes == 0 || c + lanes <= length ? get(from + c) : load_first(from + c, length % lanes);
 }
 template <int length>
 EQ_FN void put_part(T* to, int c, Lane value) {
   if (length % lanes == 0 || c + lanes <= length) put(to + c, value);
-  else put_first(to + c, length % lanes, value);
+  else store_first(to + c, length % lanes, value);
 }
 EQ_FN T sum_of(Lane value) { return add_up<lanes>((const T*)&value); }
 

@@ -65,7 +65,7 @@ struct PathRun {
         Lane sum = {};
         int v = 0;
         for (; v + lanes <= count; v += lanes) sum += get(from + v);
-        if (v < count) sum += get_first(from + v, count - v);
+        if (v < count) sum += load_first(from + v, count - v);
         row[i * stride1 + u] += sum_of(sum);
         from += count;
       }
@@ -79,7 +79,7 @@ struct PathRun {
         const int count = Pairs::end_v(u) - Pairs::first_v(u);
         int v = 0;
         for (; v + lanes <= count; v += lanes) put(to + v, get(to + v) + get(from + v));
-        if (v < count) put_first(to + v, count - v, get_first(to + v, count - v) + get_first(from + v, count - v));
+        if (v < count) store_first(to + v, count - v, load_first(to + v, count - v) + load_first(from + v, count - v));
         from += count;
       }
     }
