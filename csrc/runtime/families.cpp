@@ -13,10 +13,11 @@ void keep_kernel(const Program& program, Backend backend, Scalar scalar, Directi
 
 std::optional<std::string> every_arch(Backend, Scalar, Direction, const std::string& arch) { return arch; }
 
-// A linear map has no kernels of second derivatives: these are linear maps again.
-std::optional<std::string> of_first_derivatives(Backend, Scalar, Direction direction, const std::string& arch) {
-  if (direction == Direction::double_backward) return std::nullopt;
-  return arch;
+// In place of second derivatives, which are linear maps again, a linear map has a kernel of the derivative by weights.
+std::unique_ptr<Kernel> load_linear(const Program& program, Backend backend, Scalar scalar, Direction direction,
+                                    int device) {
+  const auto load = direction == Direction::double_backward ? load_linear_weights_kernel : load_linear_kernel;
+  return load(program, backend, scalar, direction, device);
 }
 
 void keep_matrix_product(const Program& program, Backend backend, Scalar scalar, Direction direction, int device) {
@@ -47,7 +48,7 @@ constexpr Family families[] = {
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
     {"radial_basis", load_row_kernel, keep_kernel, every_arch},
     {"silu", load_row_kernel, keep_kernel, every_arch},
-    {"linear", load_linear_kernel, keep_kernel, of_first_derivatives},
+    {"linear", load_linear, keep_kernel, every_arch},
     {"matrix_product", nullptr, keep_matrix_product, product_arch},
     {"neighbors", nullptr, keep_neighbors, every_gpu},
 };

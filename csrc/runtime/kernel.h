@@ -27,6 +27,8 @@ std::unique_ptr<Kernel> load_cpu_kernel(const Program&, Scalar, Direction);
 std::unique_ptr<Kernel> load_gpu_kernel(const Program&, Backend, Scalar, Direction, int device);
 // The same for linear maps, which have numbers of blocks for each output.
 std::unique_ptr<Kernel> load_linear_kernel(const Program&, Backend, Scalar, Direction, int device);
+// The same for their derivatives by weights, the direction "double_backward" of their programs.
+std::unique_ptr<Kernel> load_linear_weights_kernel(const Program&, Backend, Scalar, Direction, int device);
 // The same for a program whose rows are computed each for itself, by a thread; it has the number "row_threads".
 std::unique_ptr<Kernel> load_row_kernel(const Program&, Backend, Scalar, Direction, int device);
 

@@ -47,7 +47,8 @@ constexpr Output outputs[] = {{"z", 'z', &eq_operands::z},
                               {"gw", 'w', &eq_operands::gw}};
 
 bool writes(Direction direction, const Output& output, const RowSizes& sizes) {
-  if (sizes.shared_weights && (output.kind == 'y' || output.kind == 'w')) return false;
+  const bool of_weights = sizes.shared_weights && direction == Direction::double_backward;
+  if (sizes.shared_weights && (output.kind == 'y' || (output.kind == 'w') != of_weights)) return false;
   return direction == Direction::double_backward || (direction == Direction::forward) == (output.kind == 'z');
 }
 

@@ -1,4 +1,4 @@
-// eqaccel::linear: see linear.h. The map and its transpose, which takes gz to x, have kernels.
+// eqaccel::linear: see linear.h. The map, its transpose, which takes gz to x, and the derivative by weights have kernels.
 #include "linear.h"
 
 #include <torch/library.h>
@@ -50,7 +50,7 @@ class LinearCall : public KernelCall {
 
   Tensor run() {
     if (missing_ == Slot::y) return linear_by_attributes(*program_, operands_[0], operands_[2], operands_[3]);
-    if (missing_ == Slot::w) return linear_by_weights(*program_, operands_[0], operands_[1], operands_[3]);
+    if (missing_ == Slot::w) return by_weights();
     const Tensor result = new_rows(ops_.num_edges, dims[missing_]);
     ops_.y = operands_[Slot::y].const_data_ptr();
     ops_.w = operands_[Slot::w].const_data_ptr();
@@ -62,6 +62,18 @@ class LinearCall : public KernelCall {
   }
 
  private:
+  Tensor by_weights() {
+    const Tensor &x = operands_[Slot::x], &y = operands_[Slot::y], &gz = operands_[Slot::gz];
+    if (ops_.num_edges == 0) return at::zeros({program_->number("w_dim")}, x.options());
+    const Tensor result = at::empty({program_->number("w_dim")}, x.options());
+    ops_.x = x.const_data_ptr();
+    ops_.y = y.const_data_ptr();
+    ops_.gz = gz.const_data_ptr();
+    ops_.gw = result.mutable_data_ptr();
+    KernelCall::run(Direction::double_backward);
+    return result;
+  }
+
   static constexpr const char* dims[] = {"x_dim", "y_dim", "w_dim", "z_dim"};
   static constexpr const char* names[] = {"x", "y", "w", "gz"};
 

@@ -23,8 +23,7 @@ using LinearFactors = std::array<Tensor, LinearOperands::count - 1>;
 
 Tensor linear(const LinearProblem&, const LinearFactors&);
 
-// The derivatives by attributes and by weights, of torch's operators; both add up in a fixed order.
+// The derivative by attributes, of torch's operators; it adds up in a fixed order.
 Tensor linear_by_attributes(const Program&, const Tensor& x, const Tensor& w, const Tensor& gz);
-Tensor linear_by_weights(const Program&, const Tensor& x, const Tensor& y, const Tensor& gz);
 
 }  // namespace eqaccel::ops

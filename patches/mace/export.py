@@ -8,12 +8,12 @@ means.
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, List, Optional  # noqa: UP035 (TorchScript)
 
 import torch
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
+from eqaccel.patches.mace.reshaping import SplitIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork
@@ -70,28 +70,6 @@ class Gate(nn.Module):
 
 def _identity(x: Tensor) -> Tensor:
     return x
-
-
-class SplitIrreps(nn.Module):
-    """MACE's `reshape_irreps`: it slices, and the gradient of a slice is a whole row, but of a split a part.
-
-    Args:
-        reshape: The module to stand in for.
-    """
-
-    def __init__(self, reshape: Any) -> None:
-        super().__init__()
-        self.muls: List[int] = list(reshape.muls)  # noqa: UP006 (TorchScript)
-        self.dims: List[int] = list(reshape.dims)  # noqa: UP006 (TorchScript)
-        self.lengths: List[int] = list(map(operator.mul, self.muls, self.dims))  # noqa: UP006 (TorchScript)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(num_nodes, irreps.dim) -> (num_nodes, mul, sum of 2l + 1): the irreps side by side for each channel."""
-        parts = features.split(self.lengths, 1)
-        fields: List[Tensor] = []  # noqa: UP006 (TorchScript)
-        for i, part in enumerate(parts):
-            fields.append(part.reshape(-1, self.muls[i], self.dims[i]))
-        return torch.cat(fields, dim=-1)
 
 
 class PairRepulsion(nn.Module):

@@ -19,6 +19,7 @@ from eqaccel.patches.convolution import build_convolution, check_product, convol
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.mace.contraction import CONTRACTION_FORM
 from eqaccel.patches.mace.embedding import EMBEDDING_FORM
+from eqaccel.patches.mace.reshaping import RESHAPE_FORM
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.radial import RadialForms, radial_rows, radial_swaps
 from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
@@ -52,7 +53,12 @@ _SHORT_RANGE_PARTS = frozenset(
 
 
 FORMS: NodeForms = MappingProxyType(
-    {**E3NN_FORMS, "Contraction": CONTRACTION_FORM, "RadialEmbeddingBlock": EMBEDDING_FORM}
+    {
+        **E3NN_FORMS,
+        "Contraction": CONTRACTION_FORM,
+        "RadialEmbeddingBlock": EMBEDDING_FORM,
+        "reshape_irreps": RESHAPE_FORM,
+    }
 )
 """The row-wise modules of MACE models that have another form."""
 

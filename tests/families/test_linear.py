@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -224,12 +225,50 @@ def test_repeats_bitwise_in_any_company(name: str, device: torch.device, dtype: 
         assert_rows_stand_alone(functools.partial(run, kind))
 
 
-def test_gradients_of_weights_repeat_bitwise(device: torch.device, dtype: torch.dtype) -> None:
+def test_gradients_repeat_bitwise(device: torch.device, dtype: torch.dtype) -> None:
     spec = SPECS["species"]
     module, t = Linear(spec).to(device), operands(spec, 500, device, dtype)
     results = [grad(call(module, t), (t["w"], t["y"]), t["gz"]) for _ in range(3)]
     for result in results[1:]:
         assert all(torch.equal(value, first) for value, first in zip(result, results[0], strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["plain", "ragged", "species"])
+def test_gradients_of_weights_do_without_threads(
+    name: str, kind: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    """They are the same bit for bit on any number of them."""
+    spec, threads = SPECS[name], torch.get_num_threads()
+    module, t = Linear(spec).to(device), operands(spec, 1500, device, dtype, kind)
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(grad(call(module, t), t["w"], t["gz"])[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+@pytest.mark.parametrize(("name", "rows"), [("plain", 5000), ("ragged", 65), ("edges", 1500), ("joined species", 3000)])
+def test_rounding_of_gradients_of_weights(name: str, rows: int) -> None:
+    """On a CPU an element is off by the products of a piece and the pieces: `piece` and `together` of the prelude.
+
+    A product takes a rounding, one more where it is scaled by an attribute, and its sum one for each product of the
+    piece. Pieces are multiplied by the coefficient and added up, a rounding each; a piece more begins where the rows that
+    are laid out together do.
+    """
+    spec, piece, together = SPECS[name], 64, 1024
+    t = operands(spec, rows, torch.device("cpu"), torch.float32, "mixture")
+    listed = rows * spec.num_matrices
+    pieces = -(-rows // piece) + -(-listed // together) + 1
+    components = max(block.ir.dim for block in spec.irreps_in)
+    bound = (min(piece, rows) * components + pieces + 4) * torch.finfo(torch.float32).eps / 2
+    found = grad(call(Linear(spec), t), t["w"], t["gz"])[0].double().numpy()
+    given = {n: t[n] for n in ("x", "y", "gz")}
+    expected, scale = (right(spec, Direction.DOUBLE_BACKWARD, absolute=flag, **given)["gw"] for flag in (False, True))
+    assert (np.abs(found - expected) <= 1.01 * bound * scale).all()  # products of roundings
 
 
 @pytest.mark.gpu
@@ -352,17 +391,18 @@ def test_forms_that_there_are_not(missing: int, columns: int, message: str) -> N
 @pytest.mark.parametrize(
     ("path", "attributes", "message"),
     [
-        ((2, 0, 1.0), 0, r"paths\[0\].source: expected 0 to 1, got 2"),
-        ((0, -1, 1.0), 0, r"paths\[0\].target: expected 0 to 1, got -1"),
+        ((3, 0, 1.0), 0, r"paths\[0\].source: expected 0 to 2, got 3"),
+        ((0, -1, 1.0), 0, r"paths\[0\].target: expected 0 to 2, got -1"),
         ((0, 1, 1.0), 0, r"paths\[0\]: expected irreps of one degree, got 0e and 1o"),
         ((0, 0, float("inf")), 0, r"paths\[0\].coefficient: expected a finite number"),
+        ((2, 2, 1.0), 0, r"paths\[0\]: expected irreps of 256 components at most, got 128e"),
         ((0, 0, 1.0), -1, "num_attributes: expected 0 or more, got -1"),
         (None, 0, "paths: expected at least one with weights"),
     ],
 )
 def test_maps_that_make_no_sense(path: tuple[int, int, float] | None, attributes: int, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        LinearSpec("2x0e+2x1o", "2x0e+2x1o", () if path is None else (path,), attributes)
+        LinearSpec("2x0e+2x1o+1x128e", "2x0e+2x1o+1x128e", () if path is None else (path,), attributes)
 
 
 @pytest.mark.parametrize("name", ["joined", "species"])
@@ -377,7 +417,7 @@ def test_wrong_kernels_are_refused(
 def test_warmup_and_precompiling(device: torch.device) -> None:
     spec = SPECS["species"]
     module = Linear(spec).to(device)
-    result = warmup(module, directions=("forward", "double_backward"), dtypes=torch.float64)
+    result = warmup(module, directions=[d.value for d in DIRECTIONS], dtypes=torch.float64)
     assert [(k.direction, k.dtype) for k in result.kernels] == [(d.value, torch.float64) for d in DIRECTIONS]
     before = runtime.cache_stats()
     assert_matches(spec, module, operands(spec, 3, device, torch.float64))
@@ -387,7 +427,7 @@ def test_warmup_and_precompiling(device: torch.device) -> None:
     add_entries(module, precompiled_entries(module.family, spec, "float32", (target,)))
     assert module.key != key
     precompiled = runtime.Program(module.payload.cpu().numpy().tobytes())
-    for direction in DIRECTIONS:
+    for direction in DIRECTIONS[:2]:  # exported files need no gradients of weights
         compiled = runtime.compile_program(precompiled, "cpu", "float32", direction.value)
         assert compiled["key"] == f"precompiled-{target}"
     assert_matches(spec, module.cpu(), operands(spec, 20, torch.device("cpu"), torch.float32))
@@ -402,9 +442,16 @@ def test_cuda_kernels_compile(arch: str) -> None:
     others = [diagonal(MODEL, MODEL), diagonal("64x0e+64x1o", "64x0e+64x1o"), SPECS["ragged"]]
     for spec in (diagonal(MODEL, MODEL, 89), *(others if arch == "sm_90" else [])):
         for kernel in map(kernel_name, range(len(SHAPES[4]))):
-            for _, _, used in cuda_resources(linear_payload(spec)[0], DIRECTIONS, arch, kernel):
-                assert used["spill_store_bytes"] == 0
-                assert used["shared_bytes"] <= min(48 * 1024, TARGETS[arch].shared_bytes)
+            assert_fits(spec, DIRECTIONS[:2], arch, kernel)
+        for kernel in ("eq_linear_weights", "eq_linear_weights_sum"):
+            assert_fits(spec, DIRECTIONS[2:], arch, kernel)
+
+
+def assert_fits(spec: LinearSpec, directions: Sequence[Direction], arch: str, kernel: str) -> None:
+    """A kernel spills nothing, and takes the shared memory that there is without being asked."""
+    for _, _, used in cuda_resources(linear_payload(spec)[0], directions, arch, kernel):
+        assert used["spill_store_bytes"] == 0
+        assert used["shared_bytes"] <= min(48 * 1024, TARGETS[arch].shared_bytes)
 
 
 @needs_hipcc

@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
-from eqaccel.families.linear.body import print_linear
-from eqaccel.families.linear.payload import DIRECTIONS, NAME, explain, linear_payload, linear_prelude
-from eqaccel.families.linear.plan import make_plan
+from eqaccel.families.linear.payload import DIRECTIONS, NAME, explain, linear_payload, linear_prelude, print_body
 from eqaccel.families.linear.reference import execute_linear
 from eqaccel.families.linear.spec import LinearSpec
 from eqaccel.families.words import Word
@@ -33,7 +31,7 @@ class _LinearMaps(KernelFamily):
     def body(
         self, spec: LinearSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Any = None
     ) -> str:
-        return print_linear(make_plan(spec, direction), None if target.backend == "cpu" else scalar_bytes)
+        return print_body(spec, direction, None if target.backend == "cpu" else scalar_bytes)
 
     def explain(self, spec: LinearSpec, direction: Direction, target: Target, scalar_bytes: int) -> str:
         return explain(spec, direction)

@@ -22,6 +22,16 @@ struct Factor {
     return has_gradient ? matrix + column * stride + term : matrix + term * stride + column;
   }
 };
+// For the derivative by weights: a block of gz that is read, and the weights of a path from channels of x, read from column
+// `first` on, to that block.
+struct Written {
+  int first, mul, components;
+};
+struct Matrix {
+  int first, mul_in, block;
+  int64_t begin;
+  T coefficient;
+};
 template <int n>
 struct Components {
   static constexpr int count = n;

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 from itertools import pairwise
 
-from eqaccel.codegen import SCALAR_BYTES, Direction, check, flatten_prelude, pack
+from eqaccel.codegen import SCALAR_BYTES, Direction, Result, check, flatten_prelude, pack
 from eqaccel.families.linear.body import print_linear
 from eqaccel.families.linear.plan import SHAPES, LinearPlan, make_plan
 from eqaccel.families.linear.reference import execute_linear
 from eqaccel.families.linear.spec import LinearSpec
+from eqaccel.families.linear.weights import THREADS, make_weights_plan, print_weights
 
 NAME = "linear"
 """Of the family."""
 
-DIRECTIONS = (Direction.FORWARD, Direction.BACKWARD)
-"""Those with kernels: the map, and its transpose."""
+DIRECTIONS = tuple(Direction)
+"""Those with kernels: the map, its transpose, and as double backward the derivative by weights, which training needs."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -24,7 +25,8 @@ def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
 
     Meta has `shared_weights`, as all rows have the same, for each GPU body "<body>/outputs" and "<body>/shapes", its
     kernels. For each of these it has "<body>/<shape>/threads" of a block, and for each output "<body>/<shape>/<n>/rows"
-    and "<body>/<shape>/<n>/tiles": rows that a block takes, and blocks side by side. Entry `paths` has a line
+    and "<body>/<shape>/<n>/tiles": rows that a block takes, and blocks side by side. Of the derivative by weights it has
+    "<body>/squares" and "<body>/threads": blocks for a part of the rows, and their threads. Entry `paths` has a line
     "<first column of x> <mul> <first column of z> <mul> <components> <first weight> <coefficient>" for each path.
     """
     x, y, z, w = spec.irreps_in.dim, spec.num_attributes, spec.irreps_out.dim, spec.weight_numel
@@ -32,16 +34,26 @@ def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
     entries = {f"prelude/{backend}": linear_prelude(backend) for backend in ("cpu", "cuda", "hip")}
     entries["check/blocks"] = "".join(f"{n} 1 {dim}\n" for n, dim in zip("xywz", (x, y, w, z), strict=True) if dim)
     for direction in DIRECTIONS:
-        plan = make_plan(spec, direction)
-        entries[f"cpu/{direction.value}"] = print_linear(plan)
+        entries[f"cpu/{direction.value}"] = print_body(spec, direction)
         entries[f"plan/cpu/{direction.value}"] = explain(spec, direction)
         entries[f"check/{direction.value}"] = _checksums(spec, direction)
         for scalar, scalar_bytes in SCALAR_BYTES.items():
             body = f"gpu/{direction.value}/{scalar}"
-            entries[body], entries[f"plan/{body}"] = print_linear(plan, scalar_bytes), explain(spec, direction)
-            numbers |= _launches(plan, body, scalar_bytes)
+            entries[body] = print_body(spec, direction, scalar_bytes)
+            entries[f"plan/{body}"] = explain(spec, direction)
+            if direction is Direction.DOUBLE_BACKWARD:
+                numbers |= {f"{body}/squares": make_weights_plan(spec).squares, f"{body}/threads": THREADS}
+            else:
+                numbers |= _launches(make_plan(spec, direction), body, scalar_bytes)
     entries["paths"] = "".join(_path_lines(spec))
     return pack(NAME, numbers, entries)
+
+
+def print_body(spec: LinearSpec, direction: Direction, gpu_scalar_bytes: int | None = None) -> str:
+    """The body of a direction; arguments as for `print_linear`."""
+    if direction is Direction.DOUBLE_BACKWARD:
+        return print_weights(make_weights_plan(spec), gpu_scalar_bytes is not None)
+    return print_linear(make_plan(spec, direction), gpu_scalar_bytes)
 
 
 def _launches(plan: LinearPlan, body: str, scalar_bytes: int) -> dict[str, int]:
@@ -72,14 +84,20 @@ def _path_lines(spec: LinearSpec) -> list[str]:
 
 def linear_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_linear.h" if backend == "cpu" else "gpu_linear.h", backend, __package__)
+    return flatten_prelude("cpu_linear_weights.h" if backend == "cpu" else "gpu_linear_weights.h", backend, __package__)
 
 
 def explain(spec: LinearSpec, direction: Direction) -> str:
     """How the kernel of a direction works, in words."""
-    plan = make_plan(spec, direction)
     kind = f"mixed by {spec.num_attributes} attributes" if spec.num_attributes else "the same for all rows"
     maps = f"{spec.irreps_in} to {spec.irreps_out}, {spec.weight_numel} weights"
+    if direction is Direction.DOUBLE_BACKWARD:
+        weights = make_weights_plan(spec)
+        return (
+            f"{direction.value}, the derivative by weights, of linear maps: {maps}, {kind}\n"
+            f"  {len(weights.matrices)} paths, {weights.squares} squares of {weights.side} rows and columns on a GPU\n"
+        )
+    plan = make_plan(spec, direction)
     return (
         f"{direction.value} of linear maps: {maps}, {kind}\n"
         f"  {len(plan.outputs)} blocks written, {len(spec.paths)} paths; rows in the order of their attributes\n"
@@ -87,9 +105,23 @@ def explain(spec: LinearSpec, direction: Direction) -> str:
 
 
 def _checksums(spec: LinearSpec, direction: Direction) -> str:
-    """What the self-check (`codegen.check`) compares a batch with; weights are one row, and backward gives gx alone."""
-    read = {"x": spec.irreps_in.dim} if direction is Direction.FORWARD else {"gz": spec.irreps_out.dim}
+    """What the self-check (`codegen.check`) compares a batch with; weights are one row, and each direction gives one result.
+
+    Backward gives gx and no more, double backward gw.
+    """
+    of_x, of_gz = spec.irreps_in.dim, spec.irreps_out.dim
+    read = {
+        Direction.FORWARD: {"x": of_x},
+        Direction.BACKWARD: {"gz": of_gz},
+        Direction.DOUBLE_BACKWARD: {"x": of_x, "gz": of_gz},
+    }[direction]
     attributes = {"y": spec.num_attributes} if spec.num_attributes else {}
     operands = check.batch_operands(direction, {**read, **attributes})
-    operands["w"] = check.numbers("w", 1, spec.weight_numel)[0]
-    return check.checksums(direction, functools.partial(execute_linear, spec, direction, **operands))
+    if direction is not Direction.DOUBLE_BACKWARD:
+        operands["w"] = check.numbers("w", 1, spec.weight_numel)[0]
+
+    def execute(absolute: bool) -> Result:
+        result = execute_linear(spec, direction, **operands, absolute=absolute)
+        return Result(gw=result.gw[None]) if result.gw is not None else result
+
+    return check.checksums(direction, execute)

@@ -23,16 +23,20 @@ def execute_linear(
 
     Args:
         spec: The map.
-        direction: Forward or backward.
+        direction: Forward, backward, or double backward: the derivative by weights alone.
         x: (rows, irreps_in.dim); backward does without, if only gx is wanted.
-        w: (weight_numel,).
+        w: (weight_numel,); double backward does without.
         y: (rows, num_attributes); None if there are none.
-        gz: (rows, irreps_out.dim), for backward.
+        gz: (rows, irreps_out.dim); forward does without.
         absolute: Add up the absolute values of all terms instead: what rounding errors are proportional to.
 
     Returns:
-        Forward: z. Backward: gx, and with x also gy and gw, the gradients of <gz, z>; gw is (weight_numel,).
+        Forward: z. Backward: gx, and with x also gy and gw, the gradients of <gz, z>; gw is (weight_numel,). Double
+        backward: gw.
     """
+    if direction is Direction.DOUBLE_BACKWARD:
+        none = np.zeros(spec.weight_numel)
+        return Result(gw=execute_linear(spec, Direction.BACKWARD, x, none, y, gz=gz, absolute=absolute).gw)
     if absolute:
         x, w, y, gz = (None if value is None else np.abs(value) for value in (x, w, y, gz))
     backward = direction is not Direction.FORWARD

@@ -10,6 +10,10 @@ from eqaccel.errors import SpecError
 from eqaccel.irreps import Irreps, IrrepsLike
 
 
+MAX_COMPONENTS = 256
+"""Of an irrep: a GPU block takes all components of a row together."""
+
+
 class LinearPath(NamedTuple):
     """One block of the map: coefficient * sum over u of W[u, z, w] x[u] is added to output w, for every component.
 
@@ -40,7 +44,7 @@ class LinearSpec:
 
     Raises:
         SpecError: If a path names a block that there is not, joins irreps of other degrees, or has a coefficient that
-            is not finite; if there are no weights, or a negative number of attributes.
+            is not finite; if an irrep has more than 256 components; if there are no weights, or a negative number of attributes.
     """
 
     irreps_in: Irreps
@@ -94,6 +98,8 @@ class LinearSpec:
         source, target = self.irreps_in[path.source].ir, self.irreps_out[path.target].ir
         if source.l != target.l:
             raise SpecError(f"paths[{number}]: expected irreps of one degree, got {source} and {target}")
+        if source.dim > MAX_COMPONENTS:
+            raise SpecError(f"paths[{number}]: expected irreps of {MAX_COMPONENTS} components at most, got {source}")
         if not math.isfinite(path.coefficient):
             raise SpecError(f"paths[{number}].coefficient: expected a finite number, got {path.coefficient}")
 

@@ -1,0 +1,139 @@
+"""How the derivative of a linear map by its weights is computed: the matrices that there are, and what they are sums of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from eqaccel.families.linear.spec import LinearSpec
+
+THREADS = 256
+"""Of a GPU block, which adds up a square of a matrix."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A block of gz that some path writes: its first column, multiplicity and components."""
+
+    first: int
+    mul: int
+    components: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The weights of a path: for each attribute, a sum over rows and components of products of x and gz.
+
+    Attributes:
+        first: First column of the block of x.
+        mul_in: Its multiplicity.
+        block: Number of the block of gz.
+        begin: Where the weights begin.
+        coefficient: Factor of the sums.
+    """
+
+    first: int
+    mul_in: int
+    block: int
+    begin: int
+    coefficient: float
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """The derivative by weights.
+
+    Attributes:
+        in_dim: Columns of x.
+        out_dim: Columns of gz.
+        attributes: Attributes of a row.
+        weights: Number of weights; the matrices are all of them.
+        blocks: The blocks of gz that are read.
+        matrices: The weights of each path.
+    """
+
+    in_dim: int
+    out_dim: int
+    attributes: int
+    weights: int
+    blocks: tuple[Written, ...]
+    matrices: tuple[Matrix, ...]
+
+    @property
+    def side(self) -> int:
+        """Rows, and columns, of the square of a GPU block; small ones where few rows have the attribute of a matrix."""
+        return 16 * self.thread_side
+
+    @property
+    def thread_side(self) -> int:
+        """Rows, and columns, of such a square that a thread has."""
+        return 2 if self.attributes else 4
+
+    @property
+    def squares(self) -> int:
+        """Squares of all matrices."""
+        count = sum(-(-m.mul_in // self.side) * -(-self.blocks[m.block].mul // self.side) for m in self.matrices)
+        return count * max(self.attributes, 1)
+
+
+def make_weights_plan(spec: LinearSpec) -> WeightsPlan:
+    """The plan of the derivative by weights."""
+    read, written = spec.irreps_in, spec.irreps_out
+    paths = [
+        (path, begin) for path, (begin, end) in zip(spec.paths, pairwise(spec.weight_offsets), strict=True) if begin < end
+    ]
+    targets = sorted({path.target for path, _ in paths})
+    blocks = tuple(Written(written.slices()[n].start, written[n].mul, written[n].ir.dim) for n in targets)
+    matrices = tuple(
+        Matrix(
+            read.slices()[path.source].start,
+            read[path.source].mul,
+            targets.index(path.target),
+            begin,
+            float(path.coefficient),
+        )
+        for path, begin in paths
+    )
+    return WeightsPlan(read.dim, written.dim, spec.num_attributes, spec.weight_numel, blocks, matrices)
+
+
+def print_weights(plan: WeightsPlan, is_gpu: bool) -> str:
+    """The body of the derivative by weights."""
+    blocks = [f"{{{b.first}, {b.mul}, {b.components}}}," for b in plan.blocks]
+    matrices = [
+        f"{{{m.first}, {m.mul_in}, {m.block}, {m.begin}, T({m.coefficient!r})}}," for m in plan.matrices
+    ]
+    lines = "\n    ".join
+    sizes = f"in_dim = {plan.in_dim}, out_dim = {plan.out_dim}, attributes = {plan.attributes}"
+    exported = f"Problem, {plan.thread_side}" if is_gpu else "Problem"
+    return f"""namespace {{
+EQ_TABLE Written block_table[] = {{
+    {lines(blocks)}
+}};
+EQ_TABLE Matrix matrix_table[] = {{
+    {lines(matrices)}
+}};
+struct Problem {{
+  static constexpr int {sizes};
+  static constexpr int blocks = {len(blocks)}, matrices = {len(matrices)};
+  static constexpr int64_t weights = {plan.weights};
+  static EQ_FN Written block(int n) {{ return block_table[n]; }}
+  static EQ_FN Matrix matrix(int n) {{ return matrix_table[n]; }}
+{"" if is_gpu else _components(plan)}}};
+}}  // namespace
+EQ_EXPORT_LINEAR_WEIGHTS({exported})
+"""
+
+
+def _components(plan: WeightsPlan) -> str:
+    """The choice of code for a number of components, on the CPU."""
+    cases = "\n".join(
+        f"      case {n}: return run(Components<{n}>{{}});" for n in sorted({b.components for b in plan.blocks})
+    )
+    return f"""  template <class Run>
+  static EQ_FN void with_components(int components, const Run& run) {{
+    switch (components) {{
+{cases}
+    }}
+  }}
+"""
