@@ -18,6 +18,7 @@
 #include "file.h"
 #include "metadata.h"
 #include "main_thread_exchange.h"
+#include "moments.h"
 
 namespace eqaccel {
 namespace {
@@ -74,10 +75,12 @@ class TorchModel final : public Model {
 
   const ModelInfo& info() const override { return info_; }
 
-  void evaluate(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients) override {
+  void evaluate(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients,
+                double* moments) override {
     try {
-      if (!main_thread_) return run(frame, exchange, energies, gradients);
-      main_thread_->run(exchange, [&] { run(frame, exchange ? main_thread_.get() : nullptr, energies, gradients); });
+      if (!main_thread_) return run(frame, exchange, energies, gradients, moments);
+      GhostExchange* inner = exchange ? main_thread_.get() : nullptr;
+      main_thread_->run(exchange, [&] { run(frame, inner, energies, gradients, moments); });
     } catch (const c10::Error& error) {
       throw std::runtime_error(brief(error));
     } catch (const std::runtime_error& error) {
@@ -86,7 +89,7 @@ class TorchModel final : public Model {
   }
 
  private:
-  void run(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients) {
+  void run(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients, double* moments) {
     // The optimizer would specialise the program to this number of edges, which is another one in every step.
     const torch::jit::GraphOptimizerEnabledGuard no_optimizer(false);
     const auto dtype = info_.is_double ? at::kDouble : at::kFloat;
@@ -97,10 +100,22 @@ class TorchModel final : public Model {
     const at::Tensor vectors = at::from_blob(const_cast<double*>(frame.vectors), {frame.num_edges, 3}, at::kDouble);
     const at::Tensor types = at::from_blob(const_cast<int64_t*>(frame.types), {frame.num_nodes}, at::kLong);
 
-    const auto output = module_
-                            .forward({vectors.to(device_, dtype), edge_index.to(device_), types.to(device_),
-                                      frame.num_local, static_cast<int64_t>(reinterpret_cast<intptr_t>(exchange))})
-                            .toTuple();
+    const auto handle = static_cast<int64_t>(reinterpret_cast<intptr_t>(exchange));
+    if (moments) {
+      if (!moments_are_right_)
+        check_moments(module_, info_.cutoff, static_cast<int64_t>(info_.type_names.size()), dtype, device_);
+      moments_are_right_ = true;
+      const Moments found = find_moments(module_, vectors.to(device_, dtype), edge_index.to(device_), types.to(device_),
+                                         frame.num_local, handle);
+      copy(found.energies, {frame.num_local}, energies);
+      copy(found.gradient, {frame.num_edges, 3}, gradients);
+      copy(found.moments, {frame.num_edges, 3, 3}, moments);
+      return;
+    }
+    const auto output =
+        module_
+            .forward({vectors.to(device_, dtype), edge_index.to(device_), types.to(device_), frame.num_local, handle})
+            .toTuple();
     copy(output->elements()[0].toTensor(), {frame.num_local}, energies);
     copy(output->elements()[1].toTensor(), {frame.num_edges, 3}, gradients);
   }
@@ -113,13 +128,14 @@ class TorchModel final : public Model {
   ModelInfo info_;
   c10::Device device_;
   torch::jit::Module module_;
+  bool moments_are_right_ = false;  // as far as known
   std::unique_ptr<MainThreadExchange> main_thread_;
 };
 
 }  // namespace
 }  // namespace eqaccel
 
-extern "C" eqaccel::Model* eqaccel_load_model_2(const eqaccel::ModelOptions* options) {
+extern "C" eqaccel::Model* eqaccel_load_model_3(const eqaccel::ModelOptions* options) {
   const std::string subject = "model file '" + std::string(options->path) + "' ";
   try {
     return new eqaccel::TorchModel(*options);

@@ -10,6 +10,7 @@
 #include <array>
 
 #include "differentiate.h"
+#include "product_record.h"
 #include "tensor_product.h"
 
 namespace eqaccel::ops {
@@ -167,7 +168,9 @@ struct DoubleBackward : Kept {
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
   const TensorProductProblem p{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
-  return differentiate<Forward>(p, x, y, w);
+  const Tensor z = differentiate<Forward>(p, x, y, w);
+  ProductRecord::note(p, x, y, w, z);
+  return z;
 }
 
 TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& y,

@@ -26,11 +26,19 @@ STEPS = 8
 TIMESTEP = 0.0005
 """Picoseconds."""
 
-EPS = {"Reference": np.finfo(np.float64).eps, "CPU": np.finfo(np.float32).eps}
-"""What positions and forces are rounded to on the platforms that every wheel has."""
+EPS = {"Reference": np.finfo(np.float64).eps, "CPU": np.finfo(np.float32).eps, "CUDA": np.finfo(np.float32).eps}
+"""What positions and forces are rounded to. The first two platforms are in every wheel, CUDA is one of its own."""
+
+OPTIONS = {"Reference": {}, "CPU": {"Threads": "1"}, "CUDA": {"Precision": "mixed"}}
+"""Of contexts on a platform."""
 
 
-@pytest.fixture(params=EPS)
+def _platforms() -> list[str]:
+    installed = {openmm.Platform.getPlatform(number).getName() for number in range(openmm.Platform.getNumPlatforms())}
+    return [name for name in EPS if name != "CUDA" or (name in installed and torch.cuda.is_available())]
+
+
+@pytest.fixture(params=_platforms())
 def platform(request: pytest.FixtureRequest) -> Any:
     return openmm.Platform.getPlatformByName(request.param)
 
@@ -58,8 +66,7 @@ def water() -> tuple[Any, Any, Any]:
 
 
 def simulation(system: Any, positions: Any, platform: Any) -> Any:
-    one_thread = {"Threads": "1"} if platform.getName() == "CPU" else {}
-    context = openmm.Context(system, openmm.VerletIntegrator(TIMESTEP), platform, one_thread)
+    context = openmm.Context(system, openmm.VerletIntegrator(TIMESTEP), platform, OPTIONS[platform.getName()])
     context.setPositions(positions)
     return context
 

@@ -35,7 +35,13 @@ class Model {
   virtual const ModelInfo& info() const = 0;
   // Fills `energies` (num_local) in eV and `gradients` (num_edges, 3), the derivative of their sum by `vectors`, in
   // eV/angstrom. `exchange` fills ghosts, on the calling thread; null if num_nodes == num_local.
-  virtual void evaluate(const Frame&, GhostExchange* exchange, double* energies, double* gradients) = 0;
+  // With `moments` (num_edges, 3, 3), which may be null, also those of the gradients about the receivers, in eV: the
+  // sums of (r_m - r_receiver) times the derivative of the energy of node m by the vector, over all local nodes m of
+  // all ranks. They take three more backward passes, in each of which every exchange of ghosts goes back once more.
+  virtual void evaluate(const Frame&, GhostExchange* exchange, double* energies, double* gradients,
+                        double* moments) = 0;
+  // How often every exchange goes back in an evaluation with moments.
+  static constexpr int moment_passes = 4;
 };
 
 struct ModelOptions {
@@ -53,4 +59,4 @@ struct ModelOptions {
 
 // The caller deletes the model. Every failure, here and in evaluate, is a std::runtime_error of one line. A change of
 // this file that breaks older plugins gets a new number.
-extern "C" eqaccel::Model* eqaccel_load_model_2(const eqaccel::ModelOptions* options);
+extern "C" eqaccel::Model* eqaccel_load_model_3(const eqaccel::ModelOptions* options);

@@ -39,7 +39,7 @@ PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this), missing(lmp
   one_coeff = 1;
   manybody_flag = 1;
   no_virial_fdotr_compute = 1;    // summed over edges instead, which is right in hybrid styles too
-  centroidstressflag = CENTROID_NOTAVAIL;
+  centroidstressflag = CENTROID_AVAIL;
 }
 
 PairEqaccel::~PairEqaccel()
@@ -99,7 +99,7 @@ void PairEqaccel::open_library()
   if (is_shared("libstdc++.so.6", "_ZSt4cerr") && is_shared("libc.so.6", "malloc")) flags |= RTLD_DEEPBIND;
 #endif
   void *library = dlopen(EQACCEL_MODEL_LIBRARY, flags);
-  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_2"));
+  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_3"));
   if (!load_model) failure = dlerror();
   stop_if_any(failure.empty() ? failure
                               : "pair_style eqaccel: can not load eqaccel (" + failure +
@@ -214,6 +214,7 @@ void PairEqaccel::init_style()
 {
   if (!force->newton_pair) error->all(FLERR, "pair_style eqaccel needs newton on: forces on ghosts are sent home");
   warn_of_exclusions();
+  warn_of_heat_flux();
   stop_if_any(check_positions());
   neighbor->add_request(this, NeighConst::REQ_FULL);
   owners_known = false;
@@ -287,6 +288,16 @@ void PairEqaccel::warn_of_exclusions() const
                           "the group of the integrator, or fix setforce 0 0 0");
 }
 
+// What compute stress/atom gives an atom is half of every edge that it is at, as for pairs. Their sum is the virial,
+// but an atom also has energy of edges between others.
+void PairEqaccel::warn_of_heat_flux() const
+{
+  if (comm->me == 0 && !modify->get_compute_by_style("^heat/flux").empty() &&
+      modify->get_compute_by_style("^centroid/stress/atom").empty())
+    error->warning(FLERR, "pair_style eqaccel: compute heat/flux is right with compute centroid/stress/atom only, and "
+                          "there is none");
+}
+
 // An atom that is excluded from all others is taken out of the system, as fix gcmc does to see what energy is left
 // without it: not even its constant energy counts.
 void PairEqaccel::choose_atoms()
@@ -316,7 +327,7 @@ std::string PairEqaccel::collect_edges()
 {
   std::string message = check_positions();
   if (!message.empty()) return message;
-  nodes.start(takes_part);
+  nodes.start(takes_part, cvflag_atom ? eqaccel::Model::moment_passes : 1);
   senders.clear();
   receivers.clear();
   sending_atoms.clear();
@@ -363,10 +374,13 @@ void PairEqaccel::evaluate()
   frame.vectors = vectors.data();
   energies.resize(frame.num_local);
   gradients.resize(vectors.size());
+  moments.reserve(1);    // so that there is an address without edges too: all ranks ask for moments, or none
+  moments.resize(cvflag_atom ? 3 * vectors.size() : 0);
   std::string failure;
   try {
     if (frame.num_local > 0)
-      model->evaluate(frame, alone ? nullptr : &nodes, energies.data(), gradients.data());
+      model->evaluate(frame, alone ? nullptr : &nodes, energies.data(), gradients.data(),
+                      cvflag_atom ? moments.data() : nullptr);
     else if (!alone)
       nodes.take_part();
     return;
@@ -395,6 +409,8 @@ std::string PairEqaccel::check_results() const
     if (!std::isfinite(energies[n])) return message(static_cast<int64_t>(n), "energy");
   for (size_t g = 0; g < gradients.size(); ++g)
     if (!std::isfinite(gradients[g])) return message(receivers[g / 3], "force");
+  for (size_t m = 0; m < moments.size(); ++m)
+    if (!std::isfinite(moments[m])) return message(receivers[m / 9], "virial");
   return "";
 }
 
@@ -415,6 +431,7 @@ void PairEqaccel::add_results()
       f[i][k] += push[k];
       f[j][k] -= push[k];
     }
+    if (cvflag_atom) add_centroid_virial(edge, push);
     if (!vflag_either) continue;
     const double v[6] = {d[0] * push[0],
                          d[1] * push[1],
@@ -432,6 +449,21 @@ void PairEqaccel::add_results()
   }
 }
 
+// W_ab = sum_m (r_m - r_i)_a dU_m/dr_ib of an atom i, over the energies U_m of all atoms: the heat flux of the
+// potential is the sum of W_i v_i. An edge has its gradient and the moment of that about the receiver
+// (csrc/model/moments.h).
+void PairEqaccel::add_centroid_virial(size_t edge, const double push[3])
+{
+  static constexpr int order[9][2] = {{0, 0}, {1, 1}, {2, 2}, {0, 1}, {0, 2}, {1, 2}, {1, 0}, {2, 0}, {2, 1}};
+  const int i = nodes.atoms()[receivers[edge]], j = sending_atoms[edge];
+  for (int k = 0; k < 9; ++k) {
+    const auto [a, b] = order[k];
+    const double of_receiver = energy_unit * moments[9 * edge + 3 * a + b];
+    cvatom[i][k] += of_receiver;
+    cvatom[j][k] += vectors[3 * edge + a] * push[b] - of_receiver;
+  }
+}
+
 std::string PairEqaccel::name(int i) const
 {
   return atom->tag_enable ? "atom " + std::to_string(atom->tag[i]) : "an atom without ID";
@@ -439,7 +471,8 @@ std::string PairEqaccel::name(int i) const
 
 double PairEqaccel::memory_usage()
 {
-  return Pair::memory_usage() + sizeof(double) * static_cast<double>(vectors.capacity() + gradients.capacity()) +
+  return Pair::memory_usage() +
+         sizeof(double) * static_cast<double>(vectors.capacity() + gradients.capacity() + moments.capacity()) +
          sizeof(int64_t) * static_cast<double>(senders.capacity() + receivers.capacity());
 }
 

@@ -44,6 +44,7 @@ class PairEqaccel : public Pair
   std::string name(int atom) const;
 
   void warn_of_exclusions() const;
+  void warn_of_heat_flux() const;
 
   // A step in parts. Those that return a string say what is wrong, or nothing.
   void choose_atoms();
@@ -53,6 +54,7 @@ class PairEqaccel : public Pair
   void evaluate();
   std::string check_results() const;
   void add_results();
+  void add_centroid_virial(size_t edge, const double push[3]);
   // Collective: if any rank has a message, a trial move is rejected (true), and else all ranks stop with the first one.
   bool rejects(const std::string &message);
   bool is_trial_move() const;
@@ -76,7 +78,7 @@ class PairEqaccel : public Pair
   // edges and results of this step
   std::vector<int64_t> types, senders, receivers;
   std::vector<int> sending_atoms;    // the image that an edge comes from: its force goes there
-  std::vector<double> vectors, energies, gradients;
+  std::vector<double> vectors, energies, gradients, moments;
 };
 
 }    // namespace LAMMPS_NS

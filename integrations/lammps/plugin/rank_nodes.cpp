@@ -69,7 +69,7 @@ void RankNodes::find_owners()
   }
 }
 
-void RankNodes::start(const std::vector<char> &takes_part)
+void RankNodes::start(const std::vector<char> &takes_part, int passes_back)
 {
   const int nlocal = lmp->atom->nlocal;
   node_of_atom.assign(original.size(), -1);
@@ -81,6 +81,7 @@ void RankNodes::start(const std::vector<char> &takes_part)
   }
   local = static_cast<int64_t>(atom_of_node.size());
   done = 0;
+  passes = passes_back;
 }
 
 int64_t RankNodes::node(int atom)
@@ -118,6 +119,10 @@ void RankNodes::forward(void *rows, int64_t num_nodes, int64_t width, bool rows_
 
 void RankNodes::reverse(void *rows, int64_t num_nodes, int64_t width, bool rows_are_double)
 {
+  if (done == 0 && passes > 1) {
+    done = widths.size();
+    --passes;
+  }
   expect(--done, width, rows_are_double);
   const size_t bytes = width * (is_double ? sizeof(double) : sizeof(float));
   auto *given = static_cast<char *>(rows);
@@ -134,7 +139,8 @@ void RankNodes::reverse(void *rows, int64_t num_nodes, int64_t width, bool rows_
 void RankNodes::take_part()
 {
   for (size_t k = 0; k < widths.size(); ++k) forward(nullptr, 0, widths[k], is_double);
-  for (size_t k = widths.size(); k > 0; --k) reverse(nullptr, 0, widths[k - 1], is_double);
+  for (int pass = passes; pass > 0; --pass)
+    for (size_t k = widths.size(); k > 0; --k) reverse(nullptr, 0, widths[k - 1], is_double);
 }
 
 int RankNodes::pack_forward(int n, const int *list, double *buffer) const

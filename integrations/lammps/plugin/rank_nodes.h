@@ -30,8 +30,8 @@ class RankNodes final : public eqaccel::GhostExchange
   // Finds the owner of every ghost. All ranks call this together, whenever the ghosts have changed.
   void find_owners();
 
-  // Starts the numbering of a step: the local atoms that take part, in order.
-  void start(const std::vector<char> &takes_part);
+  // Starts the numbering of a step: the local atoms that take part, in order. Exchanges go back so many times.
+  void start(const std::vector<char> &takes_part, int passes_back);
   // The node of an atom that takes part; a ghost becomes a node when it is first asked for.
   int64_t node(int atom);
   int64_t num_local() const { return local; }
@@ -57,7 +57,8 @@ class RankNodes final : public eqaccel::GhostExchange
   Pair *pair;
   std::vector<int64_t> widths;
   bool is_double = true;
-  size_t done = 0;    // exchanges of this step that went forward and have not yet come back
+  size_t done = 0;    // exchanges of this step that went forward and have not yet come back in this pass
+  int passes = 1;     // back, of this step, that have not ended
 
   std::vector<int> original; // of every atom: the local atom it is an image of, or its rank's first such ghost
   std::vector<int64_t> node_of_atom; // -1: none yet
