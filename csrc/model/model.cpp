@@ -19,9 +19,13 @@
 #include "metadata.h"
 #include "main_thread_exchange.h"
 #include "moments.h"
+#include "step.h"
 
 namespace eqaccel {
 namespace {
+
+// The part of a file that holds the kernels of a step; nothing calls it (integrations/export/core.py).
+constexpr const char* search_module = "search";
 
 // The line that says what is wrong. An error of a TorchScript program traces the program first.
 std::string brief(const std::exception& error) {
@@ -77,10 +81,37 @@ class TorchModel final : public Model {
 
   void evaluate(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients,
                 double* moments) override {
-    try {
+    in_brief([&] {
       if (!main_thread_) return run(frame, exchange, energies, gradients, moments);
       GhostExchange* inner = exchange ? main_thread_.get() : nullptr;
       main_thread_->run(exchange, [&] { run(frame, inner, energies, gradients, moments); });
+    });
+  }
+
+  std::string cannot_step() const override {
+    return device_.is_cpu() || module_.hasattr(search_module)
+               ? ""
+               : "the file holds no kernels for it, because an earlier eqaccel wrote it: export the model again";
+  }
+
+  void keep(const Candidates& candidates) override {
+    in_brief([&] {
+      if (!step_) step_ = std::make_unique<Step>(setup());
+      step_->keep(candidates);
+    });
+  }
+
+  void step(const Atoms& atoms, StepResult& result) override {
+    in_brief([&] { step_->run(atoms, result); });
+  }
+
+  std::string steps_note() const override { return step_ ? step_->note() : ""; }
+
+ private:
+  template <class Work>
+  static void in_brief(const Work& work) {
+    try {
+      work();
     } catch (const c10::Error& error) {
       throw std::runtime_error(brief(error));
     } catch (const std::runtime_error& error) {
@@ -88,11 +119,35 @@ class TorchModel final : public Model {
     }
   }
 
- private:
-  void run(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients, double* moments) {
+  Step::Setup setup() {
+    Step::Setup setup;
+    setup.potential = [this](at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_nodes) {
+      return call(std::move(vectors), std::move(edge_index), std::move(types), num_nodes, nullptr);
+    };
+    setup.search = at::empty({0}, at::kByte);
+    if (!device_.is_cpu()) {
+      const torch::jit::Module search = module_.attr(search_module).toModule();
+      setup.search = search.attr("payload").toTensor();
+      setup.search_key = search.attr("key").toInt();
+    }
+    setup.cutoff = info_.cutoff;
+    setup.dtype = dtype();
+    setup.device = device_;
+    return setup;
+  }
+
+  at::ScalarType dtype() const { return info_.is_double ? at::kDouble : at::kFloat; }
+
+  std::pair<at::Tensor, at::Tensor> call(at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_local,
+                                         GhostExchange* exchange) {
     // The optimizer would specialise the program to this number of edges, which is another one in every step.
     const torch::jit::GraphOptimizerEnabledGuard no_optimizer(false);
-    const auto dtype = info_.is_double ? at::kDouble : at::kFloat;
+    const auto handle = static_cast<int64_t>(reinterpret_cast<intptr_t>(exchange));
+    const auto output = module_.forward({vectors, edge_index, types, num_local, handle}).toTuple();
+    return {output->elements()[0].toTensor(), output->elements()[1].toTensor()};
+  }
+
+  void run(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients, double* moments) {
     const at::Tensor edge_index = at::empty({2, frame.num_edges}, at::kLong);
     auto* index = edge_index.mutable_data_ptr<int64_t>();
     std::memcpy(index, frame.senders, frame.num_edges * sizeof(int64_t));
@@ -100,24 +155,23 @@ class TorchModel final : public Model {
     const at::Tensor vectors = at::from_blob(const_cast<double*>(frame.vectors), {frame.num_edges, 3}, at::kDouble);
     const at::Tensor types = at::from_blob(const_cast<int64_t*>(frame.types), {frame.num_nodes}, at::kLong);
 
-    const auto handle = static_cast<int64_t>(reinterpret_cast<intptr_t>(exchange));
     if (moments) {
+      const torch::jit::GraphOptimizerEnabledGuard no_optimizer(false);
       if (!moments_are_right_)
-        check_moments(module_, info_.cutoff, static_cast<int64_t>(info_.type_names.size()), dtype, device_);
+        check_moments(module_, info_.cutoff, static_cast<int64_t>(info_.type_names.size()), dtype(), device_);
       moments_are_right_ = true;
-      const Moments found = find_moments(module_, vectors.to(device_, dtype), edge_index.to(device_), types.to(device_),
-                                         frame.num_local, handle);
+      const auto handle = static_cast<int64_t>(reinterpret_cast<intptr_t>(exchange));
+      const Moments found = find_moments(module_, vectors.to(device_, dtype()), edge_index.to(device_),
+                                         types.to(device_), frame.num_local, handle);
       copy(found.energies, {frame.num_local}, energies);
       copy(found.gradient, {frame.num_edges, 3}, gradients);
       copy(found.moments, {frame.num_edges, 3, 3}, moments);
       return;
     }
-    const auto output =
-        module_
-            .forward({vectors.to(device_, dtype), edge_index.to(device_), types.to(device_), frame.num_local, handle})
-            .toTuple();
-    copy(output->elements()[0].toTensor(), {frame.num_local}, energies);
-    copy(output->elements()[1].toTensor(), {frame.num_edges, 3}, gradients);
+    const auto [of_nodes, of_edges] =
+        call(vectors.to(device_, dtype()), edge_index.to(device_), types.to(device_), frame.num_local, exchange);
+    copy(of_nodes, {frame.num_local}, energies);
+    copy(of_edges, {frame.num_edges, 3}, gradients);
   }
 
   static void copy(const at::Tensor& from, at::IntArrayRef shape, double* to) {
@@ -130,6 +184,7 @@ class TorchModel final : public Model {
   torch::jit::Module module_;
   bool moments_are_right_ = false;  // as far as known
   std::unique_ptr<MainThreadExchange> main_thread_;
+  std::unique_ptr<Step> step_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "given_graph.h"
 #include "operators.h"
 #include "packed_index.h"
 #include "settings.h"
@@ -101,6 +102,7 @@ class NormalTensors {
 
 Tensor graph_cpu(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
   check_edges(receiver, sender, num_receivers, num_senders);
+  if (const auto given = GivenGraph::index_of(receiver, sender, num_receivers, num_senders)) return *given;
   const NormalTensors normal;
   // One index type from here on; int64 only if asked for, so that the usual int64 edge lists are not copied.
   const auto type = receiver.scalar_type() == sender.scalar_type() ? receiver.scalar_type() : at::kLong;
@@ -122,6 +124,7 @@ bool check_indices_on_gpu() {
 // Only operations that neither wait for the device nor forbid graph capture.
 Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
   check_edges(receiver, sender, num_receivers, num_senders);
+  if (const auto given = GivenGraph::index_of(receiver, sender, num_receivers, num_senders)) return *given;
   if (check_indices_on_gpu()) {
     check_range<int64_t>("receiver", "num_receivers", receiver.to(at::kCPU, at::kLong).contiguous(), num_receivers);
     check_range<int64_t>("sender", "num_senders", sender.to(at::kCPU, at::kLong).contiguous(), num_senders);

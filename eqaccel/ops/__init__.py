@@ -12,7 +12,7 @@ from eqaccel.ops.linear import Linear
 from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
-from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, Neighbors
+from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, NeighborKernels, Neighbors
 from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.radial_basis import RadialBasis
@@ -30,6 +30,7 @@ __all__ = [
     "LastProduct",
     "Linear",
     "MatrixProduct",
+    "NeighborKernels",
     "Neighbors",
     "Polynomial",
     "RadialBasis",

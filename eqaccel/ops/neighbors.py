@@ -51,13 +51,17 @@ class EdgeTensors(NamedTuple):
     num_edges: Tensor
 
 
-class Neighbors(KernelModule):
-    """Finds neighbours among candidates and adds up forces, in a fixed order, without waiting for the device."""
+class NeighborKernels(KernelModule):
+    """The kernels of `Neighbors`, for programs that call the operators by themselves."""
 
     family = NEIGHBORS
 
     def __init__(self) -> None:
         super().__init__(None)
+
+
+class Neighbors(NeighborKernels):
+    """Finds neighbours among candidates and adds up forces, in a fixed order, without waiting for the device."""
 
     def forward(
         self,

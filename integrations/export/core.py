@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import eqaccel
 from eqaccel.errors import ExportError
-from eqaccel.ops import KernelModule
+from eqaccel.ops import KernelModule, NeighborKernels
 from eqaccel.prepare import scalar_name
 
 
@@ -98,6 +98,8 @@ def export(
         constants = exporting.constants(model, index).to(place, torch.float64, copy=True)
         potential = exporting.potential(duplicate, index, constants)
         potential.make_scriptable()
+        if format == "torchscript":
+            potential.search = NeighborKernels().to(place)
         scalar = scalar_name(scalar_type)
         for module in potential.modules():
             if precompile and isinstance(module, KernelModule):

@@ -120,7 +120,7 @@ def assert_error(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "eqaccel speed 11"}, "unknown keyword speed, expected device, threads or native_code"),
+        ({"style": "eqaccel speed 11"}, "unknown keyword speed, expected device, threads, native_code or lists"),
         ({"style": "eqaccel threads"}, "keyword threads needs a value"),
         ({"style": "eqaccel threads 0"}, r"threads must be auto or 1 to \d+, the processors of this host, got 0"),
         (

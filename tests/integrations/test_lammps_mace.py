@@ -119,6 +119,36 @@ def test_any_number_of_ranks_gives_the_same_run(kind, grids, device, exported, t
             np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("change", ["none", "compression", "deposit"])
+def test_lists_on_the_device_give_the_same_run(change, device, exported, tmp_path):
+    """On a GPU steps are recorded, and recorded again when edges or atoms do not fit any more."""
+    atoms = alloy("sheared" if change == "compression" else "slab")
+    write_data(tmp_path / "start.data", atoms, ["Au", "Cu"], velocities=True)
+    fixes = {
+        "none": "",
+        "compression": "fix d all deform 1 x scale 0.94 y scale 0.94 z scale 0.94 remap x\n",
+        "deposit": "region top block 1 9 1 6 22 24\nfix d all deposit 2 1 12 4711 region top near 1.5\n",
+    }
+    commands = f"{fixes[change]}fix n all nve\ntimestep 0.001\nrun 30"
+    options = {"boundary": boundary(atoms), "coeff": f"* * {exported}/float64.pt Au Cu", "every": 10, "stresses": False}
+    frames = {
+        lists: simulate(tmp_path, commands, style=f"{style_on(device)} lists {lists}", **options)
+        for lists in ("host", "device")
+    }
+    log = (tmp_path / "log.lammps").read_text()
+    assert f"lists stay on {device.type}" in log
+    assert "eqaccel: 31 steps on kept lists" in log
+    if device.type == "cuda":
+        assert "recorded as a CUDA graph" in log
+        reasons = {"none": "the first step", "compression": "more edges", "deposit": "another number of atoms"}
+        assert f"for {reasons[change]}" in log
+    for frame, host in zip(frames["device"], frames["host"], strict=True):
+        scale = np.abs(host.forces).max()
+        np.testing.assert_allclose(frame.forces, host.forces, rtol=0, atol=1e-9 * scale)
+        np.testing.assert_allclose(frame.energies, host.energies, rtol=1e-10)
+        np.testing.assert_allclose(frame.virial, host.virial, rtol=0, atol=1e-9 * np.abs(host.virial).max())
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def plain_and_exported(request, tmp_path_factory):
     """A model as it was built, and its file."""

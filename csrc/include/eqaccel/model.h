@@ -29,10 +29,47 @@ struct Frame {
   const double* vectors = nullptr;     // (num_edges, 3): r_receiver - r_sender in angstrom
 };
 
+// Pairs of atoms that may be within the cutoff for some steps, of a simulation whose atoms are all on this rank. A pair is
+// between an atom and an image: an atom itself, or where a sum of cell vectors takes it.
+struct Candidates {
+  int64_t num_atoms = 0;
+  int64_t num_images = 0;
+  int64_t num_pairs = 0;
+  const int32_t* owners = nullptr;     // (num_images) the atom that an image is of
+  const int32_t* shifts = nullptr;     // (num_images, 3) cell vectors from the atom to the image
+  const int32_t* receivers = nullptr;  // (num_pairs) atoms; pairs come in any order
+  const int32_t* senders = nullptr;    // (num_pairs) images
+};
+
+// The atoms in one step, in the order of the candidates.
+struct Atoms {
+  const double* positions = nullptr;  // (num_atoms, 3) angstrom
+  const double* cell = nullptr;       // (3, 3), a cell vector in each row; any where no candidate crosses its walls
+  const int64_t* types = nullptr;     // (num_atoms)
+};
+
+struct StepResult {
+  std::vector<double> energies;  // (num_atoms) eV
+  std::vector<double> forces;    // (num_atoms, 3) eV/angstrom
+  double virial[9] = {};         // derivative of the energy in the strain, symmetric, (3, 3) eV
+  double nearest = 0;            // angstrom; how near two atoms come, rounded as the model's dtype
+};
+
 class Model {
  public:
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
+
+  // Why the model takes no candidates; empty if it does.
+  virtual std::string cannot_step() const = 0;
+  // Takes candidates to its device, for the steps until the next call; each also serves the other way round.
+  virtual void keep(const Candidates&) = 0;
+  // Picks the edges out of the candidates, and evaluates the model on them, all on its device. Positions and cell are
+  // finite. On a GPU that can, steps are recorded as a CUDA graph, and recorded again when atoms or edges do not fit.
+  virtual void step(const Atoms&, StepResult&) = 0;
+  // What there is to say of the steps so far: what was recorded how often and why, or why nothing is.
+  virtual std::string steps_note() const = 0;
+
   // Fills `energies` (num_local) in eV and `gradients` (num_edges, 3), the derivative of their sum by `vectors`, in
   // eV/angstrom. `exchange` fills ghosts, on the calling thread; null if num_nodes == num_local.
   // With `moments` (num_edges, 3, 3), which may be null, also those of the gradients about the receivers, in eV: the

@@ -32,7 +32,7 @@ static constexpr double overlap = 0.1;    // angstrom
 // What LAMMPS's own Monte Carlo fixes give a trial move that they reject without looking at its energy.
 static constexpr double rejected_energy = 1e100;
 
-PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this), missing(lmp)
+PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this), missing(lmp), kept(lmp)
 {
   single_enable = 0;
   restartinfo = 0;    // as for all styles with a potential file: pair_style and pair_coeff are given again
@@ -71,8 +71,12 @@ void PairEqaccel::settings(int narg, char **arg)
                    most, value);
     } else if (key == "native_code") {
       native_code = utils::logical(FLERR, value, false, lmp) != 0;
+    } else if (key == "lists") {
+      if (value != "auto" && value != "device" && value != "host")
+        error->all(FLERR, "pair_style eqaccel: lists must be auto, device or host, got {}", value);
+      lists = value;
     } else
-      error->all(FLERR, "pair_style eqaccel: unknown keyword {}, expected device, threads or native_code", key);
+      error->all(FLERR, "pair_style eqaccel: unknown keyword {}, expected device, threads, native_code or lists", key);
   }
 
   open_library();
@@ -218,10 +222,30 @@ void PairEqaccel::init_style()
   stop_if_any(check_positions());
   neighbor->add_request(this, NeighConst::REQ_FULL);
   owners_known = false;
+  choose_way();
 
   // A hybrid style asked for our widths before the model was read.
   force->pair->comm_forward = std::max(force->pair->comm_forward, comm_forward);
   force->pair->comm_reverse = std::max(force->pair->comm_reverse, comm_reverse);
+}
+
+// Whether neighbours are picked on the device, out of lists that stay there, or here; says so when it changes.
+void PairEqaccel::choose_way()
+{
+  const std::string device_of_model = model->info().device;
+  std::string obstacle = model->cannot_step();
+  if (comm->nprocs > 1) obstacle = fmt::format("there are {} ranks", comm->nprocs);
+  if (lists == "device" && !obstacle.empty())
+    error->all(FLERR, "pair_style eqaccel: lists can not stay on the device: {}", obstacle);
+  if (lists == "host") obstacle = "lists host";
+  keeps_lists = obstacle.empty();
+  const std::string now =
+      keeps_lists
+          ? fmt::format("eqaccel: lists stay on {} until LAMMPS rebuilds them, and neighbours are picked there\n",
+                        device_of_model)
+          : fmt::format("eqaccel: neighbours are picked on the host in every step: {}\n", obstacle);
+  if (comm->me == 0 && now != way) utils::logmesg(lmp, now);
+  way = now;
 }
 
 double PairEqaccel::init_one(int i, int j)
@@ -236,13 +260,51 @@ void PairEqaccel::compute(int eflag, int vflag)
   if (neighbor->ago == 0 || !owners_known) {
     nodes.find_owners();
     missing.find(list, element_of_type);
+    kept.forget();
   }
   owners_known = true;
   choose_atoms();
+  if (keeps_lists && compute_on_kept_lists()) return;
   if (rejects(collect_edges())) return;
   evaluate();
   if (rejects(check_results())) return;
   add_results();
+}
+
+// False if this step is one for the host: because of what is asked for, or because something in it has to be told.
+bool PairEqaccel::compute_on_kept_lists()
+{
+  const char *reason = vflag_atom || cvflag_atom ? "virials of atoms" : is_trial_move() ? "trial moves" : nullptr;
+  if (reason) kept.leave(reason);
+  if (reason || !check_positions().empty()) return false;
+  try {
+    if (!kept.evaluate(*model, {list, missing.pairs(), nodes, takes_part, element_of_type}, overlap)) return false;
+  } catch (const std::exception &exception) {
+    error->all(FLERR, "pair_style eqaccel: {}", exception.what());
+  }
+  add_kept_results();
+  return true;
+}
+
+void PairEqaccel::add_kept_results()
+{
+  const eqaccel::StepResult &found = kept.results();
+  const std::vector<int> &atoms = kept.atoms();
+  for (size_t n = 0; n < atoms.size(); ++n) {
+    const double energy = energy_unit * found.energies[n];
+    if (eflag_global) eng_vdwl += energy;
+    if (eflag_atom) eatom[atoms[n]] += energy;
+    for (int k = 0; k < 3; ++k) atom->f[atoms[n]][k] += energy_unit * found.forces[3 * n + k];
+  }
+  if (!vflag_global) return;
+  const int places[6] = {0, 4, 8, 1, 2, 5};    // xx yy zz xy xz yz
+  for (int k = 0; k < 6; ++k) virial[k] -= energy_unit * found.virial[places[k]];
+}
+
+void PairEqaccel::finish()
+{
+  const std::string note = model ? kept.note(*model) : "";
+  if (comm->me == 0 && !note.empty()) utils::logmesg(lmp, "eqaccel: {}\n", note);
 }
 
 bool PairEqaccel::rejects(const std::string &message)

@@ -29,6 +29,8 @@ class RankNodes final : public eqaccel::GhostExchange
 
   // Finds the owner of every ghost. All ranks call this together, whenever the ghosts have changed.
   void find_owners();
+  // The local atom that an atom is an image of, itself if it is local; on several ranks perhaps a ghost.
+  int original_of(int atom) const { return original[atom]; }
 
   // Starts the numbering of a step: the local atoms that take part, in order. Exchanges go back so many times.
   void start(const std::vector<char> &takes_part, int passes_back);

@@ -1,0 +1,232 @@
+#include "step.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "given_graph.h"
+
+namespace eqaccel {
+namespace {
+
+using at::Tensor;
+
+// As in eqaccel/step/engine.py.
+constexpr double roundings = 1024, slack = 1.04, candidate_slack = 1.25, roomy = 1.25;
+constexpr int warm_ups = 3;  // kernels compile in the first
+
+// A recording that served for less was not worth its time; the next one waits longer.
+constexpr int64_t worthwhile = 50, longest_patience = 200;
+
+constexpr int64_t count_at = 0, nearest_at = 1, energies_at = 2;  // in a vector of results
+
+template <class Signature>
+auto operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+std::optional<c10::Stream> own_stream(c10::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  const c10::impl::VirtualGuardImpl gpu(device.type());
+  gpu.getDefaultStream(device).synchronize();  // on which the model was read
+  return gpu.getStreamFromGlobalPool(device);
+}
+
+}  // namespace
+
+Step::Step(Setup setup)
+    : setup_(std::move(setup)), stream_(own_stream(setup_.device)),
+      not_recorded_(GraphCapture::obstacle(setup_.device)) {}
+
+Step::Memory::Memory(const CandidateTensors& found, int64_t num_atoms, c10::Device device)
+    : atoms(num_atoms), spare(device.is_cpu() ? 0 : std::max<int64_t>(8, num_atoms / 64)),
+      candidates(CandidateTensors::room(num_atoms, static_cast<int64_t>(found.size() * candidate_slack), device)) {
+  // All entries take eight bytes.
+  const auto doubles = at::TensorOptions().dtype(at::kDouble);
+  const int64_t length = 9 + 4 * atoms;
+  staged = at::zeros({length}, doubles.pinned_memory(!device.is_cpu()));
+  const Tensor own = at::zeros({length + spare}, doubles.device(device));
+  moved = own.narrow(0, 0, length);
+  cell = own.narrow(0, 0, 9).view({1, 3, 3});
+  positions = own.narrow(0, 9, 3 * atoms).view({atoms, 3});
+  types = own.narrow(0, 9 + 3 * atoms, nodes()).view(at::kLong);
+  results = at::zeros({energies_at + 4 * atoms + 9}, doubles.pinned_memory(!device.is_cpu()));
+  candidates.fill(found);
+}
+
+void Step::Memory::move(const Atoms& given) {
+  double* to = staged.mutable_data_ptr<double>();
+  std::copy_n(given.cell, 9, to);
+  std::copy_n(given.positions, 3 * atoms, to + 9);
+  std::memcpy(to + 9 + 3 * atoms, given.types, atoms * sizeof(int64_t));
+  moved.copy_(staged, /*non_blocking=*/true);
+}
+
+void Step::keep(const Candidates& given) {
+  const c10::OptionalStreamGuard on(stream_);
+  const CandidateTensors found = sort_candidates(given, setup_.device);
+  ++lists_;
+  is_new_ = true;
+  std::string reason;
+  if (!memory_) reason = "the first step";
+  else if (memory_->atoms != given.num_atoms) reason = "another number of atoms";
+  else if (memory_->candidates.size() < found.size()) reason = "more pairs in the list";
+  if (reason.empty()) return memory_->candidates.fill(found);
+  forget_recording();
+  memory_.reset();  // before there is more
+  memory_ = std::make_unique<Memory>(found, given.num_atoms, setup_.device);
+  reason_ = reason;
+  age_ = 0;
+}
+
+void Step::forget_recording() {
+  if (!capture_) return;
+  patience_ = replays_ < worthwhile ? std::min(2 * patience_ + 1, longest_patience) : 1;
+  capture_.reset();
+  recorded_ = Tensor();
+  age_ = 0;
+}
+
+void Step::make_room(const std::string& reason, int64_t num_edges) {
+  forget_recording();
+  reason_ = reason;
+  compared_ = false;
+  memory_->capacity = static_cast<int64_t>(static_cast<double>(num_edges) * slack) + 64;
+}
+
+void Step::run(const Atoms& atoms, StepResult& result) {
+  const c10::OptionalStreamGuard on(stream_);
+  memory_->move(atoms);
+  if (is_new_ && on_gpu()) {
+    // Without room edges are only counted.
+    const int64_t count = search(1).count.item<int32_t>(), capacity = memory_->capacity;
+    if (capacity == 0) make_room(reason_, count);
+    else if (count > capacity) make_room("more edges", count);
+    else if (static_cast<double>(capacity) > std::max(roomy * slack * static_cast<double>(count), 1024.0))
+      make_room("fewer edges", count);
+  }
+  is_new_ = false;
+  const double* values = fetch(run_once());
+  while (on_gpu() && values[count_at] > static_cast<double>(memory_->capacity)) {
+    make_room("more edges", static_cast<int64_t>(values[count_at]));
+    values = fetch(run_once());
+  }
+  ++steps_;
+  ++age_;
+  result.nearest = std::sqrt(values[nearest_at]);
+  const double *energies = values + energies_at, *forces = energies + memory_->atoms, *v = forces + 3 * memory_->atoms;
+  result.energies.assign(energies, forces);
+  result.forces.assign(forces, v);
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j) result.virial[3 * i + j] = (v[3 * i + j] + v[3 * j + i]) / 2;
+}
+
+Step::Edges Step::search(int64_t capacity) const {
+  using Signature = std::tuple<Tensor, Tensor, Tensor, Tensor>(
+      const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+      const Tensor&, const Tensor&, double, int64_t, int64_t, at::ScalarType);
+  static const auto neighbors = operator_of<Signature>("eqaccel::neighbors");
+  const CandidateTensors& c = memory_->candidates;
+  auto [vectors, edge_index, graph, count] =
+      neighbors.call(setup_.search, setup_.search_key, memory_->positions, memory_->cell, memory_->types, c.ptr,
+                     c.sender, c.shift, c.t_ptr, c.t_order, setup_.cutoff, memory_->spare, capacity, setup_.dtype);
+  return {vectors, edge_index, graph, count};
+}
+
+Tensor Step::evaluate(int64_t capacity, bool compare) {
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, int64_t);
+  static const auto edge_forces = operator_of<Signature>("eqaccel::edge_forces");
+  const Edges edges = search(capacity);
+  const int64_t nodes = memory_->nodes(), atoms = memory_->atoms;
+  Tensor energies, gradient;
+  {
+    std::optional<GivenGraph> given;
+    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare);
+    std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
+    if (given && given->differed()) may_share_ = false;
+  }
+  TORCH_CHECK(energies.sizes() == at::IntArrayRef({nodes}), "the model returned energies of shape ", energies.sizes(),
+              ", expected ", nodes);
+  const auto [forces, virials] = edge_forces.call(setup_.search, setup_.search_key, edges.vectors,
+                                                  gradient.detach().contiguous(), edges.graph, nodes);
+  const Tensor squares = edges.vectors.to(at::kDouble).square().sum(1);
+  const Tensor beyond = at::full({1}, setup_.cutoff * setup_.cutoff, squares.options());  // where there are no edges
+  return at::cat({edges.count.to(at::kDouble), at::cat({squares, beyond}).amin(at::IntArrayRef({0}), true),
+                  energies.detach().narrow(0, 0, atoms).to(at::kDouble), forces.narrow(0, 0, atoms).flatten(),
+                  virials.narrow(0, 0, atoms).sum(0).flatten()});
+}
+
+Tensor Step::run_once() {
+  if (!capture_ && not_recorded_.empty() && age_ >= patience_) {
+    try {
+      record();
+    } catch (
+        const std::exception& error) {  // the same work without a graph: where that fails too, its error is the one
+      capture_.reset();
+      const std::string text = error.what();
+      not_recorded_ = "recording failed: " + text.substr(0, text.find('\n'));
+    }
+  }
+  if (capture_) {
+    capture_->replay();
+    ++replays_;
+    return recorded_;
+  }
+  Tensor results = evaluate(memory_->capacity, !compared_);
+  compared_ = true;
+  return results;
+}
+
+void Step::record() {
+  for (int run = 0; run < warm_ups; ++run) evaluate(memory_->capacity, run == 0);
+  const Tensor exact = evaluate(std::max<int64_t>(1, search(1).count.item<int32_t>()), true);
+  capture_ = std::make_unique<GraphCapture>(setup_.device, [this] { recorded_ = evaluate(memory_->capacity, false); });
+  capture_->replay();
+  verify(recorded_, exact);
+  ++recordings_[reason_];
+  replays_ = 0;
+}
+
+void Step::verify(const Tensor& recorded, const Tensor& exact) const {
+  const Tensor found = recorded.cpu(), right = exact.cpu();
+  if (found[count_at].item<double>() > static_cast<double>(memory_->capacity)) return;  // this is no result yet
+  const int64_t atoms = memory_->atoms;
+  const double eps =
+      setup_.dtype == at::kFloat ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
+  const double work = setup_.cutoff * right.narrow(0, energies_at + atoms, 3 * atoms).abs().sum().item<double>();
+  const auto compare = [&](const char* name, int64_t begin, int64_t length, double scale) {
+    const Tensor value = found.narrow(0, begin, length), expected = right.narrow(0, begin, length);
+    if (!expected.isfinite().all().item<bool>()) return;
+    const double error = (value - expected).abs().max().item<double>();
+    const double bound = roundings * eps * (expected.abs().sum().item<double>() + scale);
+    TORCH_CHECK(error <= bound, name, " differ by ", error, " where room for edges must not matter");
+  };
+  compare("energies", energies_at, atoms, work);
+  compare("forces", energies_at + atoms, 3 * atoms, 0);
+  compare("virials", energies_at + 4 * atoms, 9, work);
+}
+
+const double* Step::fetch(const Tensor& results) {
+  memory_->results.copy_(results, /*non_blocking=*/true);
+  if (stream_) stream_->synchronize();
+  return memory_->results.const_data_ptr<double>();
+}
+
+std::string Step::note() const {
+  std::string text = std::to_string(steps_) + " steps on kept lists (" + std::to_string(lists_) + " sent)";
+  std::string recorded;
+  for (const auto& [reason, count] : recordings_)
+    recorded += (recorded.empty() ? "" : ", ") + std::to_string(count) + " for " + reason;
+  if (!recorded.empty()) text += ", recorded as a CUDA graph (" + recorded + ")";
+  if (on_gpu() && !not_recorded_.empty()) text += ", no CUDA graph: " + not_recorded_;
+  return text;
+}
+
+}  // namespace eqaccel

@@ -1,0 +1,87 @@
+// A simulation step on the device of a model: edges out of candidates that are kept there, energies, forces and the
+// virial, and on a GPU all of it recorded. What eqaccel/step/engine.py is to programs in Python.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "candidate_tensors.h"
+#include "eqaccel/model.h"
+#include "graph_capture.h"
+
+namespace eqaccel {
+
+class Step {
+ public:
+  struct Setup {
+    // Vectors, edge index, types and number of nodes; to energies of nodes and the gradient of their sum.
+    std::function<std::pair<at::Tensor, at::Tensor>(at::Tensor, at::Tensor, at::Tensor, int64_t)> potential;
+    at::Tensor search;  // payload of the kernels that find edges; any on a CPU
+    int64_t search_key = 0;
+    double cutoff = 0;
+    at::ScalarType dtype = at::kDouble;
+    c10::Device device = c10::kCPU;
+  };
+
+  explicit Step(Setup);
+
+  // As those of Model.
+  void keep(const Candidates&);
+  void run(const Atoms&, StepResult&);
+  std::string note() const;
+
+ private:
+  // Tensors that stay where they are while positions, cell, types and candidates change.
+  struct Memory {
+    int64_t atoms, spare;            // nodes behind the atoms, for edges beyond the last; none on a CPU
+    at::Tensor staged, moved;  // cell, positions and types as one piece of memory, on the host and on the device
+    at::Tensor cell, positions, types;
+    CandidateTensors candidates;
+    int64_t capacity = 0;  // room for edges; not used on a CPU
+    at::Tensor results;  // on the host
+
+    Memory(const CandidateTensors&, int64_t atoms, c10::Device);
+    void move(const Atoms&);
+    int64_t nodes() const { return atoms + spare; }
+  };
+  struct Edges {
+    at::Tensor vectors, edge_index, graph, count;
+  };
+
+  bool on_gpu() const { return !setup_.device.is_cpu(); }
+  Edges search(int64_t capacity) const;
+  // From positions to one vector of doubles: number of edges, square of the shortest, energies, forces, virial.
+  at::Tensor evaluate(int64_t capacity, bool compare);
+  at::Tensor run_once();
+  void record();
+  // Throws unless recorded results are those without room for further edges, but for rounding.
+  void verify(const at::Tensor& recorded, const at::Tensor& exact) const;
+  const double* fetch(const at::Tensor& results);
+  void make_room(const std::string& reason, int64_t num_edges);
+  void forget_recording();
+
+  const Setup setup_;
+  std::optional<c10::Stream> stream_;  // of all work on a GPU, because the default one can not be recorded
+  std::unique_ptr<Memory> memory_;
+  bool is_new_ = false;  // whether candidates have not served yet
+  bool compared_ = false;  // whether the edges of every layer were compared with those that are sorted
+  bool may_share_ = true;  // and were the same
+
+  std::unique_ptr<GraphCapture> capture_;
+  at::Tensor recorded_;  // what a replay writes to
+  std::string reason_;  // why there is no recording yet
+  std::string not_recorded_;  // why there never will be one
+  std::map<std::string, int64_t> recordings_;  // how often, by the reason
+  int64_t age_ = 0;  // evaluations since memory was made
+  int64_t patience_ = 1;  // recording waits for so many
+  int64_t replays_ = 0;  // of the last recording
+  int64_t lists_ = 0, steps_ = 0;
+};
+
+}  // namespace eqaccel
