@@ -255,7 +255,8 @@ class GivenEdges:
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
         shared: Filled with what `given_pairs` gave.
-        differ: Filled with noted values that are not the same for an edge and its reverse, as far as they are compared.
+        differ: Filled with noted values, of finite numbers, that are compared, and not the same for an edge and its
+            reverse.
     """
 
     edge_index: Tensor
@@ -303,7 +304,7 @@ class GivenEdges:
             return
         rows = self.pairs.rows_of(values, self.check)
         self._of_pairs.append((values, rows))
-        if rows is None:
+        if rows is None and bool(values.isfinite().all()):  # NaN is not the same as itself
             self.differ.append(values)
 
     def rows_of(self, values: Tensor) -> Tensor | None:
