@@ -183,7 +183,7 @@ def supported() -> str:
             "Made from the tables that the code reads. [Models](models.md) says what was run, and on which machines.",
             *table("GPUs that kernels are planned for", ("target", "plan"), rows),
             *table("CPUs", ("target", "plan"), processors),
-            *table("Kinds of models", ("kind", "", "files", "fast calculators", "exported"), kinds()),
+            *table("Kinds of models", ("kind", "", "files", "fast calculators and wrappers", "exported"), kinds()),
             *table("Modules that are replaced", ("in models of", "module"), replaced()),
             *table("Operators", ("", ""), limits),
             *table("Tensor products", ("connection mode", "weights", *BACKENDS), modes()),
@@ -201,6 +201,8 @@ def kinds() -> list[tuple[str, ...]]:
         calculators = ["Calculator"] if kind.exporting else []
         if kind.stepping:
             calculators.append(kind.stepping.class_name)
+        if kind.wrapping:
+            calculators.append(kind.wrapping.class_name.rpartition(".")[2])
         engines = "for LAMMPS, C++ and Python" if kind.exporting else "no"
         rows.append((kind.name, first_line(type(kind)), files, ", ".join(calculators) or "none", engines))
     return rows

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.ops import CandidateTensors
-from eqaccel.step.system import System, completed
+from eqaccel.step.system import System
 
 
 @dataclass(frozen=True)
@@ -82,20 +82,36 @@ _EXACT = 1 - 1e-9
 """Leaves room for the rounding of distances, in the list and here."""
 
 
+_FEW = 8192
+"""Pairs of a structure that a CPU finds sooner than a GPU is asked."""
+
+
 def _pairs(system: System, reach: float, device: torch.device) -> CandidateTensors:
-    pairs, begin = [], 0
-    for cell, periodic, size in zip(system.cells, system.periodic, system.sizes, strict=True):
+    found: dict[torch.device, list[tuple[Tensor, Tensor, Tensor]]] = {device: [], torch.device("cpu"): []}
+    begin = 0
+    for cell, periodic, size in zip(system.completed_cells, system.periodic, system.sizes, strict=True):
         if size:
-            receiver, sender, shift = _list_of(system.positions[begin : begin + size], cell, periodic, reach, device)
-            pairs.append((receiver + begin, sender + begin, shift))
+            points = system.positions[begin : begin + size]
+            where = torch.device("cpu") if _expected(size, cell, periodic, reach) < _FEW else device
+            receiver, sender, shift = _list_of(points, cell, periodic, reach, where)
+            found[where].append((receiver + begin, sender + begin, shift))
         begin += size
-    receiver, sender, shift = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    # Those of one device go to the other together.
+    lists = [[torch.cat(parts).to(device) for parts in zip(*pairs, strict=True)] for pairs in found.values() if pairs]
+    receiver, sender, shift = (torch.cat(parts) for parts in zip(*lists, strict=True))
     order = _order(receiver, sender, shift)
     receiver, sender, shift = receiver[order], sender[order], shift[order]
     t_order = torch.argsort(sender, stable=True)
     nodes = torch.arange(begin + 1, device=device)
     starts = [torch.searchsorted(rows.contiguous(), nodes, out_int32=True) for rows in (receiver, sender[t_order])]
     return CandidateTensors(starts[0], sender.int(), shift.contiguous(), starts[1], t_order.int())
+
+
+def _expected(size: int, cell: NDArray[np.float64], periodic: NDArray[np.bool_], reach: float) -> float:
+    """About how many pairs a structure has, or more."""
+    if not periodic.any():
+        return size**2
+    return size**2 * 4 / 3 * np.pi * reach**3 / abs(float(np.linalg.det(cell)))
 
 
 def _list_of(
@@ -105,8 +121,10 @@ def _list_of(
     reach: float,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Receivers (num_pairs,) int64, senders (num_pairs,) int64 and shifts (num_pairs, 3) int32 of one structure."""
-    cell = completed(cell, periodic)
+    """Receivers (num_pairs,) int64, senders (num_pairs,) int64 and shifts (num_pairs, 3) int32 of one structure.
+
+    The cell is a completed one.
+    """
     points, box = torch.from_numpy(positions), torch.from_numpy(cell)
     search = vesin.NeighborList(cutoff=reach, full_list=True)
     # vesin has no list for other GPUs, and the one that it has leaves out pairs of atoms in one place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from eqaccel.errors import SettingsError, StepWarning, StructureError
 from eqaccel.families.neighbors.reference import find_neighbors
-from eqaccel.step import Step, System, engine
+from eqaccel.step import Step, System, candidates, engine
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.system import completed
 
@@ -106,6 +107,20 @@ def test_wrapped_atoms(device: torch.device) -> None:
     # Positions up to ten are rounded, and slopes of 30 neighbours are up to 1e3.
     assert np.abs(wrapped.forces - first.forces).max() <= 30 * 1e3 * 10 * np.finfo(np.float64).eps
     assert wrapped.num_edges == first.num_edges
+
+
+def test_pairs_are_the_same_wherever_they_are_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a few atoms on the host, of more on the device, of both in one system."""
+    systems = [crystal(), crystal(2, seed=5, periodic=(True, False, True)), crystal(3, 6, (False, False, False))]
+    lists = []
+    for few in (0, 300, 1 << 40):
+        monkeypatch.setattr(candidates, "_FEW", few)
+        found = Candidates.find(System.join(systems), CUTOFF, 0.3, device).tensors
+        assert all(tensor.device.type == device.type for tensor in found)
+        lists.append(found)
+    assert len(lists[0].sender) > 300
+    for one, other in itertools.pairwise(lists):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("periodic", [(True, True, True), (True, False, True)])
