@@ -6,7 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -119,7 +118,7 @@ void Step::run(const Atoms& atoms, StepResult& result) {
   }
   ++steps_;
   ++age_;
-  result.nearest = std::sqrt(values[nearest_at]);
+  result.nearest = values[nearest_at];
   const double *energies = values + energies_at, *forces = energies + memory_->atoms, *v = forces + 3 * memory_->atoms;
   result.energies.assign(energies, forces);
   result.forces.assign(forces, v);
@@ -156,9 +155,10 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
               ", expected ", nodes);
   const auto [forces, virials] = edge_forces.call(setup_.search, setup_.search_key, edges.vectors,
                                                   gradient.detach().contiguous(), edges.graph, nodes);
-  const Tensor squares = edges.vectors.to(at::kDouble).square().sum(1);
-  const Tensor beyond = at::full({1}, setup_.cutoff * setup_.cutoff, squares.options());  // where there are no edges
-  return at::cat({edges.count.to(at::kDouble), at::cat({squares, beyond}).amin(at::IntArrayRef({0}), true),
+  const Tensor lengths = at::linalg_vector_norm(edges.vectors, 2, at::IntArrayRef({1}));
+  const Tensor nearest = lengths.size(0) > 0 ? lengths.amin(at::IntArrayRef({0}), /*keepdim=*/true)
+                                             : at::full({1}, setup_.cutoff, lengths.options());
+  return at::cat({edges.count.to(at::kDouble), nearest.to(at::kDouble),
                   energies.detach().narrow(0, 0, atoms).to(at::kDouble), forces.narrow(0, 0, atoms).flatten(),
                   virials.narrow(0, 0, atoms).sum(0).flatten()});
 }

@@ -56,7 +56,7 @@ class Step {
 
   bool on_gpu() const { return !setup_.device.is_cpu(); }
   Edges search(int64_t capacity) const;
-  // From positions to one vector of doubles: number of edges, square of the shortest, energies, forces, virial.
+  // From positions to one vector of doubles: number of edges, length of the shortest, energies, forces, virial.
   at::Tensor evaluate(int64_t capacity, bool compare);
   at::Tensor run_once();
   void record();

@@ -173,7 +173,7 @@ def run(
 def energies_of(model: Model, exported: eqaccel.integrations.export.Exported, atoms: Atoms) -> np.ndarray:
     """Energies of the atoms without LAMMPS, eV."""
     receiver, sender, offset = neighbor_list("ijD", atoms, model.cutoff)
-    types = torch.tensor([model.elements.index(symbol) for symbol in atoms.symbols])
+    types = torch.tensor([exported.metadata["type_names"].index(symbol) for symbol in atoms.symbols])
     edge_index = torch.tensor(np.array([sender, receiver]))
     energies: torch.Tensor = exported(torch.tensor(-offset), edge_index, types)[0]
     return energies.numpy()
@@ -281,6 +281,21 @@ def test_asking_for_it_changes_no_force(model: Model, tmp_path: Path) -> None:
     assert lmp(tmp_path, plain).returncode == 0
     rows = (tmp_path / "out.dump").read_text().split("ITEM: ATOMS")[2].splitlines()[1:]
     np.testing.assert_array_equal(np.array([row.split()[1:] for row in rows], dtype=float), asked[4].forces)
+
+
+@pytest.mark.slow
+def test_beside_another_style(model: Model, tmp_path: Path) -> None:
+    atoms = frame_of("triclinic", model.elements)
+    (alone,) = run(tmp_path, atoms, model)
+    script = (tmp_path / "in.lammps").read_text()
+    names = f"{model.file} {' '.join(model.elements)}"
+    hybrid = script.replace("pair_style eqaccel", "pair_style hybrid/overlay eqaccel lj/cut 3.0")
+    hybrid = hybrid.replace(f"* * {names}", f"* * eqaccel {names}\npair_coeff * * lj/cut 0.0 1.5")
+    assert lmp(tmp_path, hybrid, 2).returncode == 0
+    rows = (tmp_path / "out.dump").read_text().split("ITEM: ATOMS")[1].splitlines()[1:]
+    found = -np.array([row.split()[12:] for row in rows], dtype=float) / BAR
+    expected = np.stack([alone.virials[:, a, b] for a, b in PLACES], 1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=RTOL * np.abs(expected).max())
 
 
 @pytest.mark.slow

@@ -44,7 +44,8 @@ def both_ways(folder, commands: str, style: str = "{}", rtol: float = RTOL, **op
 
 def counts(log: str) -> tuple[int, int, str]:
     """Steps on kept lists, lists, and what the host did, as the last run says."""
-    found = re.findall(r"^eqaccel: (\d+) steps on kept lists \((\d+) sent\)(?:; steps of the host: (.*))?$", log, re.MULTILINE)
+    note = r"^eqaccel: (\d+) steps on kept lists \((\d+) sent\)(?:; steps of the host: (.*))?$"
+    found = re.findall(note, log, re.MULTILINE)
     steps, lists, by_host = found[-1]
     return int(steps), int(lists), by_host
 

@@ -4,9 +4,9 @@
 #include "atom.h"
 #include "comm.h"
 #include "error.h"
+#include "exclusions.h"
 #include "fix.h"
 #include "force.h"
-#include "group.h"
 #include "memory.h"
 #include "modify.h"
 #include "neigh_list.h"
@@ -263,7 +263,7 @@ void PairEqaccel::compute(int eflag, int vflag)
     kept.forget();
   }
   owners_known = true;
-  choose_atoms();
+  find_participants(lmp, element_of_type, takes_part);
   if (keeps_lists && compute_on_kept_lists()) return;
   if (rejects(collect_edges())) return;
   evaluate();
@@ -328,23 +328,9 @@ bool PairEqaccel::is_trial_move() const
   return false;
 }
 
-// A step has no edges where `neigh_modify exclude` took them away, which is another energy than the model's.
 void PairEqaccel::warn_of_exclusions() const
 {
-  bool found = false;
-  for (int m = 0; m < neighbor->nex_type; ++m) found |= setflag[neighbor->ex1_type[m]][neighbor->ex2_type[m]] != 0;
-  // Fixes keep groups for exclusions that are empty but for a moment, so groups count by who is in them.
-  const auto present = [this](int number) {
-    int here = 0, anywhere = 0;
-    for (int i = 0; i < atom->nlocal; ++i)
-      here |= (atom->mask[i] & group->bitmask[number]) && element_of_type[atom->type[i]] >= 0;
-    MPI_Allreduce(&here, &anywhere, 1, MPI_INT, MPI_MAX, world);
-    return anywhere != 0;
-  };
-  for (int m = 0; m < neighbor->nex_group; ++m)
-    found |= present(neighbor->ex1_group[m]) && present(neighbor->ex2_group[m]);
-  for (int m = 0; m < neighbor->nex_mol; ++m) found |= present(neighbor->ex_mol_group[m]);
-  if (found && comm->me == 0)
+  if (excludes_neighbors(lmp, setflag, element_of_type) && comm->me == 0)
     error->warning(FLERR, "pair_style eqaccel: neigh_modify exclude takes neighbours from atoms of the model, so that "
                           "its energy and forces are not those of all atoms; to hold atoms still, leave them out of "
                           "the group of the integrator, or fix setforce 0 0 0");
@@ -358,20 +344,6 @@ void PairEqaccel::warn_of_heat_flux() const
       modify->get_compute_by_style("^centroid/stress/atom").empty())
     error->warning(FLERR, "pair_style eqaccel: compute heat/flux is right with compute centroid/stress/atom only, and "
                           "there is none");
-}
-
-// An atom that is excluded from all others is taken out of the system, as fix gcmc does to see what energy is left
-// without it: not even its constant energy counts.
-void PairEqaccel::choose_atoms()
-{
-  int absent = 0;
-  for (int m = 0; m < neighbor->nex_group; ++m) {
-    if (neighbor->ex2_group[m] == 0) absent |= group->bitmask[neighbor->ex1_group[m]];    // 0: the group "all"
-    if (neighbor->ex1_group[m] == 0) absent |= group->bitmask[neighbor->ex2_group[m]];
-  }
-  takes_part.resize(atom->nlocal + atom->nghost);
-  for (size_t i = 0; i < takes_part.size(); ++i)
-    takes_part[i] = element_of_type[atom->type[i]] >= 0 && !(atom->mask[i] & absent);
 }
 
 // A comparison with NaN is false, so an atom without a place would lose its edges in silence.

@@ -50,7 +50,6 @@ class PairEqaccel : public Pair
   void choose_way();
 
   // A step in parts. Those that return a string say what is wrong, or nothing.
-  void choose_atoms();
   bool compute_on_kept_lists();
   std::string check_positions() const;
   std::string collect_edges();

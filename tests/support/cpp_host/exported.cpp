@@ -3,7 +3,7 @@
 // edge_index, types, and owner, the local node that each ghost is an image of.
 #include <dlfcn.h>
 #include <eqaccel/exchange.h>
-#include <torch/script.h>
+#include <torch/csrc/jit/serialization/import.h>
 
 #include <cstdio>
 #include <iostream>
@@ -11,7 +11,7 @@
 
 class Images : public eqaccel::GhostExchange {
  public:
-  explicit Images(const torch::Tensor& owner)
+  explicit Images(const at::Tensor& owner)
       : owner_(owner.const_data_ptr<int64_t>(), owner.const_data_ptr<int64_t>() + owner.numel()) {}
 
   void forward(void* rows, int64_t num_nodes, int64_t width, bool) override {
@@ -31,8 +31,8 @@ class Images : public eqaccel::GhostExchange {
   std::vector<int64_t> owner_;
 };
 
-void print(const char* name, const torch::Tensor& tensor) {
-  const torch::Tensor values = tensor.contiguous().flatten();
+void print(const char* name, const at::Tensor& tensor) {
+  const at::Tensor values = tensor.contiguous().flatten();
   std::printf("%s", name);
   for (int64_t i = 0; i < values.numel(); ++i) std::printf(" %.17g", values.const_data_ptr<double>()[i]);
   std::printf("\n");
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
     return std::fprintf(stderr, "usage: %s <libeqaccel_ops.so> <potential.pt> <operands.pt>\n", argv[0]), 2;
   if (dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 2;
   torch::jit::ExtraFilesMap extra{{"eqaccel.json", ""}};
-  torch::jit::Module potential = torch::jit::load(argv[2], torch::kCPU, extra);
+  torch::jit::Module potential = torch::jit::load(argv[2], at::kCPU, extra);
   if (extra["eqaccel.json"].find("\"format\": 2") == std::string::npos) return std::fprintf(stderr, "no metadata\n"), 2;
   torch::jit::Module operands = torch::jit::load(argv[3]);
   const auto operand = [&](const char* name) { return operands.attr(name).toTensor(); };
