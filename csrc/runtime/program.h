@@ -89,7 +89,8 @@ struct Compiled {
 //   meta "thread_elements"                   elements that such a thread takes
 // a linear map has
 //   meta "shared_weights"                    and, for each GPU body, its outputs, its kernels and the rows and columns that
-//                                            their blocks take, see eqaccel/families/linear/payload.py
+//                                            their blocks take, see eqaccel/families/linear/payload.py; its direction
+//                                            double_backward is the derivative by weights
 //   paths                                    a line for each path, see there
 // and a matrix product has no bodies but cpu/forward and gpu/forward/float32, and numbers of its own, see
 // eqaccel/families/matrix_product/payload.py.

@@ -141,7 +141,9 @@ struct Product {
     const Source s{saved[2], context->saved_data["key"].toInt()};
     variable_list results(2);
     if (context->needs_input_grad(0)) results[0] = call(s, g, b.t());
-    if (context->needs_input_grad(1)) results[1] = at::mm(a.t(), g);
+    // In the layout of `b`: what is transposed back to that of a parameter is its gradient without a copy.
+    const bool by_columns = b.sym_stride(0) == 1 && b.sym_size(1) > 1;
+    if (context->needs_input_grad(1)) results[1] = by_columns ? at::mm(g.t(), a).t() : at::mm(a.t(), g);
     return results;
   }
 

@@ -23,7 +23,7 @@ class Linear(KernelModule):
     With attributes, the matrix of a row is a sum of matrices times the attributes of the row. Those that are zero are
     left out, so that a product with one-hot species takes as long as one with a single matrix; but any attributes are
     right. Sums are in a fixed order, so results are bitwise reproducible. Derivatives of any order are calls of the
-    same operator; those with respect to weights and attributes are products of torch.
+    same operator, which has a kernel for each but that with respect to attributes: that is products of torch.
 
     Args:
         spec: The map.

@@ -1,4 +1,4 @@
-"""MACE's `reshape_irreps`, which puts the irreps of a channel side by side, in a form whose gradient takes fewer steps."""
+"""MACE's `reshape_irreps`, which puts the irreps of a channel side by side, in a form whose gradient takes less."""
 
 from __future__ import annotations
 

@@ -256,8 +256,8 @@ def test_rounding_of_gradients_of_weights(name: str, rows: int) -> None:
     """On a CPU an element is off by the products of a piece and the pieces: `piece` and `together` of the prelude.
 
     A product takes a rounding, one more where it is scaled by an attribute, and its sum one for each product of the
-    piece. Pieces are multiplied by the coefficient and added up, a rounding each; a piece more begins where the rows that
-    are laid out together do.
+    piece. Pieces are multiplied by the coefficient and added up, a rounding each; one more piece begins where the rows
+    that are laid out together do.
     """
     spec, piece, together = SPECS[name], 64, 1024
     t = operands(spec, rows, torch.device("cpu"), torch.float32, "mixture")

@@ -242,7 +242,7 @@ def test_unpatch_restores_everything(pair: tuple[Model, Model]) -> None:
     assert_untouched(fast, plain)
     assert unpatch(fast) is fast
     patched(fast)
-    assert report(fast).accelerated == accelerated >= 21
+    assert report(fast).accelerated == accelerated >= 23
 
 
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
@@ -252,7 +252,7 @@ def test_copies(model: Model, duplicate: str) -> None:
     assert_same_bits(twin, fast)
     assert list(twin.state_dict()) == list(fast.state_dict())
     assert_untouched(unpatch(twin), build(mm.energy_model))
-    assert report(fast).accelerated == 21
+    assert report(fast).accelerated == 23
 
 
 @pytest.mark.parametrize("interaction", mm.INTERACTIONS[1:4:2])
@@ -308,7 +308,18 @@ def test_subclasses_and_old_pickles() -> None:
     model = mm.energy_model(cls=CustomModel)
     for block in model.interactions:
         del block.cueq_config, block.oeq_config
-    assert report(patch(model)).accelerated == 21
+    assert report(patch(model)).accelerated == 23
+
+
+def test_reshaping_has_the_gradient_of_slices(model: Model) -> None:
+    reshape = patched(model).interactions[0].reshape
+    x = torch.randn(5, reshape.irreps.dim, dtype=torch.float64, requires_grad=True)
+    z, plain = reshape(x), reshape.plain_forward(x)
+    assert torch.equal(z, plain)
+    g, a = torch.randn_like(z).requires_grad_(), torch.randn_like(x)
+    first, right = (torch.autograd.grad(value, x, g, create_graph=True)[0] for value in (z, plain))
+    assert torch.equal(first, right)
+    assert torch.equal(*(torch.autograd.grad(value, g, a)[0] for value in (first, right)))
 
 
 def test_report(model: Model) -> None:
@@ -327,9 +338,10 @@ def test_report(model: Model) -> None:
     )
     assert rows["products.0.symmetric_contractions.contractions.0"].accelerated
     assert "eqaccel.Polynomial" in rows["products.0.symmetric_contractions.contractions.0"].note
-    assert after.accelerated == 21
+    assert rows["interactions.0.reshape"].accelerated
+    assert after.accelerated == 23
     assert "interactions.1.conv_tp" in str(after)
-    assert "21 modules accelerated" in str(after)
+    assert "23 modules accelerated" in str(after)
 
 
 def test_report_names_what_long_range_models_add(model: Model) -> None:
@@ -397,7 +409,7 @@ def test_patching_twice_is_refused_and_harmless(model: Model) -> None:
     fast = patched(model)
     with pytest.raises(AlreadyPatchedError, match="unpatch"):
         patch(fast)
-    assert report(fast).accelerated == 21
+    assert report(fast).accelerated == 23
 
 
 def _named(name: str) -> Model:

@@ -47,8 +47,8 @@ struct Pipeline {
 #endif
 
   EQ_FN Pipeline(const eq_operands& o_, const eq_work_split& split_, T* shared_, int first_, int last_)
-      : o(o_), split(split_), shared(shared_), thread(threadIdx.x), lane(threadIdx.x % 32), warp(threadIdx.x / 32), first(first_),
-        last(last_), steps((last_ - first_ + L::edges - 1) / L::edges) {
+      : o(o_), split(split_), shared(shared_), thread(threadIdx.x), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+        first(first_), last(last_), steps((last_ - first_ + L::edges - 1) / L::edges) {
     unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * round_up(L::stages, 2);
     ids = reinterpret_cast<int2*>(tail);
     terms = reinterpret_cast<Term*>(tail + L::ids_bytes);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from eqaccel.families.linear.plan import NO_FACTOR, SHAPES, LinearPlan, kernel_name
 
 
@@ -35,15 +37,15 @@ struct Problem {{
   static constexpr int {sizes};
   static EQ_FN Output output(int n) {{ return output_table[n]; }}
   static EQ_FN Factor factor(int n) {{ return factor_table[n]; }}
-{_components(plan) if gpu_scalar_bytes is None else ""}}};
+{print_components(plan.components) if gpu_scalar_bytes is None else ""}}};
 }}  // namespace
 {"EQ_EXPORT_LINEAR(Problem)" if gpu_scalar_bytes is None else _kernels(plan, gpu_scalar_bytes)}
 """
 
 
-def _components(plan: LinearPlan) -> str:
+def print_components(components: Iterable[int]) -> str:
     """The choice of code for a number of components, on the CPU."""
-    cases = "\n".join(f"      case {n}: return run(Components<{n}>{{}});" for n in plan.components)
+    cases = "\n".join(f"      case {n}: return run(Components<{n}>{{}});" for n in components)
     return f"""  template <class Run>
   static EQ_FN void with_components(int components, const Run& run) {{
     switch (components) {{

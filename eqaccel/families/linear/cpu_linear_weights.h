@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int together = 1024;  // rows that are laid out at a time
-constexpr int piece = 64;       // rows that are added up in registers
+constexpr int piece = 64;  // rows that are added up in registers
 
 template <class P>
 struct WeightSums {
@@ -162,7 +162,8 @@ void launch_weights(const eq_operands& o) {
           left -= height_of(P::matrix(n)) * panels_of(P::matrix(n));
         const Matrix m = P::matrix(n);
         P::with_components(P::block(m.block).components, [&](auto tag) {
-          add_pieces<P, decltype(tag)::count>(sums, m, left / panels_of(m) * most_rows, left % panels_of(m), begin, end);
+          add_pieces<P, decltype(tag)::count>(sums, m, left / panels_of(m) * most_rows, left % panels_of(m), begin,
+                                              end);
         });
       }
     }

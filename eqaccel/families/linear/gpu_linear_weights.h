@@ -163,6 +163,16 @@ EQ_FN void add_weights(const eq_operands& o, int squares, int parts, Square<thre
   }
 }
 
+template <class P>
+EQ_FN void add_parts(const eq_operands& o, int parts) {
+  const int64_t n = blockIdx.x * int64_t(weight_threads) + threadIdx.x;
+  if (n >= P::weights) return;
+  const T* from = static_cast<const T*>(o.workspace) + n;
+  T sum = 0;
+  for (int part = 0; part < parts; ++part) sum += from[part * P::weights];
+  static_cast<T*>(o.gw)[n] = sum;
+}
+
 }  // namespace
 
 #define EQ_EXPORT_LINEAR_WEIGHTS(P, thread_side)                                                                       \
@@ -171,11 +181,7 @@ EQ_FN void add_weights(const eq_operands& o, int squares, int parts, Square<thre
     __shared__ Square<thread_side> shared;                                                                             \
     add_weights<P, thread_side>(o, squares, parts, shared);                                                            \
   }                                                                                                                    \
-  EQ_KERNEL void __launch_bounds__(weight_threads) eq_linear_weights_sum(const EQ_PARAMETER eq_operands o, int parts) { \
-    const int64_t n = blockIdx.x * int64_t(weight_threads) + threadIdx.x;                                              \
-    if (n >= P::weights) return;                                                                                       \
-    const T* from = static_cast<const T*>(o.workspace) + n;                                                            \
-    T sum = 0;                                                                                                         \
-    for (int part = 0; part < parts; ++part) sum += from[part * P::weights];                                           \
-    static_cast<T*>(o.gw)[n] = sum;                                                                                    \
+  EQ_KERNEL void __launch_bounds__(weight_threads)                                                                     \
+      eq_linear_weights_sum(const EQ_PARAMETER eq_operands o, int parts) {                                             \
+    add_parts<P>(o, parts);                                                                                            \
   }

@@ -16,7 +16,7 @@ NAME = "linear"
 """Of the family."""
 
 DIRECTIONS = tuple(Direction)
-"""Those with kernels: the map, its transpose, and as double backward the derivative by weights, which training needs."""
+"""Those with kernels: the map, its transpose, and as double backward the derivative by weights, for training."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -25,9 +25,9 @@ def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
 
     Meta has `shared_weights`, as all rows have the same, for each GPU body "<body>/outputs" and "<body>/shapes", its
     kernels. For each of these it has "<body>/<shape>/threads" of a block, and for each output "<body>/<shape>/<n>/rows"
-    and "<body>/<shape>/<n>/tiles": rows that a block takes, and blocks side by side. Of the derivative by weights it has
-    "<body>/squares" and "<body>/threads": blocks for a part of the rows, and their threads. Entry `paths` has a line
-    "<first column of x> <mul> <first column of z> <mul> <components> <first weight> <coefficient>" for each path.
+    and "<body>/<shape>/<n>/tiles": rows that a block takes, and blocks side by side. Of the derivative by weights it
+    has "<body>/squares" and "<body>/threads": blocks for a part of the rows, and their threads. Entry `paths` has a
+    line "<first column of x> <mul> <first column of z> <mul> <components> <first weight> <coefficient>" for each path.
     """
     x, y, z, w = spec.irreps_in.dim, spec.num_attributes, spec.irreps_out.dim, spec.weight_numel
     numbers = {"x_dim": x, "y_dim": y, "w_dim": w, "z_dim": z, "shared_weights": 1}
@@ -105,7 +105,7 @@ def explain(spec: LinearSpec, direction: Direction) -> str:
 
 
 def _checksums(spec: LinearSpec, direction: Direction) -> str:
-    """What the self-check (`codegen.check`) compares a batch with; weights are one row, and each direction gives one result.
+    """What the self-check (`codegen.check`) compares a batch with; weights are one row.
 
     Backward gives gx and no more, double backward gw.
     """

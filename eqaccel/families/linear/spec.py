@@ -9,7 +9,6 @@ from typing import NamedTuple
 from eqaccel.errors import SpecError
 from eqaccel.irreps import Irreps, IrrepsLike
 
-
 MAX_COMPONENTS = 256
 """Of an irrep: a GPU block takes all components of a row together."""
 
@@ -43,8 +42,9 @@ class LinearSpec:
         num_attributes: Attributes of a row; 0 for a map that is the same for all rows.
 
     Raises:
-        SpecError: If a path names a block that there is not, joins irreps of other degrees, or has a coefficient that
-            is not finite; if an irrep has more than 256 components; if there are no weights, or a negative number of attributes.
+        SpecError: If a path names a block that there is not, joins irreps of other degrees or of more than 256
+            components, or has a coefficient that is not finite; if there are no weights, or a negative number of
+            attributes.
     """
 
     irreps_in: Irreps

@@ -1,10 +1,11 @@
-"""How the derivative of a linear map by its weights is computed: the matrices that there are, and what they are sums of."""
+"""How the derivative of a linear map by its weights is computed: its matrices, and what they are sums of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
 
+from eqaccel.families.linear.body import print_components
 from eqaccel.families.linear.spec import LinearSpec
 
 THREADS = 256
@@ -80,7 +81,9 @@ def make_weights_plan(spec: LinearSpec) -> WeightsPlan:
     """The plan of the derivative by weights."""
     read, written = spec.irreps_in, spec.irreps_out
     paths = [
-        (path, begin) for path, (begin, end) in zip(spec.paths, pairwise(spec.weight_offsets), strict=True) if begin < end
+        (path, begin)
+        for path, (begin, end) in zip(spec.paths, pairwise(spec.weight_offsets), strict=True)
+        if begin < end
     ]
     targets = sorted({path.target for path, _ in paths})
     blocks = tuple(Written(written.slices()[n].start, written[n].mul, written[n].ir.dim) for n in targets)
@@ -100,9 +103,7 @@ def make_weights_plan(spec: LinearSpec) -> WeightsPlan:
 def print_weights(plan: WeightsPlan, is_gpu: bool) -> str:
     """The body of the derivative by weights."""
     blocks = [f"{{{b.first}, {b.mul}, {b.components}}}," for b in plan.blocks]
-    matrices = [
-        f"{{{m.first}, {m.mul_in}, {m.block}, {m.begin}, T({m.coefficient!r})}}," for m in plan.matrices
-    ]
+    matrices = [f"{{{m.first}, {m.mul_in}, {m.block}, {m.begin}, T({m.coefficient!r})}}," for m in plan.matrices]
     lines = "\n    ".join
     sizes = f"in_dim = {plan.in_dim}, out_dim = {plan.out_dim}, attributes = {plan.attributes}"
     exported = f"Problem, {plan.thread_side}" if is_gpu else "Problem"
@@ -119,21 +120,7 @@ struct Problem {{
   static constexpr int64_t weights = {plan.weights};
   static EQ_FN Written block(int n) {{ return block_table[n]; }}
   static EQ_FN Matrix matrix(int n) {{ return matrix_table[n]; }}
-{"" if is_gpu else _components(plan)}}};
+{"" if is_gpu else print_components(sorted({b.components for b in plan.blocks}))}}};
 }}  // namespace
 EQ_EXPORT_LINEAR_WEIGHTS({exported})
-"""
-
-
-def _components(plan: WeightsPlan) -> str:
-    """The choice of code for a number of components, on the CPU."""
-    cases = "\n".join(
-        f"      case {n}: return run(Components<{n}>{{}});" for n in sorted({b.components for b in plan.blocks})
-    )
-    return f"""  template <class Run>
-  static EQ_FN void with_components(int components, const Run& run) {{
-    switch (components) {{
-{cases}
-    }}
-  }}
 """

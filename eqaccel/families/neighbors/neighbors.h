@@ -196,8 +196,7 @@ EQ_FN void write_pairs(int atoms, const Pairs& pairs) {
     });
   }
   const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, threads = int64_t(gridDim.x) * blockDim.x;
-  for (int64_t n = pairs.ends[atoms - 1] + thread; n < pairs.room; n += threads)
-    pairs.edges[n] = make_int2(int(n), -2);
+  for (int64_t n = pairs.ends[atoms - 1] + thread; n < pairs.room; n += threads) pairs.edges[n] = make_int2(int(n), -2);
 }
 
 // Sums of two rows of a matrix, or the first of them where there is no second one; zeros beyond the last pair.
