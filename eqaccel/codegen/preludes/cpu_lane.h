@@ -32,8 +32,8 @@ EQ_FN Lane fma(T a, Lane b, Lane c) { return a * b + c; }
 EQ_FN Lane fma(Lane a, Lane b, Lane c) { return a * b + c; }
 EQ_FN Sum dot(Lane a, Lane b, Sum sum) { return a * b + sum; }
 
-// The first `count` elements of a vector in memory; the others read as zero, and are never written. Instructions have no
-// names here but their own: compilers take longer to read <immintrin.h> than to compile most kernels.
+// The first `count` elements of a vector in memory; the others read as zero, and are never written. Instructions are
+// written out: compilers take longer to read <immintrin.h> than to compile most kernels.
 #if defined(__AVX512F__)
 EQ_FN uint16_t first_lanes(int count) { return uint16_t((1u << count) - 1); }
 #elif defined(__AVX2__)
