@@ -278,7 +278,7 @@ def test_calculator() -> None:
     energy, forces, stress = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
     assert patch(calculator) is calculator
     assert report(calculator).accelerated == 47  # with the step of the calculator itself
-    assert [row.path for row in report(calculator).rows if row.accelerated][22] == "models.1.interactions.0.conv_tp"
+    assert [row.path for row in report(calculator).rows if row.accelerated][24] == "models.1.interactions.0.conv_tp"
     calculator.reset()
     assert atoms.get_potential_energy() == pytest.approx(energy, rel=RELATIVE)
     assert abs(atoms.get_forces() - forces).max() <= RELATIVE * abs(forces).max()
