@@ -1,4 +1,5 @@
-// Neighbours within a cutoff, out of candidates, and pairs of edges, on a GPU; eqaccel/families/neighbors/neighbors.h says how.
+// Neighbours within a cutoff, out of candidates, and pairs of edges, on a GPU; eqaccel/families/neighbors/neighbors.h
+// says how.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,7 @@
 // eqaccel::neighbors: the edges within a cutoff, of candidates that were found for a larger one, in the order of a packed
-// index; eqaccel::neighbor_pairs, which of them are the reverse of each other; and eqaccel::edge_forces, what the gradient of an energy in the vectors of edges is for the atoms. Neither has a
-// derivative: a simulation differentiates what lies between the two.
+// index; eqaccel::neighbor_pairs, which of them are the reverse of each other; and eqaccel::edge_forces, what the
+// gradient of an energy in the vectors of edges is for the atoms. None has a derivative: a simulation differentiates
+// what lies between them.
 #include "neighbors.h"
 
 #include <ATen/Parallel.h>

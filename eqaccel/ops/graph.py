@@ -331,8 +331,8 @@ def depend_on_lengths(values: Tensor) -> None:
     """Says of an array with a row for each edge, inside of `given_edges`, that gradients see lengths alone in it.
 
     So what is made of these rows may be made once for an edge and its reverse, where both have the same values. That is
-    looked at where `GivenEdges.check` is set, and not in what is recorded then: do not say it of values that change when
-    the types of both ends are swapped. It holds for this very tensor, whatever others have in common with it.
+    looked at where `GivenEdges.check` is set, and not in what is recorded then: do not say it of values that change
+    when the types of both ends are swapped. It holds for this very tensor, whatever others have in common with it.
 
     Args:
         values: (num_edges, columns).
