@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 
-from eqaccel.benchmarks.problems import CONVOLUTIONS, PROBLEMS
+from eqaccel.benchmarks.problems import CONVOLUTIONS, PROBLEMS, PRODUCTS
 
 from eqaccel import runtime
 from eqaccel.codegen import SCALAR_BYTES, Direction
@@ -24,6 +24,9 @@ from eqaccel.targets import TARGETS
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 """At least one of each class, and those that compilers treat otherwise."""
+
+NAMES = tuple(dict.fromkeys((*CONVOLUTIONS, *PRODUCTS)))
+"""Every problem that is timed."""
 
 MAIN = ("mace-large", "mace-medium", "mp0-first", "mp0-second")
 """Problems whose kernels may not spill in float32, except on:"""
@@ -35,7 +38,7 @@ SPILLING = ("sm_120",)
 def main() -> int:
     """Compiles what the command line asks for; returns 1 if a kernel is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", nargs="+", choices=CONVOLUTIONS, default=CONVOLUTIONS)
+    parser.add_argument("--problems", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument(
         "--archs", nargs="+", choices=[name for name in TARGETS if name.startswith("sm_")], default=ARCHS
     )

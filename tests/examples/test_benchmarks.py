@@ -389,7 +389,8 @@ def test_summary_shows_where_eqaccel_stands(monkeypatch, tmp_path):
     for text in (readme, docs):
         text.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
     bench("kernels", *TINY, *CASE, "--compare", "none", "--json", results / "a.json", "--markdown", results / "a.md")
-    shutil.copy(RESULTS / "models_cpu_float32.json", results)
+    for name in ("models_cpu_float32.json", "step_cpu_float32.json"):
+        shutil.copy(RESULTS / name, results)
     monkeypatch.setattr(summary, "README", readme)
     monkeypatch.setattr(summary, "DOCS", docs)
     monkeypatch.setattr(summary, "RESULTS", results)
@@ -398,7 +399,8 @@ def test_summary_shows_where_eqaccel_stands(monkeypatch, tmp_path):
         assert text.startswith("before\n")
         assert text.endswith("after\n")
         assert "old" not in text
-        assert "MACE mp0-medium, 216 atoms" in text
+    assert "MACE mp0-medium, 216 atoms of carbon" in readme.read_text()
+    assert "MACE mp0-medium, 216 atoms, 34128 edges" in docs.read_text()
     assert "## Fused convolution" in docs.read_text()
     assert "[everything](../results/a.md)" in docs.read_text()
     assert "Fused convolution" not in readme.read_text()
