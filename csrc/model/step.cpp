@@ -187,7 +187,7 @@ Tensor Step::run_once() {
 void Step::record() {
   for (int run = 0; run < warm_ups; ++run) evaluate(memory_->capacity, run == 0);
   const Tensor exact = evaluate(std::max<int64_t>(1, search(1).count.item<int32_t>()), true);
-  capture_ = std::make_unique<GraphCapture>(setup_.device, [this] { recorded_ = evaluate(memory_->capacity, false); });
+  capture_ = std::make_unique<GraphCapture>([this] { recorded_ = evaluate(memory_->capacity, false); });
   capture_->replay();
   verify(recorded_, exact);
   ++recordings_[reason_];
