@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Tuple  # noqa: UP035 (Tor
 import torch
 from torch import Tensor, nn
 
-from eqaccel.ops import EdgeWeights, KernelModule, TensorProductConv, convolve_in_pieces
+from eqaccel.ops import EdgeWeights, KernelModule, LastProduct, TensorProductConv, convolve_in_pieces
 from eqaccel.prepare import scalar_name
 
 
@@ -180,12 +180,18 @@ class Convolution(KernelModule):
 
     Args:
         conv: The convolution of a patched model.
+        last: The end of the network that makes its weights, if the network leaves that to the convolution, as
+            `FirstLayers` does, and gives (rows, terms). So a step can make weights once for an edge and its reverse.
     """
 
     family = TensorProductConv.family
+    if TYPE_CHECKING:  # a buffer
+        matrix: Tensor
 
-    def __init__(self, conv: TensorProductConv) -> None:
+    def __init__(self, conv: TensorProductConv, last: Optional[LastProduct] = None) -> None:  # noqa: UP045 (TorchScript)
         super().__init__(conv.spec)
+        self.product = None if last is None else last.product
+        self.register_buffer("matrix", None if last is None else last.matrix.detach().clone())
         self.tuned, self.key, self.payload = conv.tuned, conv.key, conv.payload.clone()
         self.z_dim = conv.z_dim
         self.mul_ir = conv.mul_ir
@@ -193,6 +199,22 @@ class Convolution(KernelModule):
 
     def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""
+        if self.product is not None:
+            return torch.ops.eqaccel.weighted_convolution(
+                self.payload,
+                self.key,
+                self.product.payload,
+                self.product.key,
+                x,
+                y,
+                w,
+                self.matrix,
+                receiver,
+                sender,
+                self.z_dim,
+                self.mul_ir,
+                self.deterministic,
+            )
         num_nodes = x.size(0)
         graph = torch.ops.eqaccel.graph(receiver, sender, num_nodes, num_nodes)
         return torch.ops.eqaccel.tensor_product(

@@ -91,16 +91,39 @@ class DeferredNetwork(torch.nn.Module):
         """Maps (num_edges, inputs) to the weights that are to come."""
         if self.of_lengths:
             depend_on_lengths(x)
-        return EdgeWeights(self.network, x, last=self._last())
+        return EdgeWeights(self.network, x, last=last_product(self.network))
 
-    def _last(self) -> LastProduct | None:
-        """The end of the network, if that is a product alone."""
-        layers = list(self.network) if isinstance(self.network, torch.nn.Sequential) else []
-        last = layers[-1] if layers else None
-        if not isinstance(last, RadialPart):
-            return None
-        matrix = last.matrix()
-        return None if matrix is None else LastProduct(functools.partial(_apply, layers[:-1]), last.eqaccel, matrix)
+
+class FirstLayers(torch.nn.Module):
+    """A radial network without the product that it ends with, in a form that TorchScript reads.
+
+    What it gives has a row for each edge, or fewer where a step shares them between an edge and its reverse.
+
+    Args:
+        network: The network, of which there is a `last_product`.
+        of_lengths: As for `DeferredNetwork`.
+    """
+
+    def __init__(self, network: Any, of_lengths: bool = False) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*list(network)[:-1])
+        self.of_lengths = of_lengths
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (num_edges, inputs) to (rows, terms)."""
+        if self.of_lengths:
+            x = torch.ops.eqaccel.of_lengths(x)
+        return self.layers(torch.ops.eqaccel.once_a_pair(x))
+
+
+def last_product(network: torch.nn.Module) -> LastProduct | None:
+    """The end of a radial network, if that is a product alone."""
+    layers = list(network) if isinstance(network, torch.nn.Sequential) else []
+    last = layers[-1] if layers else None
+    if not isinstance(last, RadialPart):
+        return None
+    matrix = last.matrix()
+    return None if matrix is None else LastProduct(functools.partial(_apply, layers[:-1]), last.eqaccel, matrix)
 
 
 def _apply(layers: Sequence[torch.nn.Module], x: Tensor) -> Tensor:

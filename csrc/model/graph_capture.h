@@ -8,7 +8,8 @@
 
 namespace eqaccel {
 
-// A recording, as some part of torch makes it. All calls are made on one stream, which is not the default one.
+// A recording, as torch makes it: through its own class for CUDA graphs, whose headers include CUDA's. The interface for
+// graphs of any device that torch has since 2.13 is free of them, but nothing stands behind it for CUDA. All calls are made on one stream, which is not the default one.
 class Recorder {
  public:
   virtual ~Recorder() = default;
@@ -24,7 +25,7 @@ class GraphCapture {
 
   // Records what `body` has the device do on the current stream, which does not run yet. Throws what `body` throws, and
   // c10::Error where it does what can not be recorded.
-  GraphCapture(c10::Device, const std::function<void()>& body);
+  explicit GraphCapture(const std::function<void()>& body);
 
   // Runs it on the current stream.
   void replay() { recorder_->replay(); }
@@ -35,5 +36,5 @@ class GraphCapture {
 
 }  // namespace eqaccel
 
-// Of libeqaccel_capture, which is built where torch has no interface for this that is free of CUDA's headers.
+// Of libeqaccel_capture, which is built where torch's GPU half and CUDA's headers are.
 extern "C" eqaccel::Recorder* eqaccel_new_recorder();

@@ -12,10 +12,12 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "eqaccel/exchange.h"
 #include "file.h"
+#include "given_graph.h"
 #include "metadata.h"
 #include "main_thread_exchange.h"
 #include "moments.h"
@@ -168,10 +170,28 @@ class TorchModel final : public Model {
       copy(found.moments, {frame.num_edges, 3, 3}, moments);
       return;
     }
-    const auto [of_nodes, of_edges] =
-        call(vectors.to(device_, dtype()), edge_index.to(device_), types.to(device_), frame.num_local, exchange);
+    const at::Tensor edges = edge_index.to(device_), moved = vectors.to(device_, dtype());
+    std::optional<GivenGraph> given;
+    if (may_give_) {
+      const at::Tensor packed = sorted(edges, frame.num_nodes);
+      // Of the edges of one rank some may have no reverse here, which the kernels of a GPU take for granted.
+      GivenGraph::FindPairs find;
+      if (device_.is_cpu()) find = [=] { return ops::find_pairs(moved, packed, frame.num_nodes); };
+      given.emplace(edges, packed, frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_, find);
+    }
+    const auto [of_nodes, of_edges] = call(moved, edges, types.to(device_), frame.num_local, exchange);
+    compared_ = true;
+    if (given && given->differed()) may_give_ = false;
     copy(of_nodes, {frame.num_local}, energies);
     copy(of_edges, {frame.num_edges, 3}, gradients);
+  }
+
+  // The packed index of edges, which all layers of the program take.
+  static at::Tensor sorted(const at::Tensor& edge_index, int64_t num_nodes) {
+    static const auto graph = c10::Dispatcher::singleton()
+                                  .findSchemaOrThrow("eqaccel::graph", "")
+                                  .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt, c10::SymInt)>();
+    return graph.call(edge_index[1], edge_index[0], num_nodes, num_nodes);
   }
 
   static void copy(const at::Tensor& from, at::IntArrayRef shape, double* to) {
@@ -182,6 +202,8 @@ class TorchModel final : public Model {
   ModelInfo info_;
   c10::Device device_;
   torch::jit::Module module_;
+  bool compared_ = false;  // whether the edges of every layer were compared with those that are sorted
+  bool may_give_ = true;  // and were the same
   bool moments_are_right_ = false;  // as far as known
   std::unique_ptr<MainThreadExchange> main_thread_;
   std::unique_ptr<Step> step_;

@@ -23,7 +23,7 @@ constexpr int warm_ups = 3;  // kernels compile in the first
 // A recording that served for less was not worth its time; the next one waits longer.
 constexpr int64_t worthwhile = 50, longest_patience = 200;
 
-constexpr int64_t count_at = 0, nearest_at = 1, energies_at = 2;  // in a vector of results
+constexpr int64_t count_at = 0, nearest_at = 1, differ_at = 2, energies_at = 3;  // in a vector of results
 
 template <class Signature>
 auto operator_of(const char* name) {
@@ -55,6 +55,7 @@ Step::Memory::Memory(const CandidateTensors& found, int64_t num_atoms, c10::Devi
   cell = own.narrow(0, 0, 9).view({1, 3, 3});
   positions = own.narrow(0, 9, 3 * atoms).view({atoms, 3});
   types = own.narrow(0, 9 + 3 * atoms, nodes()).view(at::kLong);
+  zero = at::zeros({1}, doubles.device(device));
   results = at::zeros({energies_at + 4 * atoms + 9}, doubles.pinned_memory(!device.is_cpu()));
   candidates.fill(found);
 }
@@ -112,10 +113,7 @@ void Step::run(const Atoms& atoms, StepResult& result) {
   }
   is_new_ = false;
   const double* values = fetch(run_once());
-  while (on_gpu() && values[count_at] > static_cast<double>(memory_->capacity)) {
-    make_room("more edges", static_cast<int64_t>(values[count_at]));
-    values = fetch(run_once());
-  }
+  while (!accept(values)) values = fetch(run_once());
   ++steps_;
   ++age_;
   result.nearest = values[nearest_at];
@@ -138,18 +136,33 @@ Step::Edges Step::search(int64_t capacity) const {
   return {vectors, edge_index, graph, count};
 }
 
+ops::EdgePairs Step::find_pairs(const Edges& edges) const {
+  if (!on_gpu()) return ops::find_pairs(edges.vectors, edges.graph, memory_->nodes());
+  using Signature =
+      std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, int64_t, int64_t);
+  static const auto pairs = operator_of<Signature>("eqaccel::neighbor_pairs");
+  auto [row, members, differ] =
+      pairs.call(setup_.search, setup_.search_key, edges.vectors, edges.graph, memory_->atoms, memory_->nodes());
+  return {row, members, differ, setup_.search, setup_.search_key};
+}
+
 Tensor Step::evaluate(int64_t capacity, bool compare) {
   using Signature =
       std::tuple<Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, int64_t);
   static const auto edge_forces = operator_of<Signature>("eqaccel::edge_forces");
   const Edges edges = search(capacity);
   const int64_t nodes = memory_->nodes(), atoms = memory_->atoms;
-  Tensor energies, gradient;
+  Tensor energies, gradient, differ;
   {
     std::optional<GivenGraph> given;
-    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare);
+    GivenGraph::FindPairs find;
+    if (may_share_weights_) find = [&] { return find_pairs(edges); };
+    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
     if (given && given->differed()) may_share_ = false;
+    if (given && given->values_differed()) may_share_weights_ = false;
+    shares_weights_ = given && given->shares();
+    if (given) differ = given->differ();
   }
   TORCH_CHECK(energies.sizes() == at::IntArrayRef({nodes}), "the model returned energies of shape ", energies.sizes(),
               ", expected ", nodes);
@@ -158,7 +171,7 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
   const Tensor lengths = at::linalg_vector_norm(edges.vectors, 2, at::IntArrayRef({1}));
   const Tensor nearest = lengths.size(0) > 0 ? lengths.amin(at::IntArrayRef({0}), /*keepdim=*/true)
                                              : at::full({1}, setup_.cutoff, lengths.options());
-  return at::cat({edges.count.to(at::kDouble), nearest.to(at::kDouble),
+  return at::cat({edges.count.to(at::kDouble), nearest.to(at::kDouble), differ.defined() ? differ : memory_->zero,
                   energies.detach().narrow(0, 0, atoms).to(at::kDouble), forces.narrow(0, 0, atoms).flatten(),
                   virials.narrow(0, 0, atoms).sum(0).flatten()});
 }
@@ -187,7 +200,7 @@ Tensor Step::run_once() {
 void Step::record() {
   for (int run = 0; run < warm_ups; ++run) evaluate(memory_->capacity, run == 0);
   const Tensor exact = evaluate(std::max<int64_t>(1, search(1).count.item<int32_t>()), true);
-  capture_ = std::make_unique<GraphCapture>(setup_.device, [this] { recorded_ = evaluate(memory_->capacity, false); });
+  capture_ = std::make_unique<GraphCapture>([this] { recorded_ = evaluate(memory_->capacity, false); });
   capture_->replay();
   verify(recorded_, exact);
   ++recordings_[reason_];
@@ -196,7 +209,8 @@ void Step::record() {
 
 void Step::verify(const Tensor& recorded, const Tensor& exact) const {
   const Tensor found = recorded.cpu(), right = exact.cpu();
-  if (found[count_at].item<double>() > static_cast<double>(memory_->capacity)) return;  // this is no result yet
+  if (found[count_at].item<double>() > static_cast<double>(memory_->capacity) || found[differ_at].item<double>() != 0)
+    return;  // this is no result yet
   const int64_t atoms = memory_->atoms;
   const double eps =
       setup_.dtype == at::kFloat ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
@@ -213,6 +227,18 @@ void Step::verify(const Tensor& recorded, const Tensor& exact) const {
   compare("virials", energies_at + 4 * atoms, 9, work);
 }
 
+bool Step::accept(const double* values) {
+  if (on_gpu() && values[count_at] > static_cast<double>(memory_->capacity)) {
+    make_room("more edges", static_cast<int64_t>(values[count_at]));
+    return false;
+  }
+  if (values[differ_at] == 0) return true;
+  forget_recording();
+  reason_ = "weights that an edge and its reverse do not share";
+  may_share_weights_ = false;
+  return false;
+}
+
 const double* Step::fetch(const Tensor& results) {
   memory_->results.copy_(results, /*non_blocking=*/true);
   if (stream_) stream_->synchronize();
@@ -225,6 +251,7 @@ std::string Step::note() const {
   for (const auto& [reason, count] : recordings_)
     recorded += (recorded.empty() ? "" : ", ") + std::to_string(count) + " for " + reason;
   if (!recorded.empty()) text += ", recorded as a CUDA graph (" + recorded + ")";
+  if (shares_weights_) text += ", weights of edges made once a pair of atoms";
   if (on_gpu() && !not_recorded_.empty()) text += ", no CUDA graph: " + not_recorded_;
   return text;
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "candidate_tensors.h"
+#include "edge_pairs.h"
 #include "eqaccel/model.h"
 #include "graph_capture.h"
 
@@ -44,6 +45,7 @@ class Step {
     at::Tensor cell, positions, types;
     CandidateTensors candidates;
     int64_t capacity = 0;  // room for edges; not used on a CPU
+    at::Tensor zero;  // (1,) float64
     at::Tensor results;  // on the host
 
     Memory(const CandidateTensors&, int64_t atoms, c10::Device);
@@ -56,13 +58,17 @@ class Step {
 
   bool on_gpu() const { return !setup_.device.is_cpu(); }
   Edges search(int64_t capacity) const;
-  // From positions to one vector of doubles: number of edges, length of the shortest, energies, forces, virial.
+  ops::EdgePairs find_pairs(const Edges&) const;
+  // From positions to one vector of doubles: number of edges, length of the shortest, whether an edge and its reverse
+  // shared weights that are not the same, energies, forces, virial.
   at::Tensor evaluate(int64_t capacity, bool compare);
   at::Tensor run_once();
   void record();
   // Throws unless recorded results are those without room for further edges, but for rounding.
   void verify(const at::Tensor& recorded, const at::Tensor& exact) const;
   const double* fetch(const at::Tensor& results);
+  // Whether these are results; if not, makes sure that the next ones can be.
+  bool accept(const double* values);
   void make_room(const std::string& reason, int64_t num_edges);
   void forget_recording();
 
@@ -72,6 +78,8 @@ class Step {
   bool is_new_ = false;  // whether candidates have not served yet
   bool compared_ = false;  // whether the edges of every layer were compared with those that are sorted
   bool may_share_ = true;  // and were the same
+  bool may_share_weights_ = true;  // as far as known, an edge and its reverse have the same ones
+  bool shares_weights_ = false;  // whether they were made once for both
 
   std::unique_ptr<GraphCapture> capture_;
   at::Tensor recorded_;  // what a replay writes to

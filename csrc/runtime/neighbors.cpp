@@ -29,11 +29,18 @@ NeighborKernels::NeighborKernels(const Program& program, Backend backend, Scalar
   count_pairs_ = driver_.get_function(module, "eq_count_pairs");
   write_pairs_ = driver_.get_function(module, "eq_write_pairs");
   add_pairs_ = driver_.get_function(module, "eq_add_pairs");
+  take_pairs_ = driver_.get_function(module, "eq_take_pairs");
+  spread_pairs_ = driver_.get_function(module, "eq_spread_pairs");
 }
 
 void NeighborKernels::launch(GpuDriver::Function kernel, int64_t rows, void* stream, void** parameters) const {
+  launch_elements(kernel, rows * lanes, stream, parameters);
+}
+
+void NeighborKernels::launch_elements(GpuDriver::Function kernel, int64_t elements, void* stream,
+                                      void** parameters) const {
   const DeviceScope scope(driver_, device_);
-  driver_.launch(kernel, {static_cast<unsigned>(ceil_div(rows * lanes, threads_))}, {threads_}, 0, stream, parameters);
+  driver_.launch(kernel, {static_cast<unsigned>(ceil_div(elements, threads_))}, {threads_}, 0, stream, parameters);
 }
 
 void NeighborKernels::count(const NeighborCandidates& from, int32_t* counts, void* stream) const {
@@ -70,8 +77,22 @@ void NeighborKernels::write_pairs(int64_t atoms, const NeighborEdges& of, const 
   PairRoom p = to;
   int count = static_cast<int>(atoms), nodes = static_cast<int>(e.nodes), capacity = static_cast<int>(e.capacity);
   int room = static_cast<int>(p.rows);
-  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &ends, &p.row, &p.edges, &room};
+  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &ends, &p.row, &p.edges, &room, &p.differ};
   launch(write_pairs_, atoms, stream, parameters);
+}
+
+void NeighborKernels::take_pairs(const void* values, const int32_t* edges, int64_t rows, int64_t columns, void* taken,
+                                 double* differ, void* stream) const {
+  int row_count = static_cast<int>(rows), column_count = static_cast<int>(columns);
+  void* parameters[] = {&values, &edges, &row_count, &column_count, &taken, &differ};
+  launch_elements(take_pairs_, rows * columns, stream, parameters);
+}
+
+void NeighborKernels::spread_pairs(const void* taken, const int32_t* row, const int32_t* edges, int64_t count,
+                                   int64_t columns, void* values, void* stream) const {
+  int edge_count = static_cast<int>(count), column_count = static_cast<int>(columns);
+  void* parameters[] = {&taken, &row, &edges, &edge_count, &column_count, &values};
+  launch_elements(spread_pairs_, count * columns, stream, parameters);
 }
 
 void NeighborKernels::add_pairs(const void* matrix, const int32_t* edges, int64_t rows, int64_t columns, void* sums,

@@ -35,6 +35,7 @@ struct PairRoom {
   int64_t rows;
   int32_t* row;  // (capacity of the edges) the pair of each
   int32_t* edges;  // (rows, 2)
+  double* differ;  // (1) whether values of pairs were seen to differ
 };
 
 class NeighborKernels {
@@ -45,9 +46,16 @@ class NeighborKernels {
   // All of these queue work on `stream`. Edges of each atom, (atoms); their sums, `ends`, are for the other one.
   void count(const NeighborCandidates&, int32_t* counts, void* stream) const;
   void write(const NeighborCandidates&, const int32_t* ends, const NeighborEdges&, void* stream) const;
-  // The same for pairs of edges and their reverses, of a graph of atoms in which slots are edges; `row` comes with zeros.
+  // The same for pairs of edges and their reverses, of a graph of atoms in which slots are edges; `row` comes with zeros,
+  // and `differ` leaves with one.
   void count_pairs(int64_t atoms, const NeighborEdges&, int32_t* counts, void* stream) const;
   void write_pairs(int64_t atoms, const NeighborEdges&, const int32_t* ends, const PairRoom&, void* stream) const;
+  // Rows (rows, columns) of the values of the edges of pairs that come first; sets `differ` to 1 where those of the others
+  // are not the same. And the transpose, to values of `count` edges.
+  void take_pairs(const void* values, const int32_t* edges, int64_t rows, int64_t columns, void* taken, double* differ,
+                  void* stream) const;
+  void spread_pairs(const void* taken, const int32_t* row, const int32_t* edges, int64_t count, int64_t columns,
+                    void* values, void* stream) const;
   // Sums (rows, columns) of the rows of a matrix that pairs have.
   void add_pairs(const void* matrix, const int32_t* edges, int64_t rows, int64_t columns, void* sums,
                  void* stream) const;
@@ -56,14 +64,16 @@ class NeighborKernels {
 
  private:
   NeighborKernels(const Program&, Backend, Scalar, int device);
-  // A warp for each row.
+  // A warp for each row, or a thread for each element.
   void launch(GpuDriver::Function, int64_t rows, void* stream, void** parameters) const;
+  void launch_elements(GpuDriver::Function, int64_t elements, void* stream, void** parameters) const;
 
   const GpuDriver& driver_;
   int device_;
   unsigned threads_;
   GpuDriver::Function count_ = nullptr, write_ = nullptr, order_ = nullptr, forces_ = nullptr;
   GpuDriver::Function count_pairs_ = nullptr, write_pairs_ = nullptr, add_pairs_ = nullptr;
+  GpuDriver::Function take_pairs_ = nullptr, spread_pairs_ = nullptr;
 };
 
 }  // namespace eqaccel

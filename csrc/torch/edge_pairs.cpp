@@ -1,6 +1,8 @@
 // eqaccel::edge_pairs: which edges are the reverse of each other, so that what depends on their length alone is the same.
 // Nothing is taken for granted: edges pair where each receives from the node that the other receives from, and their
 // vectors are opposite in every bit that counts. An edge without a partner is alone.
+#include "edge_pairs.h"
+
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -8,7 +10,6 @@
 #include <tuple>
 #include <vector>
 
-#include "operators.h"
 #include "packed_index.h"
 
 namespace eqaccel::ops {
@@ -106,4 +107,10 @@ std::tuple<Tensor, Tensor> edge_pairs(const Tensor& vectors, const Tensor& graph
 TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("edge_pairs", edge_pairs); }
 
 }  // namespace
+
+EdgePairs find_pairs(const Tensor& vectors, const Tensor& graph, int64_t num_nodes) {
+  auto [row, edges] = edge_pairs(vectors, graph, num_nodes);
+  return {row, edges, at::zeros({1}, at::kDouble), row, /*key=*/0};
+}
+
 }  // namespace eqaccel::ops

@@ -1,7 +1,9 @@
 #include "given_graph.h"
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace eqaccel {
@@ -17,11 +19,13 @@ bool same(const at::Tensor& given, const at::Tensor& row) {
 
 }  // namespace
 
-GivenGraph::GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare)
+GivenGraph::GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs)
     : edge_index_(std::move(edge_index)), packed_(std::move(packed)), num_nodes_(num_nodes), compare_(compare),
-      outer_(std::exchange(innermost, this)) {}
+      find_pairs_(std::move(find_pairs)), outer_(std::exchange(innermost, this)) {}
 
 GivenGraph::~GivenGraph() { innermost = outer_; }
+
+GivenGraph* GivenGraph::current() { return innermost; }
 
 bool GivenGraph::are(const at::Tensor& receiver, const at::Tensor& sender) {
   if (!compare_ || (same(edge_index_[1], receiver) && same(edge_index_[0], sender))) return true;
@@ -36,6 +40,36 @@ std::optional<at::Tensor> GivenGraph::index_of(const at::Tensor& receiver, const
       receiver.numel() != given->edge_index_.size(1) || !given->are(receiver, sender))
     return std::nullopt;
   return given->packed_;
+}
+
+void GivenGraph::note(const at::Tensor& values) {
+  const bool fits = values.dim() == 2 && values.size(0) == edge_index_.size(1) && values.device() == packed_.device();
+  if (find_pairs_ && fits) noted_.emplace_back(values, at::Tensor());
+}
+
+at::Tensor GivenGraph::once_a_pair(const at::Tensor& values) {
+  const auto found =
+      std::find_if(noted_.begin(), noted_.end(), [&](const auto& known) { return known.first.is_same(values); });
+  if (found == noted_.end()) return values;
+  if (!found->second.defined()) found->second = shared(values);
+  return found->second;
+}
+
+at::Tensor GivenGraph::shared(const at::Tensor& values) {
+  if (!pairs_) pairs_ = find_pairs_();
+  if (pairs_->edges.size(0) >= values.size(0)) return values;  // so that rows are told by their number
+  const at::Tensor flag = compare_ ? at::zeros_like(pairs_->differ) : pairs_->differ;
+  const at::Tensor rows = take_pairs(*pairs_, values, flag);
+  if (compare_ && flag.item<double>() != 0) {
+    values_differed_ = true;
+    return values;
+  }
+  shares_ = true;
+  return rows;
+}
+
+const ops::EdgePairs* GivenGraph::pairs_of(int64_t rows, int64_t edges) const {
+  return shares_ && rows != edges && rows == pairs_->edges.size(0) && edges == edge_index_.size(1) ? &*pairs_ : nullptr;
 }
 
 }  // namespace eqaccel

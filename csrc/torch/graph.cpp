@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -66,6 +67,14 @@ void counting_sort(int64_t num_edges, int64_t count, Take take, NodeOf node_of, 
   }
 }
 
+// Whether edges are in the order of slots already.
+template <class Index>
+bool are_sorted(const Index* receiver, const Index* sender, int64_t num_edges) {
+  for (int64_t e = 1; e < num_edges; ++e)
+    if (std::tie(receiver[e - 1], sender[e - 1]) > std::tie(receiver[e], sender[e])) return false;
+  return true;
+}
+
 template <class Index>
 void sort_edges(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders,
                 int32_t* packed) {
@@ -80,11 +89,18 @@ void sort_edges(const Tensor& receiver, const Tensor& sender, int64_t num_receiv
   packed[1] = static_cast<int32_t>(num_senders);
   const auto same = [](int64_t i) { return static_cast<int32_t>(i); };
 
-  std::vector<int32_t> by_sender(num_edges);
-  counting_sort(num_edges, num_senders, same, [&](int32_t e) { return s[e]; }, t_row_ptr, by_sender.data());
-  counting_sort(
-      num_edges, num_receivers, [&](int64_t i) { return by_sender[i]; }, [&](int32_t e) { return r[e]; }, row_ptr,
-      edge);
+  if (are_sorted(r, s, num_edges)) {
+    std::iota(edge, edge + num_edges, 0);
+    std::fill(row_ptr, row_ptr + num_receivers + 1, 0);
+    for (int64_t e = 0; e < num_edges; ++e) ++row_ptr[r[e] + 1];
+    std::partial_sum(row_ptr, row_ptr + num_receivers + 1, row_ptr);
+  } else {
+    std::vector<int32_t> by_sender(num_edges);
+    counting_sort(num_edges, num_senders, same, [&](int32_t e) { return s[e]; }, t_row_ptr, by_sender.data());
+    counting_sort(
+        num_edges, num_receivers, [&](int64_t i) { return by_sender[i]; }, [&](int32_t e) { return r[e]; }, row_ptr,
+        edge);
+  }
   for (int64_t slot = 0; slot < num_edges; ++slot) slot_sender[slot] = static_cast<int32_t>(s[edge[slot]]);
   counting_sort(num_edges, num_senders, same, [&](int32_t slot) { return slot_sender[slot]; }, t_row_ptr, t_slot);
 }

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "device.h"
+#include "edge_pairs.h"
 #include "operators.h"
 #include "packed_index.h"
 
@@ -175,8 +176,8 @@ Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cell
   return {room.vectors, room.edge_index, room.packed, row_ptr.narrow(0, from.atoms, 1)};
 }
 
-std::tuple<Tensor, Tensor> pairs_on_gpu(const Tensor& payload, int64_t key, const Tensor& vectors, const Tensor& graph,
-                                        int64_t num_atoms, int64_t num_nodes) {
+std::tuple<Tensor, Tensor, Tensor> pairs_on_gpu(const Tensor& payload, int64_t key, const Tensor& vectors,
+                                                const Tensor& graph, int64_t num_atoms, int64_t num_nodes) {
   constexpr const char* op = "eqaccel::neighbor_pairs";
   const int64_t capacity = vectors.size(0), room = (capacity + 1) / 2;
   TORCH_CHECK(0 < num_atoms && num_atoms <= num_nodes, op, ": expected 0 < num_atoms <= num_nodes, got ", num_atoms,
@@ -189,11 +190,37 @@ std::tuple<Tensor, Tensor> pairs_on_gpu(const Tensor& payload, int64_t key, cons
   void* const stream = current_stream(graph.device());
   const Tensor counts = at::empty({num_atoms}, graph.options()), row = at::zeros({capacity}, graph.options());
   const Tensor members = at::empty({room, 2}, graph.options());
+  const Tensor differ = at::empty({1}, graph.options().dtype(at::kDouble));
   kernels.count_pairs(num_atoms, edges, counts.mutable_data_ptr<int32_t>(), stream);
   const Tensor ends = at::cumsum(counts, 0, at::kInt);
-  kernels.write_pairs(num_atoms, edges, ends.const_data_ptr<int32_t>(),
-                      {room, row.mutable_data_ptr<int32_t>(), members.mutable_data_ptr<int32_t>()}, stream);
-  return {row, members};
+  kernels.write_pairs(
+      num_atoms, edges, ends.const_data_ptr<int32_t>(),
+      {room, row.mutable_data_ptr<int32_t>(), members.mutable_data_ptr<int32_t>(), differ.mutable_data_ptr<double>()},
+      stream);
+  return {row, members, differ};
+}
+
+Tensor take_pairs(const Tensor& payload, int64_t key, const Tensor& values, const Tensor& row, const Tensor& edges,
+                  const Tensor& differ) {
+  check_pairs("eqaccel::take_pairs", values, row.size(0), row, edges, differ);
+  const c10::DeviceGuard guard(values.device());
+  const Tensor held = values.contiguous(), taken = at::empty({edges.size(0), values.size(1)}, values.options());
+  if (taken.numel() > 0)
+    kernels_of("eqaccel::take_pairs", payload, key, values.device(), values.scalar_type())
+        .take_pairs(held.const_data_ptr(), edges.const_data_ptr<int32_t>(), edges.size(0), values.size(1),
+                    taken.mutable_data_ptr(), differ.mutable_data_ptr<double>(), current_stream(values.device()));
+  return taken;
+}
+
+Tensor spread_pairs(const Tensor& payload, int64_t key, const Tensor& rows, const Tensor& row, const Tensor& edges) {
+  check_pairs("eqaccel::spread_pairs", rows, edges.size(0), row, edges);
+  const c10::DeviceGuard guard(rows.device());
+  const Tensor held = rows.contiguous(), values = at::empty({row.size(0), rows.size(1)}, rows.options());
+  if (values.numel() > 0)
+    kernels_of("eqaccel::spread_pairs", payload, key, rows.device(), rows.scalar_type())
+        .spread_pairs(held.const_data_ptr(), row.const_data_ptr<int32_t>(), edges.const_data_ptr<int32_t>(),
+                      row.size(0), rows.size(1), values.mutable_data_ptr(), current_stream(rows.device()));
+  return values;
 }
 
 Tensor add_pairs(const Tensor& payload, int64_t key, const Tensor& matrix, const Tensor& edges) {
@@ -273,6 +300,8 @@ TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
   library.impl("neighbors", on_gpu);
   library.impl("neighbor_pairs", pairs_on_gpu);
+  library.impl("take_pairs", take_pairs);
+  library.impl("spread_pairs", spread_pairs);
   library.impl("add_pairs", add_pairs);
   library.impl("edge_forces", forces_on_gpu);
 }

@@ -42,8 +42,23 @@ TORCH_LIBRARY(eqaccel, library) {
   // where the result is zero, for b that is finite.
   library.def("matrix_product_shared(Tensor payload, int key, Tensor a, Tensor b, Tensor parts) -> Tensor");
   library.def("edge_pairs(Tensor vectors, Tensor graph, int num_nodes) -> (Tensor row, Tensor edges)");
+  // Values of edges (E, columns), once a pair: of the edge that comes first. Sets `differ`, (1,) float64, to one if those
+  // of the other edge of any pair are not the same. And the transpose of that. payload: of `neighbors`, any on a CPU.
+  library.def(
+      "take_pairs(Tensor payload, int key, Tensor values, Tensor row, Tensor edges, Tensor(a!) differ) -> Tensor");
+  library.def("spread_pairs(Tensor payload, int key, Tensor rows, Tensor row, Tensor edges) -> Tensor");
   // a: (rows, terms); b: (terms, columns); payload and key: of the kernel, see matrix_product.cpp.
   library.def("matrix_product(Tensor payload, int key, Tensor a, Tensor b) -> Tensor", tags);
+  // For exported programs, weighted_convolution.cpp. values: (E, columns), of which gradients see lengths alone; rows of
+  // such values, once for an edge and its reverse, or the values as they are. hidden: (E, terms), or of such rows; matrix:
+  // (terms, w_dim).
+  library.def("of_lengths(Tensor(a) values) -> Tensor(a)", tags);
+  library.def("once_a_pair(Tensor(a) values) -> Tensor(a)", tags);
+  library.def(
+      "weighted_convolution(Tensor payload, int key, Tensor product_payload, int product_key, Tensor x, Tensor y, "
+      "Tensor hidden, Tensor matrix, Tensor receiver, Tensor sender, int z_dim, bool mul_ir, bool deterministic) "
+      "-> Tensor",
+      tags);
   // x: (rows, num_features); w: (rows, num_weights); z: (rows, num_outputs), see polynomial.cpp.
   library.def("polynomial(Tensor payload, int key, Tensor x, Tensor w, int num_outputs) -> Tensor", tags);
   library.def("polynomial_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, int num_outputs) -> "
@@ -62,9 +77,9 @@ TORCH_LIBRARY(eqaccel, library) {
       "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype) "
       "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
   // Pairs of edges and their reverses on a GPU, of the graph of `neighbors`, with -2 for the second edge beyond the last
-  // pair; and sums of the rows of a matrix that pairs have.
+  // pair, and (1,) float64 zero for `take_pairs`; and sums of the rows of a matrix that pairs have.
   library.def("neighbor_pairs(Tensor payload, int key, Tensor vectors, Tensor graph, int num_atoms, int num_nodes) -> "
-              "(Tensor row, Tensor edges)");
+              "(Tensor row, Tensor edges, Tensor differ)");
   library.def("add_pairs(Tensor payload, int key, Tensor matrix, Tensor edges) -> Tensor");
   library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_nodes) -> "
               "(Tensor forces, Tensor virials)");

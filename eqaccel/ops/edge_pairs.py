@@ -31,11 +31,13 @@ class EdgePairs:
         row: (num_edges,) int32, the pair of each edge.
         edges: (num_pairs, 2) int32, the edges of each pair; the second is -1 where an edge has no reverse. On a GPU
             there may be room for more pairs: rows beyond the last have -2 there.
+        differ: (1,) float64, for `rows_of`: not zero once an edge and its reverse had other values.
         search: What has found them on a GPU; None on a CPU.
     """
 
     row: Tensor
     edges: Tensor
+    differ: Tensor
     search: Neighbors | None = None
 
     @classmethod
@@ -50,7 +52,8 @@ class EdgePairs:
         Raises:
             OperandError: If an operand does not fit.
         """
-        return cls(*call_operator(torch.ops.eqaccel.edge_pairs, vectors, index, num_nodes))
+        row, edges = call_operator(torch.ops.eqaccel.edge_pairs, vectors, index, num_nodes)
+        return cls(row, edges, torch.zeros(1, dtype=torch.float64))
 
     def ranges(self, index: Tensor, num_nodes: int, size: int) -> list[PairRange]:
         """The pairs, some at a time, with all of their edges; together, ranges have the edges that there is room for.
@@ -65,26 +68,31 @@ class EdgePairs:
             torch.ops.eqaccel.pair_ranges, index, self.row, self.edges, num_nodes, size, all_reversible
         )
         return [
-            PairRange(number * size, slots, EdgePairs(row, edges, self.search), part)
+            PairRange(number * size, slots, EdgePairs(row, edges, self.differ, self.search), part)
             for number, (slots, row, edges, part) in enumerate(zip(*[iter(found)] * 4, strict=True))
         ]
 
-    def rows_of(self, values: Tensor, check: bool = True) -> Tensor | None:
-        """Values of edges, once a pair; None if those of an edge and its reverse differ anywhere.
+    def rows_of(self, values: Tensor, differ: Tensor) -> Tensor:
+        """Values of edges, once a pair: those of the first edge, which are good for both if they are the same.
 
         The gradient of both goes to the first of them. That is right where values depend on an edge by its length
         alone: it does not matter then on which of two opposite vectors a force acts.
 
         Args:
             values: (num_edges, columns).
-            check: Whether to compare, which waits for a GPU; without it they are known to be the same.
+            differ: (1,) float64, set to one where an edge and its reverse have other values, on the device; NaN is the
+                same as NaN.
+
+        Returns:
+            (num_pairs, columns).
+
+        Raises:
+            OperandError: If an operand does not fit.
         """
-        first, second = self.edges.unbind(1)
-        rows = values.index_select(0, first)
-        if not check:
-            return rows
-        of_reverse = values.detach().index_select(0, torch.where(second < 0, first, second))
-        return rows if torch.equal(rows.detach(), of_reverse) else None
+        source = (self.row, 0) if self.search is None else (self.search.payload, self.search.key)
+        arguments = (*source, values, self.row, self.edges, differ)
+        rows: Tensor = call_operator(torch.ops.eqaccel.take_pairs, *arguments)
+        return rows
 
     def multiply(self, product: MatrixProduct, values: Tensor, matrix: Tensor) -> Tensor:
         """The sum of the values of the edges of a pair, times a matrix; zeros beyond the last pair.

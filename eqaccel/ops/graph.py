@@ -247,8 +247,9 @@ class GivenEdges:
         edge_index: (2, num_edges) int64, senders and receivers, in the order of slots.
         index: Packed index of these edges.
         num_nodes: Number of nodes; all of them send and receive.
-        check: Whether to compare the edges of every layer with these, and values of edges with those of their reverses,
-            which waits for a GPU. What is captured cannot be compared, so run it once with the check before.
+        check: Whether to look at once whether the edges of every layer are these, and values of edges those of their
+            reverses, which waits for a GPU. What is captured cannot wait, so run it once with the check before; values
+            are compared there too, by the device, which says in `EdgePairs.differ` what it has found.
         row_ptr: (num_nodes + 1,), first slot of each receiver, or about so: by this, nodes are dealt out to ranges.
         weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
         pair_bytes: Memory that the weights of pairs of a layer may take, and then these with their gradients, where
@@ -257,8 +258,7 @@ class GivenEdges:
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
         shared: Filled with what `given_pairs` gave.
-        differ: Filled with noted values, of finite numbers, that are compared, and not the same for an edge and its
-            reverse.
+        differ: Filled with noted values that were looked at, and were not the same for an edge and its reverse.
     """
 
     edge_index: Tensor
@@ -321,9 +321,11 @@ class GivenEdges:
             return
         if any(known is values for known, _ in self._of_pairs):
             return
-        rows = self.pairs.rows_of(values, self.check)
-        self._of_pairs.append((values, rows))
-        if rows is None and bool(values.isfinite().all()):  # NaN is not the same as itself
+        flag = torch.zeros_like(self.pairs.differ) if self.check else self.pairs.differ
+        rows = self.pairs.rows_of(values, flag)
+        differ = self.check and bool(flag)
+        self._of_pairs.append((values, None if differ else rows))
+        if differ:
             self.differ.append(values)
 
     def rows_of(self, values: Tensor) -> Tensor | None:
@@ -350,8 +352,7 @@ def depend_on_lengths(values: Tensor) -> None:
     """Says of an array with a row for each edge, inside of `given_edges`, that gradients see lengths alone in it.
 
     So what is made of these rows may be made once for an edge and its reverse, where both have the same values. That is
-    looked at where `GivenEdges.check` is set, and not in what is recorded then: do not say it of values that change
-    when the types of both ends are swapped. It holds for this very tensor, whatever others have in common with it.
+    looked at, see `GivenEdges.check`. It holds for this very tensor, whatever others have in common with it.
 
     Args:
         values: (num_edges, columns).

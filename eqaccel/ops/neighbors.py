@@ -106,8 +106,7 @@ class Neighbors(NeighborKernels):
             CompileError: If the kernels do not compile.
         """
         arguments = (self.payload, self.key, edges.vectors, edges.graph, num_atoms, num_nodes)
-        row, members = call_operator(torch.ops.eqaccel.neighbor_pairs, *arguments)
-        return EdgePairs(row, members, self)
+        return EdgePairs(*call_operator(torch.ops.eqaccel.neighbor_pairs, *arguments), self)
 
     def add_pairs(self, matrix: Tensor, pairs: EdgePairs) -> Tensor:
         """Sums of the rows that edges and their reverses have, on a GPU.

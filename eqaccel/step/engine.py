@@ -53,6 +53,9 @@ _SWAPPED_SLACK = 1.2
 _LASTING = 250
 """Calls for the same structures that are worth a recording without room for others."""
 
+_DIFFER = "weights that an edge and its reverse do not share"
+"""Reason for a recording that makes weights for every edge, after one that did not."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -174,7 +177,7 @@ class Step:
                 self._begun = None
                 assert self._memory is not None
                 values = self._memory.fetch()
-                if self._fits(values):
+                if not self._obstacle(values):
                     return self._unpack(values, system)
             # A system that cannot be computed is never begun with.
             system.check()
@@ -191,9 +194,14 @@ class Step:
             assert self._memory is not None
             self._memory.send(self._run())
             values = self._memory.fetch()
-            if self._fits(values):
+            obstacle = self._obstacle(values)
+            if not obstacle:
                 return self._unpack(values, system)
-            self._renew("more edges", int(values[0]))
+            if obstacle == _DIFFER:
+                self._lengths_decide = False
+                self._capture, self._reason = None, obstacle
+            else:
+                self._renew(obstacle, int(values[0]))
 
     def _follow(self, system: System) -> None:
         """Brings candidates and memory to what they have to be for a system."""
@@ -273,7 +281,7 @@ class Step:
     def _verify(self, outputs: Tensor, exact: NDArray[np.float64]) -> None:
         """Raises `RuntimeError` unless recorded results are those without room for further edges, but for rounding."""
         values = outputs.cpu().numpy()
-        if not self._fits(values):  # this is no result yet
+        if self._obstacle(values):  # this is no result yet
             return
         assert self._candidates is not None
         system = self._candidates.system
@@ -308,8 +316,8 @@ class Step:
     def _evaluate(self, check: bool, capacity: int | None = None) -> Tensor:
         """From positions to one vector of results.
 
-        That is the number of edges, by how many the edges of each range exceed their room, and for each potential what
-        it gives.
+        That is the number of edges, whether an edge and its reverse shared weights that are not the same, by how many
+        the edges of each range exceed their room, and for each potential what it gives.
         """
         memory = self._memory
         assert memory is not None
@@ -318,7 +326,8 @@ class Step:
         row_ptr, pairs = memory.row_ptr, None
         if self.device.type == "cpu":
             row_ptr = edges.graph[2 : num_nodes + 3].numpy()
-            pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
+            if check or self._lengths_decide:  # a CPU looks in every step
+                pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
         elif self._lengths_decide:
             pairs = self._search.pairs(edges, num_atoms, num_nodes)
         weight_bytes, pair_bytes = self.memory_of_weights(len(edges.vectors))
@@ -344,17 +353,23 @@ class Step:
                 results += [energies[:num_atoms], forces[:num_atoms].flatten(), virials.flatten()]
         self.shares_weights = bool(given.shared)
         self._lengths_decide = self._lengths_decide and not given.differ
-        counts = torch.cat([edges.num_edges, *given.excess]) if given.excess else edges.num_edges
-        return torch.cat([counts.double(), *results])
+        counts = [edges.num_edges.double(), memory.zero if pairs is None else pairs.differ]
+        if given.excess:
+            counts.append(torch.cat(given.excess).double())
+        return torch.cat([*counts, *results])
 
-    def _fits(self, values: NDArray[np.float64]) -> bool:
-        """Whether there was room for all edges in what gave these results; on a CPU room is made as there are edges."""
+    def _obstacle(self, values: NDArray[np.float64]) -> str:
+        """Why something else is to be computed in place of these results; empty if they are good.
+
+        There was no room for all edges, but for a CPU, where room is made as there are edges; or values of edges were
+        taken for those of their reverses, and are others.
+        """
         memory = self._memory
         assert memory is not None
-        if self.device.type == "cpu":
-            return True
-        excess = values[1 : len(values) - len(self.potentials) * memory.num_results]
-        return bool(values[0] <= memory.capacity) and bool((excess <= 0).all())
+        excess = values[2 : len(values) - len(self.potentials) * memory.num_results]
+        if self.device.type != "cpu" and not (values[0] <= memory.capacity and (excess <= 0).all()):
+            return "more edges"
+        return _DIFFER if values[1] else ""
 
     def _unpack(self, values: NDArray[np.float64], system: System) -> Outcome:
         memory = self._memory
@@ -392,6 +407,7 @@ class _Memory:
         edge_slack: Room for edges, of those that there are when it is made.
         row_ptr: (num_atoms + spare + 1,), first edge of each node when room was made; not used on a CPU.
         slack: Room for the edges of a range of atoms, of those that there were then.
+        zero: (1,) float64.
         num_results: How many numbers a potential gives. Virials of one structure are summed where they are made; those
             of several are summed on the host, where it takes no launch for each, and no recording depends on which
             atoms are whose.
@@ -428,6 +444,7 @@ class _Memory:
         self.capacity = 0
         self.row_ptr = np.zeros(len(self.types) + 1, dtype=np.int32)
         self.slack = 1.0 if device.type == "cpu" else _RANGE_SLACK
+        self.zero = torch.zeros(1, dtype=torch.float64, device=device)
         self._results: Tensor | None = None
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
         self.fill(sizes, candidates)

@@ -16,7 +16,7 @@ from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.mace.reshaping import SplitIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
-from eqaccel.patches.radial import DeferredNetwork
+from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
@@ -159,7 +159,10 @@ class MacePotential(Potential):
     def make_scriptable(self) -> None:
         """See `Potential.make_scriptable`."""
         for block in self.interactions:
-            block.conv_tp = ExportedConvolution(block.conv_tp.eqaccel)
+            last = last_product(block.conv_tp_weights)
+            block.conv_tp = ExportedConvolution(block.conv_tp.eqaccel, last)
+            if last is not None:
+                block.conv_tp_weights = FirstLayers(block.conv_tp_weights)
         for parent in list(self.modules()):
             for name, child in parent.named_children():
                 if "GatedEquivariantBlock" in class_names(child) and hasattr(child, "_gated_info"):
@@ -175,8 +178,11 @@ class MacePotential(Potential):
         lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
         edge_attrs = self.spherical_harmonics(vectors / lengths if self.has_unit_vectors else vectors)
         edge_feats, cutoff = self.radial_embedding(lengths, node_attrs, edge_index, self.atomic_numbers)
-        if not torch.jit.is_scripting():  # the types of both ends matter too, which do not move
+        # The types of both ends matter too, which do not move. What is multiplied by a cutoff has a row for each edge.
+        if not torch.jit.is_scripting():
             depend_on_lengths(edge_feats)
+        elif cutoff is None:
+            edge_feats = torch.ops.eqaccel.of_lengths(edge_feats)
         x = self.node_embedding(node_attrs)
         has_ghosts = exchange != 0 or num_local < num_nodes
         ghosts: Optional[int] = exchange if has_ghosts else None  # noqa: UP045 (TorchScript)

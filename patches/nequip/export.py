@@ -12,7 +12,7 @@ from typing import Any, Dict  # noqa: UP035 (TorchScript)
 import torch
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
-from eqaccel.patches.radial import DeferredNetwork
+from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
@@ -71,7 +71,11 @@ class NequipPotential(Potential):
     def make_scriptable(self) -> None:
         """See `Potential.make_scriptable`."""
         for _, block in _blocks(self.network):
-            block.tp_scatter = ExportedConvolution(block.tp_scatter.eqaccel)
+            network = getattr(block.edge_mlp, "mlp", block.edge_mlp)
+            last = last_product(network)
+            block.tp_scatter = ExportedConvolution(block.tp_scatter.eqaccel, last)
+            if last is not None:
+                block.edge_mlp = FirstLayers(network, of_lengths=True)
             block.ghost_exchange = GhostExchange()
 
     def node_energies(

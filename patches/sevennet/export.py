@@ -15,7 +15,7 @@ import torch
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
-from eqaccel.patches.radial import DeferredNetwork
+from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from eqaccel.patches.sevennet import keys
 from eqaccel.patches.sevennet.parts import atomic_numbers, convolutions, modalities
 from torch import Tensor, nn
@@ -178,7 +178,10 @@ class SevennetPotential(Potential):
         """See `Potential.make_scriptable`."""
         for layer in self.network:
             if isinstance(layer, Layer):
-                layer.convolution = ExportedConvolution(layer.convolution)
+                last = last_product(layer.weight_nn)
+                layer.convolution = ExportedConvolution(layer.convolution, last)
+                if last is not None:
+                    layer.weight_nn = FirstLayers(layer.weight_nn, of_lengths=True)
 
     def node_energies(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int

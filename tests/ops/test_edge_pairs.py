@@ -198,7 +198,7 @@ class Problem:
         if self.index.is_cuda:  # there is room for more pairs than there are
             room = torch.tensor([[0, -2], [0, -2]], dtype=torch.int32)[: len(vectors)]
             of_gpu = self.pairs.row.to(device), torch.cat([self.pairs.edges, room]).to(device)
-            self.pairs = EdgePairs(*of_gpu, Neighbors().to(device))
+            self.pairs = EdgePairs(*of_gpu, self.pairs.differ.to(device), Neighbors().to(device))
         torch.manual_seed(1)
         edges, made = len(vectors), {"dtype": dtype, "device": device}
         self.conv, product = TensorProductConv(SPEC).to(device), MatrixProduct().to(device)
@@ -228,7 +228,7 @@ def test_a_convolution_with_weights_of_pairs(name: str, dtype: torch.dtype, devi
     for threads in (1, 2):
         torch.set_num_threads(threads)
         x, y, inputs = problem.leaves()
-        rows = problem.pairs.rows_of(inputs)
+        rows = problem.pairs.rows_of(inputs, problem.pairs.differ)
         hidden: list[Tensor] = []
 
         def keep(values: Tensor, hidden: list[Tensor] = hidden) -> Tensor:
@@ -243,7 +243,7 @@ def test_a_convolution_with_weights_of_pairs(name: str, dtype: torch.dtype, devi
 
     z, gx, gy, gh, ginputs = results[0]
     x, y, inputs = problem.leaves()
-    weights = problem.weights(problem.pairs.rows_of(inputs).detach())[problem.pairs.row.long()].requires_grad_(True)
+    weights = problem.weights(rows.detach())[problem.pairs.row.long()].requires_grad_(True)
     expected = problem.conv(x, y, weights, problem.index)
     own = torch.autograd.grad(expected, [x, y, weights], problem.gz)
     # The same sums in the same order, of the same weights.
@@ -310,6 +310,47 @@ def test_a_convolution_in_ranges_of_pairs(name: str, count: int, dtype: torch.dt
         assert torch.equal(found[2], whole[2])
         assert torch.equal(found[3], whole[3])
         assert count > 1 or torch.equal(found[0], whole[0])
+
+
+def test_rows_of_pairs_are_compared(dtype: torch.dtype, device: torch.device) -> None:
+    """Where both have values: NaN is the same as NaN, an edge may be alone, and rows beyond the last pair are none."""
+    problem = Problem("one missing", dtype, device)
+    pairs, edges = problem.pairs, problem.pairs.edges.tolist()
+    first, second = next(pair for pair in edges if min(pair) >= 0)
+    alone = next(edge for edge, other in edges if other == -1)
+
+    def found(edge: int, value: float, both: bool = False) -> bool:
+        values = problem.inputs.clone()
+        values[[edge, second] if both else edge, 1] = value
+        differ = torch.zeros(1, dtype=torch.float64, device=device)
+        rows = pairs.rows_of(values, differ)
+        assert torch.equal(rows.nan_to_num(7.0), values.nan_to_num(7.0).index_select(0, pairs.edges[:, 0]))
+        return bool(differ)
+
+    assert not found(first, float(problem.inputs[first, 1]))
+    for value in (float(problem.inputs[first, 1]) + 1.0, torch.nan, torch.inf):
+        assert found(first, value)
+        assert found(second, value)
+        assert not found(first, value, both=True)
+        assert not found(alone, value)
+    other = torch.zeros(1, dtype=torch.float64, device=device)
+    for wrong in (problem.inputs[1:], problem.inputs[:, 0], problem.inputs.long()):
+        with pytest.raises(OperandError, match="the matrix must be"):
+            pairs.rows_of(wrong, other)
+    with pytest.raises(OperandError, match="differ"):
+        pairs.rows_of(problem.inputs, other.float())
+
+
+def test_derivatives_of_rows_of_pairs(device: torch.device) -> None:
+    problem = Problem("one missing", torch.float64, device)
+    flag = torch.zeros(1, dtype=torch.float64, device=device)
+    _, _, inputs = problem.leaves()
+
+    def rows(values: Tensor) -> Tensor:
+        return problem.pairs.rows_of(values, flag)[: len(problem.pairs.edges) - 2]  # those behind are none
+
+    assert torch.autograd.gradcheck(rows, (inputs,), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(rows, (inputs,))
 
 
 def test_pairs_are_taken_where_they_are_given(dtype: torch.dtype) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from eqaccel.errors import SettingsError, StepWarning, StructureError
 from eqaccel.families.neighbors.reference import find_neighbors
+from eqaccel.ops import depend_on_lengths
+from eqaccel.ops.graph import given_pairs
 from eqaccel.step import Step, System, candidates, engine
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.system import completed
@@ -222,6 +224,59 @@ def test_recordings_follow_whatever_changes(device: torch.device, monkeypatch: p
     rebuilds = step.rebuilds
     assert_right(step, crystal(2))
     assert step.rebuilds == rebuilds
+
+
+def one_sided(shares: bool) -> engine.PotentialFunction:
+    """A potential of the sender's type, so that an edge and its reverse are the same where all types are."""
+
+    def potential(vectors: Tensor, edge_index: Tensor, types: Tensor, num_atoms: int, _: int) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = vectors.detach().requires_grad_(True)
+            square = leaf.square().sum(1, keepdim=True) / CUTOFF**2
+            values = (1.0 + types[edge_index[0]])[:, None] * (1 - square) ** 3
+            if shares:
+                depend_on_lengths(values)
+            found = given_pairs(edge_index[1], edge_index[0], num_atoms, values)
+            each = values if found is None else found.rows[found.pairs.row.long()]
+            energy = torch.where(square < 1, each, torch.zeros_like(each))[:, 0]
+            atoms = torch.arange(num_atoms, device=leaf.device)[:, None]
+            nodes = torch.where(edge_index[1] == atoms, energy, torch.zeros_like(energy)).sum(1)
+            (gradient,) = torch.autograd.grad(nodes.sum(), leaf)
+        return nodes.detach(), gradient
+
+    return potential
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_recordings_notice_that_an_edge_and_its_reverse_differ(
+    begins: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a recording in which they were the same; what they share is not used from then on."""
+    record_on_cpus(monkeypatch, device)
+    step, plain = (Step([one_sided(shares)], CUTOFF, device, torch.float64, skin=0.3) for shares in (True, False))
+    system = crystal()
+    alike, rng = replace(system, types=np.ones_like(system.types)), np.random.default_rng(1)
+    differ = replace(alike, types=np.where(np.arange(len(system.types)) == 5, 2, 1))
+
+    def check(now: System) -> None:
+        now = moved(now, rng.uniform(-0.03, 0.03, now.positions.shape))
+        if begins:
+            step.begin(now)
+        found, right = step(now), plain(now)
+        # Sums of 30 neighbours; forces are differences of sums that are about as large as the virial.
+        bound = 64 * np.finfo(np.float64).eps * np.abs(right.virials).max()
+        for name in ("energies", "forces", "virials"):
+            assert np.abs(getattr(found, name) - getattr(right, name)).max() <= bound
+
+    for _ in range(3):
+        check(alike)
+    assert step.shares_weights
+    captures = dict(step.captures)
+    assert sum(captures.values()) == 1
+    for now in (differ, alike, system):
+        check(now)
+        assert not step.shares_weights
+        assert dict(step.captures) == captures | {engine._DIFFER: 1}
 
 
 def test_recordings_outlast_structures_that_are_swapped(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

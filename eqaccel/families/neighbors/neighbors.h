@@ -1,5 +1,5 @@
 // Which pairs of atoms are within the cutoff now, of candidates that were found for a larger one; which edges are the
-// reverse of each other; and the forces that gradients of the vectors between pairs make.
+// reverse of each other, and rows that they share; and the forces that gradients of the vectors between pairs make.
 //
 // Candidates are in the order (receiver, sender, shift), and each has its reverse among them: the same pair seen from the
 // other atom, with the opposite vector to the last bit. So an atom sends to as many edges as it receives from, and both
@@ -184,9 +184,10 @@ EQ_FN void count_pairs(int atoms, const Pairs& pairs, int32_t* counts) {
   if (lane.number == 0) counts[lane.atom] = found;
 }
 
-// Rows beyond the last pair have an edge, and -2 in place of another one.
-EQ_FN void write_pairs(int atoms, const Pairs& pairs) {
+// Rows beyond the last pair have an edge, and -2 in place of another one. No rows of pairs were seen to differ yet.
+EQ_FN void write_pairs(int atoms, const Pairs& pairs, double* differ) {
   const Lane lane(atoms);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *differ = 0;
   if (lane.exists) {
     const int begin = lane.atom > 0 ? pairs.ends[lane.atom - 1] : 0;
     pairs.each(lane, [&](int slot, int reverse, int number) {
@@ -210,6 +211,42 @@ EQ_FN void add_pairs(const T* matrix, const int2* edges, int rows, int columns, 
     if (of.y >= 0) sum += second[column];
     sums[row.atom * int64_t(columns) + column] = sum;
   }
+}
+
+// An element of a matrix for each thread.
+struct Element {
+  int64_t place;
+  int row, column;
+  bool exists;
+
+  EQ_FN Element(int rows, int columns) : place(int64_t(blockIdx.x) * blockDim.x + threadIdx.x) {
+    exists = place < rows * int64_t(columns);
+    row = exists ? int(place / columns) : 0;
+    column = int(place - row * int64_t(columns));
+  }
+};
+
+// Rows of values of edges, once a pair: those of the edge that comes first. Says where the other one's are not the same;
+// NaN is the same as NaN.
+EQ_FN void take_pairs(const T* values, const int2* edges, int rows, int columns, T* taken, double* differ) {
+  const Element element(rows, columns);
+  if (!element.exists) return;
+  const int2 of = edges[element.row];
+  const T value = values[of.x * int64_t(columns) + element.column];
+  taken[element.place] = value;
+  if (of.y < 0) return;
+  const T other = values[of.y * int64_t(columns) + element.column];
+  if (value != other && (value == value || other == other)) *differ = 1;
+}
+
+// The transpose of that: rows of pairs for the edges that come first, and zeros for the others.
+EQ_FN void spread_pairs(const T* taken, const int32_t* row, const int2* edges, int count, int columns, T* values) {
+  const Element element(count, columns);
+  if (!element.exists) return;
+  const int pair = row[element.row];
+  const int2 of = edges[pair];
+  const bool comes_first = of.x == element.row && of.y > -2;
+  values[element.place] = comes_first ? taken[pair * int64_t(columns) + element.column] : T(0);
 }
 
 // With g the gradient of the energy in the vectors v of edges: an atom that receives has -g, one that sends has g. Virials
@@ -265,8 +302,15 @@ EQ_FN void add_forces(int atoms, const T* vectors, const T* gradient, const int3
     count_pairs(atoms, pairs_of(nodes, capacity, packed, nullptr, nullptr, nullptr, 0), counts);                       \
   }                                                                                                                    \
   EQ_KERNEL void eq_write_pairs(int atoms, int nodes, int capacity, const int32_t* packed, const int32_t* ends,        \
-                                int32_t* row, int2* edges, int room) {                                                 \
-    write_pairs(atoms, pairs_of(nodes, capacity, packed, ends, row, edges, room));                                     \
+                                int32_t* row, int2* edges, int room, double* differ) {                                 \
+    write_pairs(atoms, pairs_of(nodes, capacity, packed, ends, row, edges, room), differ);                             \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_take_pairs(const T* values, const int2* edges, int rows, int columns, T* taken, double* differ) {  \
+    take_pairs(values, edges, rows, columns, taken, differ);                                                           \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_spread_pairs(const T* taken, const int32_t* row, const int2* edges, int count, int columns,        \
+                                 T* values) {                                                                          \
+    spread_pairs(taken, row, edges, count, columns, values);                                                           \
   }                                                                                                                    \
   EQ_KERNEL void eq_add_pairs(const T* matrix, const int2* edges, int rows, int columns, T* sums) {                    \
     add_pairs(matrix, edges, rows, columns, sums);                                                                     \

@@ -32,7 +32,7 @@ static constexpr double overlap = 0.1;    // angstrom
 // What LAMMPS's own Monte Carlo fixes give a trial move that they reject without looking at its energy.
 static constexpr double rejected_energy = 1e100;
 
-PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this), missing(lmp), kept(lmp)
+PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this), missing(lmp), kept(lmp), edges(lmp)
 {
   single_enable = 0;
   restartinfo = 0;    // as for all styles with a potential file: pair_style and pair_coeff are given again
@@ -261,6 +261,7 @@ void PairEqaccel::compute(int eflag, int vflag)
     nodes.find_owners();
     missing.find(list, element_of_type);
     kept.forget();
+    edges.forget();
   }
   owners_known = true;
   find_participants(lmp, element_of_type, takes_part);
@@ -344,39 +345,18 @@ std::string PairEqaccel::check_positions() const
 
 std::string PairEqaccel::collect_edges()
 {
-  std::string message = check_positions();
+  const std::string message = check_positions();
   if (!message.empty()) return message;
-  nodes.start(takes_part, cvflag_atom ? eqaccel::Model::moment_passes : 1);
-  senders.clear();
-  receivers.clear();
-  sending_atoms.clear();
-  vectors.clear();
-  for (int ii = 0; ii < list->inum; ++ii) {
-    const int i = list->ilist[ii];
-    for (int jj = 0; jj < list->numneigh[i] && message.empty(); ++jj)
-      message = add_edge(i, list->firstneigh[i][jj] & NEIGHMASK);
-  }
-  for (const auto &[i, j] : missing.pairs())
-    if (message.empty()) message = add_edge(i, j);
-  types.clear();
-  for (int i : nodes.atoms()) types.push_back(element_of_type[atom->type[i]]);
-  return message;
-}
-
-std::string PairEqaccel::add_edge(int i, int j)
-{
-  const double *const *x = atom->x;
-  const double cutoff = model->info().cutoff;
-  const double d[3] = {x[i][0] - x[j][0], x[i][1] - x[j][1], x[i][2] - x[j][2]};
-  const double distance_sq = d[0] * d[0] + d[1] * d[1] + d[2] * d[2];
-  if (!(distance_sq < cutoff * cutoff) || !takes_part[i] || !takes_part[j]) return "";
-  if (distance_sq < overlap * overlap)
+  edges.collect(list, missing.pairs(), nodes, takes_part);
+  nodes.start(cvflag_atom ? eqaccel::Model::moment_passes : 1);
+  const auto [i, j] = edges.pick(model->info().cutoff, overlap);
+  if (i >= 0) {
+    const double *const *x = atom->x;
     return fmt::format("pair_style eqaccel: {} and {} overlap at step {}: they are {:.3} angstrom apart", name(i),
-                       name(j), update->ntimestep, std::sqrt(distance_sq));
-  senders.push_back(nodes.node(j));
-  receivers.push_back(nodes.node(i));
-  sending_atoms.push_back(j);
-  vectors.insert(vectors.end(), d, d + 3);
+                       name(j), update->ntimestep, std::hypot(x[i][0] - x[j][0], x[i][1] - x[j][1], x[i][2] - x[j][2]));
+  }
+  types.clear();
+  for (int node : nodes.atoms()) types.push_back(element_of_type[atom->type[node]]);
   return "";
 }
 
@@ -386,15 +366,15 @@ void PairEqaccel::evaluate()
   eqaccel::Frame frame;
   frame.num_local = nodes.num_local();
   frame.num_nodes = static_cast<int64_t>(nodes.atoms().size());
-  frame.num_edges = static_cast<int64_t>(senders.size());
+  frame.num_edges = static_cast<int64_t>(edges.count());
   frame.types = types.data();
-  frame.senders = senders.data();
-  frame.receivers = receivers.data();
-  frame.vectors = vectors.data();
+  frame.senders = edges.senders.data();
+  frame.receivers = edges.receivers.data();
+  frame.vectors = edges.vectors.data();
   energies.resize(frame.num_local);
-  gradients.resize(vectors.size());
+  gradients.resize(3 * edges.count());
   moments.reserve(1);    // so that there is an address without edges too: all ranks ask for moments, or none
-  moments.resize(cvflag_atom ? 3 * vectors.size() : 0);
+  moments.resize(cvflag_atom ? 9 * edges.count() : 0);
   std::string failure;
   try {
     if (frame.num_local > 0)
@@ -425,9 +405,8 @@ std::string PairEqaccel::name(int i) const
 
 double PairEqaccel::memory_usage()
 {
-  return Pair::memory_usage() +
-         sizeof(double) * static_cast<double>(vectors.capacity() + gradients.capacity() + moments.capacity()) +
-         sizeof(int64_t) * static_cast<double>(senders.capacity() + receivers.capacity());
+  return Pair::memory_usage() + edges.memory_usage() +
+         sizeof(double) * static_cast<double>(gradients.capacity() + moments.capacity());
 }
 
 int PairEqaccel::pack_forward_comm(int n, int *atoms, double *buffer, int, int *)

@@ -9,6 +9,7 @@
 #include "kept_steps.h"
 #include "missing_neighbors.h"
 #include "pair.h"
+#include "rank_edges.h"
 #include "rank_nodes.h"
 
 #include <memory>
@@ -53,7 +54,6 @@ class PairEqaccel : public Pair
   bool compute_on_kept_lists();
   std::string check_positions() const;
   std::string collect_edges();
-  std::string add_edge(int i, int j);
   void evaluate();
   std::string check_results() const;
   void add_results();
@@ -78,15 +78,15 @@ class PairEqaccel : public Pair
   RankNodes nodes;
   MissingNeighbors missing;
   KeptSteps kept;
+  RankEdges edges;
   bool keeps_lists = false;    // whether lists stay on the device, as far as a step lets them
   std::string way;             // in words
   bool owners_known = false;
   std::vector<char> takes_part;    // of every atom: whether it has an element and is not taken out of the system
 
-  // edges and results of this step
-  std::vector<int64_t> types, senders, receivers;
-  std::vector<int> sending_atoms;    // the image that an edge comes from: its force goes there
-  std::vector<double> vectors, energies, gradients, moments;
+  // of the nodes and edges of this step
+  std::vector<int64_t> types;
+  std::vector<double> energies, gradients, moments;
 };
 
 }    // namespace LAMMPS_NS

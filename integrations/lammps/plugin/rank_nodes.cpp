@@ -69,7 +69,7 @@ void RankNodes::find_owners()
   }
 }
 
-void RankNodes::start(const std::vector<char> &takes_part, int passes_back)
+void RankNodes::number(const std::vector<char> &takes_part)
 {
   const int nlocal = lmp->atom->nlocal;
   node_of_atom.assign(original.size(), -1);
@@ -80,6 +80,10 @@ void RankNodes::start(const std::vector<char> &takes_part, int passes_back)
     atom_of_node.push_back(i);
   }
   local = static_cast<int64_t>(atom_of_node.size());
+}
+
+void RankNodes::start(int passes_back)
+{
   done = 0;
   passes = passes_back;
 }

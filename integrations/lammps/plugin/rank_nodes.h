@@ -32,8 +32,10 @@ class RankNodes final : public eqaccel::GhostExchange
   // The local atom that an atom is an image of, itself if it is local; on several ranks perhaps a ghost.
   int original_of(int atom) const { return original[atom]; }
 
-  // Starts the numbering of a step: the local atoms that take part, in order. Exchanges go back so many times.
-  void start(const std::vector<char> &takes_part, int passes_back);
+  // Numbers the local atoms that take part, in order, and forgets ghost nodes.
+  void number(const std::vector<char> &takes_part);
+  // Starts a step. Its exchanges go back so many times.
+  void start(int passes_back);
   // The node of an atom that takes part; a ghost becomes a node when it is first asked for.
   int64_t node(int atom);
   int64_t num_local() const { return local; }

@@ -18,9 +18,9 @@ std::string PairEqaccel::check_results() const
   for (size_t n = 0; n < energies.size(); ++n)
     if (!std::isfinite(energies[n])) return message(static_cast<int64_t>(n), "energy");
   for (size_t g = 0; g < gradients.size(); ++g)
-    if (!std::isfinite(gradients[g])) return message(receivers[g / 3], "force");
+    if (!std::isfinite(gradients[g])) return message(edges.receivers[g / 3], "force");
   for (size_t m = 0; m < moments.size(); ++m)
-    if (!std::isfinite(moments[m])) return message(receivers[m / 9], "virial");
+    if (!std::isfinite(moments[m])) return message(edges.receivers[m / 9], "virial");
   return "";
 }
 
@@ -32,9 +32,9 @@ void PairEqaccel::add_results()
     if (eflag_global) eng_vdwl += energy_unit * energies[n];
     if (eflag_atom) eatom[atoms[n]] += energy_unit * energies[n];
   }
-  for (size_t edge = 0; edge < senders.size(); ++edge) {
-    const int i = atoms[receivers[edge]], j = sending_atoms[edge];
-    const double *d = &vectors[3 * edge];
+  for (size_t edge = 0; edge < edges.count(); ++edge) {
+    const int i = atoms[edges.receivers[edge]], j = edges.sending_atoms[edge];
+    const double *d = &edges.vectors[3 * edge];
     const double push[3] = {-energy_unit * gradients[3 * edge], -energy_unit * gradients[3 * edge + 1],
                             -energy_unit * gradients[3 * edge + 2]};    // on i
     for (int k = 0; k < 3; ++k) {
@@ -65,12 +65,12 @@ void PairEqaccel::add_results()
 void PairEqaccel::add_centroid_virial(size_t edge, const double push[3])
 {
   static constexpr int order[9][2] = {{0, 0}, {1, 1}, {2, 2}, {0, 1}, {0, 2}, {1, 2}, {1, 0}, {2, 0}, {2, 1}};
-  const int i = nodes.atoms()[receivers[edge]], j = sending_atoms[edge];
+  const int i = nodes.atoms()[edges.receivers[edge]], j = edges.sending_atoms[edge];
   for (int k = 0; k < 9; ++k) {
     const auto [a, b] = order[k];
     const double of_receiver = energy_unit * moments[9 * edge + 3 * a + b];
     cvatom[i][k] += of_receiver;
-    cvatom[j][k] += vectors[3 * edge + a] * push[b] - of_receiver;
+    cvatom[j][k] += edges.vectors[3 * edge + a] * push[b] - of_receiver;
   }
 }
 

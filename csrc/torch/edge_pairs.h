@@ -1,0 +1,25 @@
+// Edges and their reverses, and rows of values that they share.
+#pragma once
+#include "operators.h"
+
+namespace eqaccel::ops {
+
+struct EdgePairs {
+  Tensor row, edges;  // as eqaccel::edge_pairs gives them: the pair of each edge, and the edges of each pair
+  Tensor differ;  // (1,) float64: not zero once an edge and its reverse had other values
+  Tensor payload;  // of the kernels of eqaccel::neighbors; any on a CPU
+  int64_t key;
+};
+
+// eqaccel::edge_pairs: on a CPU, of any graph whose nodes all send and receive.
+EdgePairs find_pairs(const Tensor& vectors, const Tensor& graph, int64_t num_nodes);
+
+// eqaccel::take_pairs: values of edges, once a pair, with derivatives of any order. The flag is set where those of an
+// edge and its reverse are not the same.
+Tensor take_pairs(const EdgePairs&, const Tensor& values, const Tensor& differ);
+
+// Throws an error of the operator `op` unless the operands are of one set of edges, of which `matrix` has so many rows.
+void check_pairs(const char* op, const Tensor& matrix, int64_t rows, const Tensor& row, const Tensor& edges,
+                 const Tensor& differ = {});
+
+}  // namespace eqaccel::ops

@@ -1,0 +1,95 @@
+"""Weights that a step makes once for an edge and its reverse, and what happens where these are not the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.neighborlist import neighbor_list
+from eqaccel.patches.potential import Convolution
+from lammps_runs import BAR, ELEMENTS, frame_of, placed, simulate, write_data
+from lammps_toy import DESCRIPTION, save_model
+from torch import Tensor, nn
+
+from eqaccel import TensorProductSpec
+from eqaccel.ops import LastProduct, MatrixProduct, NeighborKernels, TensorProductConv
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+NVE = "neighbor 0.5 bin\nfix n all nve\ntimestep 0.0005\n"
+SHARED = "weights of edges made once a pair of atoms"
+CUTOFF: float = DESCRIPTION["cutoff"]
+
+
+class ToyConvolution(Convolution):
+    """As files hold it."""
+
+    def forward(self, x: Tensor, y: Tensor, rows: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convolve(x, y, rows, edge_index[1], edge_index[0])
+
+
+class OneSided(nn.Module):
+    """Weights depend on the type of the sender: an edge and its reverse have the same where all atoms are of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        made = {"generator": generator, "dtype": torch.float64}
+        spec = TensorProductSpec.channelwise("4x0e", "1x0e+1x1o", "4x0e+4x1o")
+        last = LastProduct(torch.tanh, MatrixProduct(), torch.randn(3, spec.weight_numel, **made))
+        self.conv, self.search = ToyConvolution(TensorProductConv(spec), last), NeighborKernels()
+        self.register_buffer("embedding", torch.randn(3, 4, **made))
+
+    def forward(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> tuple[Tensor, Tensor]:
+        vectors = vectors.detach().requires_grad_()
+        length = vectors.square().sum(1, keepdim=True).sqrt()
+        envelope = (1 - (length / 4.0).square()).clamp(min=0.0).pow(3)
+        values = torch.cat([envelope, envelope * length, envelope / length], 1) * (1.0 + types[edge_index[0]])[:, None]
+        rows = torch.tanh(torch.ops.eqaccel.once_a_pair(torch.ops.eqaccel.of_lengths(values)))
+        y = torch.cat([torch.ones_like(length), vectors / length], 1)
+        z = self.conv(self.embedding[types], y, rows, edge_index)
+        energies = 0.01 * torch.tanh(z[:num_local, :4]).sum(1) + 0.01 * z[:num_local, 4:].square().sum(1)
+        gradient = torch.autograd.grad([energies.sum()], [vectors])[0]
+        assert gradient is not None
+        return energies.detach(), gradient
+
+
+def assert_right(frame, atoms: Atoms) -> None:
+    """A frame has the energies, forces and virial that the module gives without a step."""
+    atoms = placed(atoms, frame)
+    receiver, sender, offset = neighbor_list("ijD", atoms, CUTOFF)
+    vectors, edge_index = torch.tensor(-offset.reshape(-1, 3)), torch.tensor(np.array([sender, receiver]))
+    energies, gradients = (t.numpy() for t in OneSided()(vectors, edge_index, torch.tensor(frame.types - 1), 40, 0))
+    forces = np.zeros((len(atoms), 3))
+    np.add.at(forces, receiver, -gradients)
+    np.add.at(forces, sender, gradients)
+    virial = -np.einsum("ea,eb->ab", vectors.numpy(), gradients)[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
+    np.testing.assert_allclose(frame.energies, energies, rtol=0, atol=1e-10 * np.abs(energies).max())
+    np.testing.assert_allclose(frame.forces, forces, rtol=0, atol=1e-10 * np.abs(forces).max())
+    np.testing.assert_allclose(frame.virial / BAR, virial, rtol=0, atol=1e-9 * np.abs(virial).max())
+
+
+@pytest.mark.parametrize(("lists", "ranks"), [("device", 1), ("host", 1), ("host", 2)])
+def test_what_is_not_the_same_is_not_shared(lists, ranks, device, tmp_path):
+    if device.type == "cuda" and lists == "host":
+        pytest.skip("on the host, weights are shared on CPUs")
+    save_model(tmp_path / "toy.pt", OneSided().eval(), DESCRIPTION)
+    atoms = frame_of("triclinic")
+    atoms.arrays["types"] = np.ones(len(atoms), dtype=int)
+    write_data(tmp_path / "start.data", atoms, ELEMENTS, velocities=True)
+    style = f"eqaccel device {device.type} lists {lists}"
+    commands = f"{NVE}run 12\nset atom 7 type 2\nrun 12\nset atom 7 type 1\nrun 4"
+    frames = simulate(tmp_path, commands, ranks, style=style, stresses=False)
+    assert [len(set(frame.types)) for frame in frames[:13]] == [1] * 13
+    assert any(len(set(frame.types)) == 2 for frame in frames)
+    for frame in frames:
+        assert_right(frame, atoms)
+    notes = [line for line in (tmp_path / "log.lammps").read_text().splitlines() if "steps on kept lists" in line]
+    if lists == "device":
+        first, *later = notes
+        assert SHARED in first
+        assert not any(SHARED in note for note in later)
+        if device.type == "cuda":
+            assert ["do not share" in note for note in notes] == [False, True, True]
