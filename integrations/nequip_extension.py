@@ -21,11 +21,13 @@ SEARCH = "nequip.model.modify_utils"
 """Where nequip searches a model for modifiers."""
 
 
-def enable_eqaccel(_: type, model: Any, verify: bool = True, deterministic: bool = True) -> Any:
+def enable_eqaccel(
+    _: type, model: Any, verify: bool = True, deterministic: bool = True, low_precision: Sequence[Any] = ()
+) -> Any:
     """Accelerate NequIP models with eqaccel, on CPUs and GPUs, for training and inference."""
     import eqaccel
 
-    return eqaccel.patch(model, verify=verify, deterministic=deterministic)
+    return eqaccel.patch(model, verify=verify, deterministic=deterministic, low_precision=low_precision)
 
 
 def register() -> None:

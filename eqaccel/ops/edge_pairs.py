@@ -138,7 +138,7 @@ class _Convolution(torch.autograd.Function):
         hidden: Tensor,
         matrix: Tensor,
     ) -> Tensor:
-        weights = product(hidden, matrix)
+        weights = conv.kept_weights(product(hidden, matrix))
         ctx.save_for_backward(x, y, weights, matrix)
         ctx.parts = conv, product, pairs, index
         result: Tensor = call_operator(
