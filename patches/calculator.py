@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from eqaccel.patches.following import FollowedStep, Reported
 from eqaccel.patches.kind import ModelKind, Stepping
+from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
 from numpy.typing import NDArray
 from torch import nn
@@ -30,9 +31,11 @@ class KeptStep(Protocol):
 
     Attributes:
         has_model: Whether the calculator holds its models as modules; one of an exported file does not.
+        low_precision: What is less precise in an exported file, see `patch`.
     """
 
     has_model: bool
+    low_precision: tuple[LowPrecision, ...]
 
     def rows(self, calculator: Any) -> list[ReportRow]:
         """What a report says of the step."""

@@ -7,7 +7,9 @@ A model is compared with a copy from before the patch. Copies of both are in flo
 
 where `scale` is the sum of the absolute values of what a result is made of (`eqaccel.patches.rounding`). Then kernels
 in the dtype of the model are compared with those one by one (`eqaccel.patches.operators`), and the model itself may be
-only a few times as far from that truth as the original was, or as far as rounding of its input may take it.
+only a few times as far from that truth as the original was, or as far as rounding of its input may take it. One that is
+less precise on purpose (`eqaccel.patches.precision`) computes in full precision in float64, and its kernels get
+operands that need no rounding; it may be as far from the truth as a few times what errors of that rounding's size do.
 
 What is compared are the outputs, and the derivatives of a random sum of them in all parameters and in the input.
 """
@@ -25,6 +27,7 @@ import torch
 from eqaccel.patches import operators
 from eqaccel.patches.coefficients import share_coefficients, sharpen, write
 from eqaccel.patches.kind import Outputs
+from eqaccel.patches.precision import precision_of, rounded_at_random
 from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES, derivative_scales, distance
 from eqaccel.patches.torch_state import (
     converted,
@@ -186,16 +189,23 @@ class Comparison(ABC):
         for (subject, run), right in zip(self.runs(), truth, strict=True):
             value = run(self.model, subject)
             bounds = dict.fromkeys(right.noise, eps * floor)
+            lowered = dict.fromkeys(right.noise, 0.0)
+            if precision_of(self.model) and next(_excesses(value, right.results, bounds), None) is not None:
+                lowered = _lowered(run, patched, subject, right.results)
+                bounds = {name: bound + lowered[name] for name, bound in bounds.items()}
             if next(_excesses(value, right.results, bounds), None) is not None:
                 # In float64 a copy says the same about a large subject, where rounding is small.
                 known = dtype == torch.float64 and self.is_large(subject)
                 noise = right.noise if known else _apart(run(self._before, subject), right.results, eps)
-                bounds = {name: eps * (floor + FACTOR * units) for name, units in noise.items()}
+                bounds = {name: lowered[name] + eps * (floor + FACTOR * units) for name, units in noise.items()}
             if dtype == torch.float32 and next(_excesses(value, right.results, bounds), None) is not None:
                 # One evaluation may be close by chance. What rounding does is seen where the input is rounded anew.
                 moved = [run(patched, self.rounded_anew(subject, seed)) for seed in range(_ROUNDINGS)]
                 units = [_apart(results, right.results, torch.finfo(torch.float64).eps) for results in moved]
-                bounds = {name: max(bound, eps * max(found[name] for found in units)) for name, bound in bounds.items()}
+                bounds = {
+                    name: max(bound, lowered[name] + eps * max(found[name] for found in units))
+                    for name, bound in bounds.items()
+                }
             self._compare(subject, dtype, value, right.results, bounds)
 
     def _compare(
@@ -277,6 +287,15 @@ def _excesses(value: Results, truth: Results, bounds: Mapping[str, float]) -> It
         error, bound = distance(value.values[name], expected), bounds[name] * truth.scales[name]
         if not error <= bound:  # written so that NaN fails
             yield name, error, bound
+
+
+def _lowered(run: Run, patched: torch.nn.Module, subject: Any, truth: Results) -> dict[str, float]:
+    """How far results may be from the truth, relative to their scales, where a model is less precise than its dtype."""
+    apart = []
+    for seed in range(_ROUNDINGS):
+        with rounded_at_random(patched, seed):
+            apart.append(_apart(run(patched, subject), truth, 1.0))
+    return {name: FACTOR * max(found[name] for found in apart) for name in truth.values}
 
 
 def _apart(value: Results, truth: Results, eps: float) -> dict[str, float]:

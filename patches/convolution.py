@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from eqaccel.patches.kind import class_names
+from eqaccel.patches.precision import WEIGHTS, Options
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import model_device
@@ -31,16 +32,22 @@ def check_product(path: str, product: Any) -> None:
         raise PatchError(f"{path}: expected weights per edge, got shared or internal weights; use the model unpatched")
 
 
-def build_convolution(path: str, product: Any, deterministic: bool, device: torch.device) -> torch.nn.Module:
+def build_convolution(path: str, product: Any, options: Options, device: torch.device) -> torch.nn.Module:
     """The accelerated convolution of an e3nn tensor product, on the device of the model it is for.
 
     Raises:
         PatchError: If eqaccel has no kernel for it.
     """
     try:
-        return TensorProductConv(TensorProductSpec.from_e3nn(product), deterministic=deterministic).to(device)
+        spec = TensorProductSpec.from_e3nn(product)
     except SpecError as error:
         raise PatchError(f"{path}: {error}; use the model unpatched") from error
+    if WEIGHTS in options.low_precision:
+        try:
+            spec = spec.with_bfloat16_weights()
+        except SpecError as error:
+            raise PatchError(f"{path}: {error}: leave {WEIGHTS!r} out of low_precision") from error
+    return TensorProductConv(spec, deterministic=options.deterministic).to(device)
 
 
 def convolution_swaps(
@@ -49,7 +56,7 @@ def convolution_swaps(
     kind: type[Replacement],
     product: str,
     check: Callable[[str, Any], None],
-    deterministic: bool,
+    options: Options,
 ) -> list[Swap]:
     """Checks every layer of a model, then builds the convolution of each.
 
@@ -59,7 +66,7 @@ def convolution_swaps(
         kind: What is put in their place.
         product: Name of the e3nn tensor product in each.
         check: Raises `PatchError` if a layer, of this path, cannot be replaced.
-        deterministic: See `Swapping.swaps`.
+        options: See `Swapping.swaps`.
     """
     for path, _, module in layers:
         check(path, module)
@@ -69,7 +76,7 @@ def convolution_swaps(
             parent=parent,
             name=path.rpartition(".")[2],
             kind=kind,
-            added=build_convolution(f"{path}.{product}", getattr(module, product), deterministic, device),
+            added=build_convolution(f"{path}.{product}", getattr(module, product), options, device),
         )
         for path, parent, module in layers
     ]
@@ -81,7 +88,8 @@ def rebuilt_convolution(product: Any, conv: Any) -> torch.nn.Module:
     Raises:
         PatchError: If eqaccel has no kernel for it.
     """
-    built: Any = build_convolution(type(product).__name__, product, conv.deterministic, conv.payload.device)
+    options = Options(conv.deterministic, frozenset({WEIGHTS} if conv.spec.bfloat16_weights else ()))
+    built: Any = build_convolution(type(product).__name__, product, options, conv.payload.device)
     if built.spec == conv.spec:
         return conv
     built.retune(conv.tuned)

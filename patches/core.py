@@ -6,7 +6,7 @@ every check has passed, so a refused model is left exactly as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from eqaccel.patches.comparison import Comparison
 from eqaccel.patches.example import ExampleVerification
 from eqaccel.patches.finder import KINDS, FoundModel, find_models
 from eqaccel.patches.kind import ModelKind, ModuleKind, class_names
+from eqaccel.patches.precision import LowPrecision, Options, chosen_precision, precision_of, refuse_other_dtypes
 from eqaccel.patches.replacement import Entrance, UnverifiedEntrance, become, restore_all
 from eqaccel.patches.report import Report
 from eqaccel.patches.verify import Verification
@@ -33,6 +34,7 @@ def patch(
     *,
     verify: bool = True,
     deterministic: bool = True,
+    low_precision: Collection[LowPrecision] = (),
     example: tuple[Any, ...] | Mapping[str, Any] | None = None,
 ) -> T:
     """Accelerates a model in place.
@@ -50,6 +52,8 @@ def patch(
             if energy, forces, stress, other outputs or derivatives of theirs differ by more than rounding
             (docs/verification.md).
         deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
+        low_precision: What may be less precise than a model in float32, for less memory and time (docs/precision.md):
+            "weights" rounds the weights of edges to bfloat16. Nothing by default.
         example: What to verify modules of other libraries on: positional arguments in a tuple, or keyword arguments in
             a dictionary, for one call of the module in evaluation mode. Containers and objects with `clone` and
             `apply`, as those of torch_geometric, may be among them; floating-point tensors are converted to the dtype
@@ -62,7 +66,8 @@ def patch(
         AlreadyPatchedError: If it is accelerated already, by eqaccel, cuEquivariance or OpenEquivariance.
         VerificationError: If the patched model does not reproduce the original.
         PatchError: If the kind of model is unknown and it holds nothing that can be replaced; if a model of a known
-            kind holds something that cannot be; or if there is an example that nothing is verified on.
+            kind holds something that cannot be; if there is an example that nothing is verified on; or
+            if `low_precision` is unknown, or asked of a model that is not in float32.
         CompileError: If a kernel does not compile; MissingCompilerError if there is no compiler for it.
         WarmupError: If EQACCEL_TUNE is 1 and the model is not in float32 or float64, or not on a CPU or GPU.
         Whatever is raised, the model is as it was before the call.
@@ -75,7 +80,8 @@ def patch(
                 "example: expected none, got one that nothing would be verified on: verify is False, or all models are "
                 "of a known kind, which eqaccel verifies on structures of its own"
             )
-        _patch(models, verify, deterministic, tune, example)
+        options = Options(deterministic, chosen_precision(low_precision))
+        _patch(models, verify, options, tune, example)
     for _, calculator, kind in find_calculators(model, KINDS):
         make_stepped(calculator, kind)
     for _, wrapper, kind in list(find_wrappers(model, KINDS)):
@@ -83,11 +89,12 @@ def patch(
     return model
 
 
-def _patch(models: list[FoundModel], verify: bool, deterministic: bool, tune: bool, example: Any) -> None:
+def _patch(models: list[FoundModel], verify: bool, options: Options, tune: bool, example: Any) -> None:
     plans = []
     for found in models:
         kind = _known_kind(found)
-        plans.append((found.model, kind, kind.swapping.swaps(found.model, deterministic)))
+        refuse_other_dtypes(found.model, kind.dtype(found.model), options.low_precision)
+        plans.append((found.model, kind, kind.swapping.swaps(found.model, options)))
     try:
         for model, kind, swaps in plans:
             verification = _verification(kind, model, example) if verify else None
@@ -158,7 +165,9 @@ def report(model: Any) -> Report:
         for row in _known_kind(found).swapping.rows(found.model)
     ]
     unverified = tuple(found.path for found in models if isinstance(found.model, UnverifiedEntrance))
-    return Report(type(model).__name__, (*steps, *rows), unverified)
+    lowered = {name for found in models for name in precision_of(found.model)}
+    lowered |= set(own.low_precision if own is not None and not has_model else ())
+    return Report(type(model).__name__, (*steps, *rows), unverified, tuple(sorted(lowered)))
 
 
 def _models(target: Any) -> list[FoundModel]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
+from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
 from eqaccel.patches.watch import Watch
@@ -113,6 +114,7 @@ class Reported(Followed[Kept]):
 
     method: ClassVar[str]
     has_model: ClassVar[bool] = True
+    low_precision: tuple[LowPrecision, ...] = ()  # that of its modules is asked for there
     obstacle: str = ""
     calls: int = 0
     _types: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from eqaccel.patches.batch import Batch, Extent, Field, Per
 from eqaccel.patches.potential import Potential
+from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.structures import Structure
@@ -124,12 +125,12 @@ class Swapping(ABC):
     """Which modules of a kind of model are replaced, and what a report says of them."""
 
     @abstractmethod
-    def swaps(self, model: nn.Module, deterministic: bool) -> list[Swap]:
+    def swaps(self, model: nn.Module, options: Options) -> list[Swap]:
         """Checks the whole model and builds the replacements; the model is not changed.
 
         Args:
             model: The model.
-            deterministic: Whether sums over edges are bitwise reproducible.
+            options: How they are to be replaced.
 
         Raises:
             AlreadyPatchedError: If the model is accelerated already.

@@ -169,7 +169,9 @@ def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
     def absolute(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         return reference(conv.spec, x, y, w, edges.to(x.device), _NODES, layout=layout, absolute=True)
 
-    inputs = (operands.x, operands.y, operands.w)
+    # Weights that are exact as kernels read them.
+    w = operands.w.bfloat16().to(dtype) if conv.spec.bfloat16_weights else operands.w
+    inputs = (operands.x, operands.y, w)
     return _Case("xyw", inputs, _NODES, conv.spec.z_dim, lambda like: (edges.to(like.device), _NODES), absolute)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from eqaccel.patches.precision import LowPrecision, precision_note
+
 
 @dataclass(frozen=True)
 class ReportRow:
@@ -42,17 +44,20 @@ class ReportRow:
 class Report:
     """What eqaccel replaced in a model, what it left, and why.
 
-    `str()` gives a table: what was accelerated, then what was left; rows that are idle share its last line.
+    `str()` gives, after a line or two, a table: what was accelerated, then what was left; rows that are idle share its
+    last line.
 
     Attributes:
         model: Class of the model.
         rows: A row for each module that eqaccel looked at.
         unverified: Paths of patched models that were not compared, as wholes, with what they had been.
+        low_precision: What is less precise than the model was, see `patch`.
     """
 
     model: str
     rows: tuple[ReportRow, ...]
     unverified: tuple[str, ...] = ()
+    low_precision: tuple[LowPrecision, ...] = ()
 
     @property
     def accelerated(self) -> int:
@@ -73,4 +78,8 @@ class Report:
             which = ", ".join(path for path in self.unverified if path)
             where = f" ({which})" if which else ""
             lines.append(f"not verified as a whole{where}: no example was given, or verify=False")
-        return "\n".join([f"{self.model}: {self.accelerated} modules accelerated", *lines])
+        head = [f"{self.model}: {self.accelerated} modules accelerated"]
+        if self.low_precision:
+            note = precision_note(self.low_precision)
+            head.append(f"low precision: {note}; docs/precision.md says what that does to results")
+        return "\n".join([*head, *lines])

@@ -80,13 +80,15 @@ py::tuple compile_source(Backend backend, const std::string& source, const std::
 }
 
 // The address that an operand stands for: of a NumPy array, or given as a whole number (memory of a GPU).
-void* address(const std::string& name, const py::handle& value, bool integers, bool written, Scalar scalar) {
+void* address(const std::string& name, const py::handle& value, bool integers, bool written, Scalar scalar,
+              bool rounded = false) {
   if (value.is_none()) return nullptr;
   if (py::isinstance<py::int_>(value)) return reinterpret_cast<void*>(value.cast<uintptr_t>());
   auto array = py::reinterpret_borrow<py::array>(value);
   if (!py::isinstance<py::array>(value)) throw std::invalid_argument(name + ": expected a NumPy array or an address");
   const bool any = name == "workspace";
   const py::dtype expected = integers                    ? py::dtype::of<int32_t>()
+                             : rounded                   ? py::dtype::of<uint16_t>()
                              : scalar == Scalar::float32 ? py::dtype::of<float>()
                                                          : py::dtype::of<double>();
   if (!any && !array.dtype().is(expected)) {
@@ -97,7 +99,8 @@ void* address(const std::string& name, const py::handle& value, bool integers, b
   return written ? array.mutable_data() : const_cast<void*>(array.data());
 }
 
-eq_operands read_operands(const py::dict& values, Scalar scalar) {
+// `rounded`: weights are the bits of bfloat16.
+eq_operands read_operands(const py::dict& values, Scalar scalar, bool rounded) {
   eq_operands o{};
   o.deterministic = 1;
   o.threads = 1;
@@ -120,7 +123,7 @@ eq_operands read_operands(const py::dict& values, Scalar scalar) {
   for (const auto& [key, value] : values) {
     const auto name = key.cast<std::string>();
     if (const auto found = inputs.find(name); found != inputs.end()) {
-      *found->second = address(name, value, false, false, scalar);
+      *found->second = address(name, value, false, false, scalar, rounded && name == "w");
     } else if (const auto found = outputs.find(name); found != outputs.end()) {
       *found->second = address(name, value, false, true, scalar);
     } else if (const auto found = indices.find(name); found != indices.end()) {
@@ -141,7 +144,7 @@ void launch(const Program& program, const std::string& backend_name, const std::
   const Backend backend = parse_backend(backend_name);
   const Scalar scalar = parse_scalar(scalar_name);
   const Direction direction = parse_direction(direction_name);
-  eq_operands operands = read_operands(values, scalar);
+  eq_operands operands = read_operands(values, scalar, program.reads_bfloat16(scalar, direction));
   py::gil_scoped_release release;
   const Kernel& kernel = program.kernel(backend, scalar, direction, device);
   std::vector<double> workspace;
@@ -155,10 +158,11 @@ void launch(const Program& program, const std::string& backend_name, const std::
 
 std::size_t workspace_bytes(const Program& program, const std::string& backend, const std::string& scalar,
                             const std::string& direction, const py::dict& values, int device) {
-  const eq_operands operands = read_operands(values, parse_scalar(scalar));
+  const Scalar of = parse_scalar(scalar);
+  const Direction to = parse_direction(direction);
+  const eq_operands operands = read_operands(values, of, program.reads_bfloat16(of, to));
   py::gil_scoped_release release;
-  return program.workspace_bytes(parse_backend(backend), parse_scalar(scalar), parse_direction(direction), operands,
-                                 device);
+  return program.workspace_bytes(parse_backend(backend), of, to, operands, device);
 }
 
 py::list devices(Backend backend) {

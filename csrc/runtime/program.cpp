@@ -260,7 +260,8 @@ void Program::check(const std::string& code, Scalar scalar, Direction direction,
                     const std::string& log) const {
   if (!has_checksums(direction)) return;
   const RowSizes sizes{number("x_dim"), number("y_dim"), number("z_dim"), number("w_dim"),
-                       numbers_.count("shared_weights") > 0};
+                       numbers_.count("shared_weights") > 0,
+                       reads_bfloat16(scalar, direction)};
   const std::string differences = self_check(*open_cpu_kernel(code), scalar, direction, sizes, entry("check/blocks"),
                                              entry(checksums_name(direction)));
   if (differences.empty()) return;

@@ -70,6 +70,7 @@ struct Compiled {
 //                                            "<entry>/<n>/shared_bytes" and "<entry>/<n>/edges_held"; "<entry>/code"
 //                                            where an entry code/<number> follows it in the source; and
 //                                            "shared_bytes/<architecture>", which a block may take there
+//                                            "bfloat16_weights" where weights in float32 are rounded to that
 //   prelude/<backend>                        text in front of every body of that backend
 //   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
 //   gpu<class>/<direction>/<scalar>          body for CUDA and HIP; a device takes, of all classes, the body that takes
@@ -99,6 +100,12 @@ class Program {
   Program(const uint8_t* payload, std::size_t size);
   const Family& family() const { return *family_; }
   int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
+  // Whether kernels of tensor products take weights that are rounded to bfloat16, and whether they read them as such: those
+  // of second derivatives read the same values as float32.
+  bool rounds_weights(Scalar scalar) const { return scalar == Scalar::float32 && numbers_.count("bfloat16_weights") > 0; }
+  bool reads_bfloat16(Scalar scalar, Direction direction) const {
+    return rounds_weights(scalar) && direction != Direction::double_backward;
+  }
   const std::string& entry(const std::string& name) const;   // any entry; throws std::out_of_range if absent
   // Name of the body that `compile` takes for an architecture.
   std::string body(Backend, Scalar, Direction, const std::string& arch = "") const;

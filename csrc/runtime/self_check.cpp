@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <locale>
 #include <map>
@@ -143,6 +144,15 @@ class Guarded {
   std::size_t count_, first_;
 };
 
+// Numbers of the problem are exact in bfloat16, the upper half of a float.
+void put_bfloat16(void* values, int64_t at, double number) {
+  const auto value = static_cast<float>(number);
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const auto upper = static_cast<uint16_t>(bits >> 16);
+  std::memcpy(static_cast<char*>(values) + at * sizeof upper, &upper, sizeof upper);
+}
+
 template <class T>
 std::string check_layout(const Kernel& kernel, Direction direction, const std::map<char, Rows>& kinds,
                          const RowSizes& sizes, const std::string& checksums, bool mul_ir) {
@@ -152,8 +162,13 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
     const Input& input = inputs[sequence];
     if (direction < input.first) continue;
     const Rows& rows = kinds.at(input.kind);
-    T* values = arrays.emplace_back(rows.count * rows.dim).data();
-    rows.each(mul_ir, [&](std::size_t, int64_t at, int64_t place) { values[at] = T(number(sequence, place)); });
+    const bool rounded = input.kind == 'w' && sizes.rounded_weights;
+    const int64_t elements = rows.count * rows.dim;
+    T* values = arrays.emplace_back(rounded ? (elements + 1) / 2 : elements).data();
+    rows.each(mul_ir, [&](std::size_t, int64_t at, int64_t place) {
+      if (rounded) put_bfloat16(values, at, number(sequence, place));
+      else values[at] = T(number(sequence, place));
+    });
     o.*input.field = values;
   }
   for (const Output& output : outputs) {

@@ -33,6 +33,7 @@ struct RowSizes {
   // Whether all rows of a batch, which may have attributes then, share one row of weights. Gradients of both are no
   // outputs.
   bool shared_weights;
+  bool rounded_weights;  // whether the kernel reads weights in bfloat16
 };
 
 // Runs a kernel on the problem, in both layouts, and compares projections of

@@ -63,9 +63,9 @@ void sum_rows(const T* matrix, const int32_t* rows, int64_t begin, int64_t end, 
 // A call with a graph or a batch, and with weights of every edge or shared ones.
 class TensorProductCall : public KernelCall {
  public:
-  TensorProductCall(const char* op, const TensorProductProblem& problem, const Tensor& x, const Tensor& y,
-                    const Tensor& w, const Tensor& w_row = {})
-      : KernelCall(op, problem.payload, problem.key, x) {
+  TensorProductCall(const char* op, Direction direction, const TensorProductProblem& problem, const Tensor& x,
+                    const Tensor& y, const Tensor& w, const Tensor& w_row = {})
+      : KernelCall(op, problem.payload, problem.key, x), direction_(direction) {
     TORCH_CHECK(x.dim() == 2 && y.dim() == 2, op, ": arguments 'x' and 'y' must have shapes (num_senders, ",
                 program_->number("x_dim"), ") and (num_edges, ", program_->number("y_dim"), "), got ", x.sizes(),
                 " and ", y.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
@@ -81,11 +81,11 @@ class TensorProductCall : public KernelCall {
     ops_.x = senders("x", x);
     ops_.y = edges("y", y);
     if (w_row.defined()) {
-      ops_.w = rows("w", w, "num_rows", w.dim() == 2 ? w.size(0) : 0, program_->number("w_dim"));
+      ops_.w = weights_of_rows(w);
       ops_.w_stride = program_->number("w_dim");
       w_row_ = row_numbers(w_row, w.size(0));
     } else {
-      std::tie(ops_.w, ops_.w_stride) = weights("w", w);
+      std::tie(ops_.w, ops_.w_stride) = weights("w", w, rounds_weights());
       shared_weights_ = w.dim() == 1 || w.size(0) != ops_.num_edges;
     }
   }
@@ -99,8 +99,8 @@ class TensorProductCall : public KernelCall {
   const void* edges(const char* name, const Tensor& t) {
     return rows(name, t, "num_edges", ops_.num_edges, program_->number("y_dim"));
   }
-  // Weights of every edge, or one row that all edges share (row stride 0).
-  std::pair<const void*, int64_t> weights(const char* name, const Tensor& t) {
+  // Weights of every edge, or one row that all edges share (row stride 0); `rounded`: to bfloat16.
+  std::pair<const void*, int64_t> weights(const char* name, const Tensor& t, bool rounded = false) {
     const int64_t w_dim = program_->number("w_dim");
     check_kind(name, t);
     const Tensor matrix = t.dim() == 1 ? t.unsqueeze(0) : t;
@@ -109,7 +109,8 @@ class TensorProductCall : public KernelCall {
         ": argument '", name, "' must have shape (num_edges, ", w_dim, ") = (", ops_.num_edges, ", ", w_dim, "), or (",
         w_dim, ",) if all edges share it, got ", t.sizes(), ". Check weight_numel and the number of edges.");
     const bool repeated = matrix.size(0) == 1 || (matrix.stride(0) == 0 && (w_dim == 1 || matrix.stride(1) == 1));
-    const Tensor& kept = held_.emplace_back((repeated ? matrix.narrow(0, 0, matrix.size(0) > 0) : matrix).contiguous());
+    const Tensor own = repeated ? matrix.narrow(0, 0, matrix.size(0) > 0) : matrix;
+    const Tensor& kept = held_.emplace_back((rounded ? as_read(own) : own).contiguous());
     return {kept.const_data_ptr(), repeated ? 0 : w_dim};
   }
 
@@ -131,12 +132,12 @@ class TensorProductCall : public KernelCall {
   }
 
   // Runs the kernel into `outputs`, which it fills completely; without edges they are zero and nothing is launched.
-  void launch(Direction direction, at::ArrayRef<Tensor> outputs) {
+  void launch(at::ArrayRef<Tensor> outputs) {
     if (ops_.num_edges == 0) {
       for (const Tensor& output : outputs) output.zero_();
       return;
     }
-    run(direction, w_row_);
+    run(direction_, w_row_);
   }
 
  private:
@@ -156,8 +157,27 @@ class TensorProductCall : public KernelCall {
     return numbers;
   }
 
+  bool rounds_weights() const { return program_->rounds_weights(scalar_of(like_.scalar_type())); }
+  // Weights rounded to bfloat16, to nearest, in the type that the kernel reads them in.
+  Tensor as_read(const Tensor& w) const {
+    const Tensor rounded = w.to(at::kBFloat16);
+    return direction_ == Direction::double_backward ? rounded.to(like_.scalar_type()) : rounded;
+  }
+  // Weights that edges share, which may come rounded.
+  const void* weights_of_rows(const Tensor& w) {
+    const bool rounds = rounds_weights();
+    if (!rounds || w.scalar_type() != at::kBFloat16) check_kind("w", w);
+    TORCH_CHECK(w.device() == like_.device(), op_, ": argument 'w' must be on ", like_.device(), ", like 'x', got ",
+                w.device(), ". Convert it with .to(x.device).");
+    return shaped_rows("w", rounds ? as_read(w) : w, "num_rows", w.dim() == 2 ? w.size(0) : 0,
+                       program_->number("w_dim"));
+  }
+
   const void* rows(const char* name, const Tensor& t, const char* count_name, int64_t count, int64_t dim) {
     check_kind(name, t);
+    return shaped_rows(name, t, count_name, count, dim);
+  }
+  const void* shaped_rows(const char* name, const Tensor& t, const char* count_name, int64_t count, int64_t dim) {
     TORCH_CHECK(t.dim() == 2 && t.size(0) == count && t.size(1) == dim, op_, ": argument '", name,
                 "' must have shape (", count_name, ", ", dim, ") = (", count, ", ", dim, "), got ", t.sizes(),
                 ". Check the irreps and the number of rows.");
@@ -191,6 +211,7 @@ class TensorProductCall : public KernelCall {
     ops_.t_slot = parts.t_slot;
   }
 
+  const Direction direction_;
   Tensor edge_;
   bool shared_weights_ = false;
   const int32_t* w_row_ = nullptr;
@@ -199,9 +220,9 @@ class TensorProductCall : public KernelCall {
 // A call for derivatives, of which the gradients of x, y and w are always some.
 class GradientCall : public TensorProductCall {
  public:
-  GradientCall(const char* op, const TensorProductProblem& problem, const Tensor& gz, const Tensor& x, const Tensor& y,
-               const Tensor& w, const Tensor& w_row = {})
-      : TensorProductCall(op, problem, x, y, w, w_row), gx(new_rows(ops_.num_senders, "x_dim")),
+  GradientCall(const char* op, Direction direction, const TensorProductProblem& problem, const Tensor& gz,
+               const Tensor& x, const Tensor& y, const Tensor& w, const Tensor& w_row = {})
+      : TensorProductCall(op, direction, problem, x, y, w, w_row), gx(new_rows(ops_.num_senders, "x_dim")),
         gy(new_rows(ops_.num_edges, "y_dim")), gw(new_edge_weights()) {
     if (!problem.deterministic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
     ops_.gz = receivers("gz", gz);
@@ -216,11 +237,11 @@ class GradientCall : public TensorProductCall {
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
   const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
-  TensorProductCall call("eqaccel::tensor_product", problem, x, y, w);
+  TensorProductCall call("eqaccel::tensor_product", Direction::forward, problem, x, y, w);
   eq_operands& ops = call.operands();
   const Tensor z = call.new_rows(ops.num_receivers, "z_dim");
   ops.z = z.mutable_data_ptr();
-  call.launch(Direction::forward, {z});
+  call.launch({z});
   return z;
 }
 
@@ -228,8 +249,8 @@ TensorProductGradients backward(const Tensor& payload, int64_t key, const Tensor
                                 const Tensor& w, const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir,
                                 bool deterministic) {
   const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
-  GradientCall call("eqaccel::tensor_product_backward", problem, gz, x, y, w);
-  call.launch(Direction::backward, {call.gx, call.gy, call.gw});
+  GradientCall call("eqaccel::tensor_product_backward", Direction::backward, problem, gz, x, y, w);
+  call.launch({call.gx, call.gy, call.gw});
   return {call.gx, call.gy, call.reduce_weights(call.gw, w)};
 }
 
@@ -237,11 +258,11 @@ Tensor forward_shared(const Tensor& payload, int64_t key, const Tensor& x, const
                       const Tensor& w_row, const Tensor& graph, int64_t receivers, int64_t z_dim, bool mul_ir,
                       bool deterministic) {
   const TensorProductProblem problem{payload, key, graph, receivers, z_dim, mul_ir, deterministic};
-  TensorProductCall call("eqaccel::tensor_product_shared", problem, x, y, w, w_row);
+  TensorProductCall call("eqaccel::tensor_product_shared", Direction::forward, problem, x, y, w, w_row);
   eq_operands& ops = call.operands();
   const Tensor z = call.new_rows(ops.num_receivers, "z_dim");
   ops.z = z.mutable_data_ptr();
-  call.launch(Direction::forward, {z});
+  call.launch({z});
   return z;
 }
 
@@ -249,8 +270,8 @@ TensorProductGradients backward_shared(const Tensor& payload, int64_t key, const
                                        const Tensor& y, const Tensor& w, const Tensor& w_row, const Tensor& graph,
                                        int64_t receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
   const TensorProductProblem problem{payload, key, graph, receivers, z_dim, mul_ir, deterministic};
-  GradientCall call("eqaccel::tensor_product_shared_backward", problem, gz, x, y, w, w_row);
-  call.launch(Direction::backward, {call.gx, call.gy, call.gw});
+  GradientCall call("eqaccel::tensor_product_shared_backward", Direction::backward, problem, gz, x, y, w, w_row);
+  call.launch({call.gx, call.gy, call.gw});
   return {call.gx, call.gy, call.gw};
 }
 
@@ -259,14 +280,14 @@ TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key,
                                              const Tensor& c, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
                                              bool mul_ir, bool deterministic) {
   const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
-  GradientCall call("eqaccel::tensor_product_double_backward", problem, gz, x, y, w);
+  GradientCall call("eqaccel::tensor_product_double_backward", Direction::double_backward, problem, gz, x, y, w);
   eq_operands& ops = call.operands();
   ops.a = call.senders("a", a);
   ops.b = call.edges("b", b);
   std::tie(ops.c, ops.c_stride) = call.weights("c", c);
   const Tensor ggz = call.new_rows(ops.num_receivers, "z_dim");
   ops.z = ggz.mutable_data_ptr();
-  call.launch(Direction::double_backward, {ggz, call.gx, call.gy, call.gw});
+  call.launch({ggz, call.gx, call.gy, call.gw});
   return {ggz, call.gx, call.gy, call.reduce_weights(call.gw, w)};
 }
 

@@ -207,7 +207,7 @@ class _Convolution(torch.autograd.Function):
         if parts:
             ctx.save_for_backward(x, y, hidden, matrix)
             return _forward_in_ranges(conv, product, parts, x, y, hidden, matrix)
-        weights = product(hidden, matrix)
+        weights = conv.kept_weights(product(hidden, matrix))
         ctx.save_for_backward(x, y, hidden if with_gradients else weights, matrix)
         result: Tensor = call_operator(
             torch.ops.eqaccel.tensor_product_shared, *_arguments(conv, x, y, weights, pairs, index, conv.mul_ir)
@@ -247,7 +247,7 @@ def _forward_in_ranges(
     x = to_ir_mul(x, conv.spec.irreps_in1) if conv.mul_ir else x
     z: Tensor | None = None
     for part in parts:
-        weights = product(part.of_pairs(hidden), matrix)
+        weights = conv.kept_weights(product(part.of_pairs(hidden), matrix))
         arguments = _arguments(conv, x, y.index_select(0, part.slots), weights, part.pairs, part.index, False)
         own = call_operator(torch.ops.eqaccel.tensor_product_shared, *arguments)
         z = own if z is None else z.add_(own)
@@ -272,7 +272,7 @@ def _backward_in_ranges(
     gx: Tensor | None = None
     gy, gh = torch.empty_like(y), torch.empty_like(hidden)
     for part in parts:
-        weights = product(part.of_pairs(hidden), matrix)
+        weights = conv.kept_weights(product(part.of_pairs(hidden), matrix))
         payload, key, *operands = _arguments(
             conv, x, y.index_select(0, part.slots), weights, part.pairs, part.index, False
         )

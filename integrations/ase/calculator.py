@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator as AseCalculator
 from ase.data import atomic_numbers, chemical_symbols
-from eqaccel.integrations.ase.sources import open_source
+from eqaccel.integrations.ase.sources import PatchOptions, open_source
 from eqaccel.patches.calculator import quick_changes, system_of, voigt
+from eqaccel.patches.precision import LowPrecision
 from numpy.typing import NDArray
 from torch import nn
 
@@ -43,6 +44,7 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
             `chemical_species_to_atom_type_map`.
         verify: As for `eqaccel.patch`, where the model is not patched yet.
         deterministic: As for `eqaccel.patch`, where the model is not patched yet.
+        low_precision: As for `eqaccel.patch`. A model that is patched already, and an exported file, have their own.
         allow_native_code: As for `eqaccel.load_exported`, for exported files.
 
     Raises:
@@ -69,14 +71,16 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
         type_map: Mapping[str, str] | None = None,
         verify: bool = True,
         deterministic: bool = True,
+        low_precision: Collection[LowPrecision] = (),
         allow_native_code: bool = True,
     ) -> None:
         super().__init__()
         if not 0 <= skin < math.inf:
             raise CalculatorError(f"skin: expected a length in angstrom, zero or more, got {skin!r}")
-        options = {"verify": verify, "deterministic": deterministic, "allow_native_code": allow_native_code}
+        options = PatchOptions(verify, deterministic, low_precision)
+        further = {"options": options, "allow_native_code": allow_native_code}
         # Reports look for it under this name, see eqaccel.patches.calculator.
-        self._eqaccel_step = open_source(model, device=device, dtype=dtype, head=head, skin=skin, **options)
+        self._eqaccel_step = open_source(model, device=device, dtype=dtype, head=head, skin=skin, **further)
         source, step = self._eqaccel_step, self._eqaccel_step.step()
         self._types = _types_of_elements(source.type_names, type_map)
         self.parameters.update(

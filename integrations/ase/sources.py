@@ -6,6 +6,8 @@ import copy
 import os
 import pickle
 from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,39 @@ from eqaccel.integrations.export.loading import parse_device, read_metadata
 from eqaccel.integrations.export.sources import chosen_dtype, chosen_head, single_model
 from eqaccel.patches import ModelKind, ReportRow, patch, unpatch
 from eqaccel.patches.following import FollowedStep, step_note
+from eqaccel.patches.precision import LowPrecision, precision_of
 from eqaccel.patches.replacement import Entrance
 from eqaccel.patches.torch_state import default_dtype, model_device
 from torch import nn
 
 from eqaccel.errors import CalculatorError, ExportError
 from eqaccel.step import Outcome, Step, System
+
+
+@dataclass(frozen=True)
+class PatchOptions:
+    """What `eqaccel.patch` is told of a model that is not patched yet; see there."""
+
+    verify: bool
+    deterministic: bool
+    low_precision: Collection[LowPrecision]
+
+    def check_file(self, file: Path) -> None:
+        """Raises `CalculatorError` if something is asked for that a file cannot become."""
+        if self.low_precision:
+            raise CalculatorError(
+                f"low_precision: expected none for '{file}', which is as precise as the model was that it was exported "
+                f"from, got {self.low_precision!r}; leave it out, or export eqaccel.patch(model, low_precision=...)"
+            )
+
+    def check_patched(self, model: nn.Module) -> None:
+        """The same of a model that came patched."""
+        has = precision_of(model)
+        if set(self.low_precision) - set(has):
+            raise CalculatorError(
+                f"low_precision: expected none but what the model was patched with ({', '.join(has) or 'none'}), got "
+                f"{self.low_precision!r}; call eqaccel.unpatch(model) first, or leave it out"
+            )
 
 
 class Source(ABC):
@@ -37,10 +66,12 @@ class Source(ABC):
     Attributes:
         has_model: Whether there is a module that can be patched, trained and moved.
         model: That module.
+        low_precision: What is less precise in a file, see `eqaccel.patch`; empty where there is a module.
     """
 
     has_model: bool
     model: nn.Module | None
+    low_precision: tuple[LowPrecision, ...] = ()
 
     def __init__(self, family: str, head: str, cutoff: float, type_names: list[str], skin: float) -> None:
         self.family, self.head, self.cutoff, self.type_names, self.skin = family, head, cutoff, type_names, skin
@@ -173,6 +204,7 @@ class FileSource(Source):
         metadata = exported.metadata
         names = metadata.get("family", "exported"), metadata.get("head", "Default")
         super().__init__(*names, metadata["cutoff"], metadata["type_names"], skin)
+        self.low_precision = tuple(metadata.get("low_precision", ()))
         self._opened = file, exported, device, skin
         self._digest = read_digest(file)
         dtype = getattr(torch, metadata["dtype"])
@@ -218,14 +250,13 @@ def open_source(
     dtype: torch.dtype | str | None,
     head: str | None,
     skin: float,
-    verify: bool,
-    deterministic: bool,
+    options: PatchOptions,
     allow_native_code: bool,
 ) -> Source:
     """Opens what a user hands over; see `Calculator`."""
     try:
         if isinstance(model, nn.Module):
-            return _of_model(model, device, dtype, head, skin, verify, deterministic)
+            return _of_model(model, device, dtype, head, skin, options)
         if not isinstance(model, (str, os.PathLike)):
             raise CalculatorError(
                 f"model: expected the name of a file or a torch.nn.Module, got {type(model).__name__}; of a calculator "
@@ -233,9 +264,10 @@ def open_source(
             )
         file = Path(model)
         if file.is_file() and read_digest(file):
+            options.check_file(file)
             return _of_file(file, device, dtype, head, skin, allow_native_code)
         opened = open_model(file).eval().requires_grad_(False)
-        return _of_model(opened, device, dtype, head, skin, verify, deterministic)
+        return _of_model(opened, device, dtype, head, skin, options)
     except ExportError as error:
         raise CalculatorError(str(error)) from error
 
@@ -246,8 +278,7 @@ def _of_model(
     dtype: torch.dtype | str | None,
     head: str | None,
     skin: float,
-    verify: bool,
-    deterministic: bool,
+    options: PatchOptions,
 ) -> ModelSource:
     model, kind, exporting = single_model(target)
     number = chosen_head(exporting.heads(model), head)
@@ -255,8 +286,10 @@ def _of_model(
     place = _place(device, own if own.type == "cuda" else None)
     exporting.move(model, place, chosen_dtype(dtype, kind.dtype(model)))
     came_patched = isinstance(model, Entrance)
-    if not came_patched:
-        patch(model, verify=verify, deterministic=deterministic)
+    if came_patched:
+        options.check_patched(model)
+    else:
+        patch(model, verify=options.verify, deterministic=options.deterministic, low_precision=options.low_precision)
     try:
         source = ModelSource(model, kind, number, skin)
         source.step()

@@ -18,6 +18,7 @@ from eqaccel.integrations.export.precompiled import add_entries, check_targets, 
 from eqaccel.integrations.export.scripting import script
 from eqaccel.integrations.export.sources import DTYPES, chosen_dtype, chosen_head, single_model
 from eqaccel.patches.potential import Convolution, Potential
+from eqaccel.patches.precision import precision_of
 from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
@@ -90,6 +91,8 @@ def export(
         "cutoff": cutoff,
         "type_names": exporting.type_names(duplicate),
     }
+    if scalar_type == torch.float32 and precision_of(model):
+        description["low_precision"] = list(precision_of(model))
     with default_dtype(scalar_type):
         structures = small_structures(cutoff, num_elements) if verify else []
         with torch.jit.optimized_execution(False):

@@ -8,6 +8,7 @@ import torch
 from eqaccel.patches.e3nn.forms import FORMS
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nodes import NOT_YET, node_rows, node_swaps
+from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
 
@@ -17,9 +18,14 @@ from eqaccel.errors import PatchError
 class E3nnSwapping(Swapping):
     """Products, linear maps, spherical harmonics and gates of e3nn, wherever they are."""
 
-    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
+    def swaps(self, model: torch.nn.Module, options: Options) -> list[Swap]:
         """See `Swapping.swaps`; a module that there is no form for is left."""
         refuse_patched(model)
+        if options.low_precision:
+            raise PatchError(
+                f"low_precision: expected none for {type(model).__name__}, whose modules of e3nn make no weights of "
+                f"edges that eqaccel knows of; leave it out"
+            )
         if _has_form(model):
             raise PatchError(
                 f"model: {type(model).__name__} is itself a module of e3nn, expected one that holds some; for this "

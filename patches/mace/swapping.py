@@ -21,6 +21,7 @@ from eqaccel.patches.mace.contraction import CONTRACTION_FORM
 from eqaccel.patches.mace.embedding import EMBEDDING_FORM
 from eqaccel.patches.mace.reshaping import RESHAPE_FORM
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
+from eqaccel.patches.precision import Options
 from eqaccel.patches.radial import RadialForms, radial_rows, radial_swaps
 from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
@@ -101,7 +102,7 @@ class MaceConvolution(Replacement):
 class MaceSwapping(Swapping):
     """The convolutions of the interaction blocks, their radial networks, and node-wise modules."""
 
-    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
+    def swaps(self, model: torch.nn.Module, options: Options) -> list[Swap]:
         """See `Swapping.swaps`; checks every interaction, then builds the convolution of each."""
         refuse_patched(model)
         interactions = list(_interactions(model))
@@ -115,7 +116,7 @@ class MaceSwapping(Swapping):
                 parent=interaction,
                 name="conv_tp",
                 kind=MaceConvolution,
-                added=build_convolution(f"{path}.conv_tp", interaction.conv_tp, deterministic, device),
+                added=build_convolution(f"{path}.conv_tp", interaction.conv_tp, options, device),
             )
             for path, interaction in interactions
         ]

@@ -20,6 +20,7 @@ from eqaccel.patches.nequip.bessel import ENCODING_FORM
 from eqaccel.patches.nequip.radial import RADIAL_FORMS
 from eqaccel.patches.nequip.typed_product import TYPED_FORM
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
+from eqaccel.patches.precision import Options
 from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
@@ -82,13 +83,13 @@ class NequipConvolution(Replacement):
 class NequipSwapping(Swapping):
     """The scatters of the layers, their radial networks, and node-wise modules."""
 
-    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
+    def swaps(self, model: torch.nn.Module, options: Options) -> list[Swap]:
         """See `Swapping.swaps`; checks every layer, then builds the convolution of each."""
         refuse_patched(model)
         scatters = list(_scatters(model))
         if not scatters:
             raise PatchError(f"model: {_nothing_to_replace(model)}")
-        convolutions = convolution_swaps(model, scatters, NequipConvolution, "tp", _check, deterministic)
+        convolutions = convolution_swaps(model, scatters, NequipConvolution, "tp", _check, options)
         networks = [getattr(parent, "edge_mlp", None) for _, parent, _ in scatters]
         layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for network in networks)
         return [*convolutions, *layers, *node_swaps(model, FORMS)]

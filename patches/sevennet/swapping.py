@@ -17,6 +17,7 @@ import torch
 from eqaccel.patches.convolution import check_product, convolution_row, convolution_swaps, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
+from eqaccel.patches.precision import Options
 from eqaccel.patches.radial import RadialForms, radial_rows, radial_swaps
 from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
@@ -70,13 +71,13 @@ class SevennetConvolution(Replacement):
 class SevennetSwapping(Swapping):
     """The convolutions of the layers, their radial networks, and modules of edges and nodes."""
 
-    def swaps(self, model: torch.nn.Module, deterministic: bool) -> list[Swap]:
+    def swaps(self, model: torch.nn.Module, options: Options) -> list[Swap]:
         """See `Swapping.swaps`; checks every layer, then builds the convolution of each."""
         refuse_patched(model)
         found = list(convolutions(model))
         if not found:
             raise PatchError(f"model: {_nothing_to_replace(model)}")
-        layers = convolution_swaps(model, found, SevennetConvolution, "convolution", _check, deterministic)
+        layers = convolution_swaps(model, found, SevennetConvolution, "convolution", _check, options)
         networks = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for _, network in _networks(model))
         # A replacement looks after what is in it, so what is in it comes first.
         return [*networks, *reversed(list(node_swaps(model, FORMS))), *layers]

@@ -10,6 +10,7 @@ import torch
 from eqaccel.patches import ModelKind, ReportRow, finder, register
 from eqaccel.patches.finder import FoundModel, find_models
 from eqaccel.patches.kind import Swapping
+from eqaccel.patches.precision import Options
 from torch import Tensor, nn
 
 import eqaccel
@@ -26,7 +27,7 @@ class Toy(nn.Module):
 class ToySwapping(Swapping):
     """Replaces nothing."""
 
-    def swaps(self, model: nn.Module, deterministic: bool) -> list[Any]:
+    def swaps(self, model: nn.Module, options: Options) -> list[Any]:
         raise PatchError("model: a toy")
 
     def rows(self, model: nn.Module) -> list[ReportRow]:

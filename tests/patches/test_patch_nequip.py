@@ -17,6 +17,7 @@ from e3nn.util import jit
 from eqaccel.patches import convolution
 from eqaccel.patches.coefficients import sharpen
 from eqaccel.patches.nequip.swapping import NequipConvolution
+from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.torch_state import widened
 from nequip.data import AtomicDataDict
@@ -441,7 +442,7 @@ def test_edges_of_a_batch_start_at_their_receivers() -> None:
     shapes = ((5, product.irreps_in1.dim), (7, product.irreps_in2.dim), (7, product.weight_numel))
     operands = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     receivers, senders = torch.tensor([0, 0, 0, 2, 2, 4, 4]), torch.tensor([1, 2, 3, 1, 4, 0, 1])
-    conv = convolution.build_convolution("tp", product, True, operands[0].device)
+    conv = convolution.build_convolution("tp", product, Options(), operands[0].device)
     assert_close(
         preview(scatter, NequipConvolution, conv)(*operands, receivers, senders), scatter(*operands, receivers, senders)
     )

@@ -15,6 +15,7 @@ pytest.importorskip("sevenn", reason="needs sevenn")
 import sevennet_models as sm
 from eqaccel.patches import convolution
 from eqaccel.patches.dense import FlatGate
+from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.rounding import FACTOR, ROUNDING
 from eqaccel.patches.sevennet.swapping import SevennetConvolution
@@ -170,7 +171,7 @@ def test_edges_start_at_their_receivers() -> None:
     shapes = {"x": (5, product.irreps_in1.dim), "edge_attr": (7, product.irreps_in2.dim), "edge_embedding": (7, 8)}
     data = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
     data["edge_index"] = torch.tensor([[0, 0, 0, 2, 2, 4, 4], [1, 2, 3, 1, 4, 0, 1]])
-    conv = convolution.build_convolution("tp", product, True, torch.device("cpu"))
+    conv = convolution.build_convolution("tp", product, Options(), torch.device("cpu"))
     found, expected = (form(dict(data))["x"] for form in (preview(module, SevennetConvolution, conv), module))
     assert_close(found, expected)
 

@@ -12,6 +12,7 @@ pytest.importorskip("e3nn", reason="needs e3nn")
 from e3nn import o3
 from eqaccel.patches.convolution import build_convolution
 from eqaccel.patches.mace.swapping import MaceConvolution
+from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import Replacement, Swap, restore_all
 from patch_checks import duplicated
 from replacement_cases import (
@@ -84,7 +85,7 @@ def test_a_module_with_two_parents() -> None:
     shared = product()
     parents = nn.ModuleList([nn.ModuleDict({"part": shared}), nn.ModuleDict({"part": shared})])
     for parent in parents:
-        added = build_convolution("part", shared, True, torch.device("cpu"))
+        added = build_convolution("part", shared, Options(), torch.device("cpu"))
         Swap(parent, "part", MaceConvolution, added).apply()
     assert all(parent.part is shared and parent.conv_fusion for parent in parents)
     restore_all(parents)

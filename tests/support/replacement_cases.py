@@ -18,6 +18,7 @@ from eqaccel.patches.mace import swapping as mace_swapping
 from eqaccel.patches.mace.swapping import RADIAL_FORMS, MaceConvolution
 from eqaccel.patches.nequip import swapping as nequip_swapping
 from eqaccel.patches.nequip.swapping import NequipConvolution
+from eqaccel.patches.precision import Options
 from eqaccel.patches.radial import RadialForms, radial_swaps
 from eqaccel.patches.replacement import Replacement, Swap, restore_all
 from patch_checks import assert_close
@@ -142,7 +143,7 @@ def call_mace(parent: nn.Module, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 def mace_convolution() -> Case:
     def swap(parent: nn.Module) -> Swap:
-        added = build_convolution("part", parent.part, True, parent.part.output_mask.device)
+        added = build_convolution("part", parent.part, Options(), parent.part.output_mask.device)
         return Swap(parent, "part", MaceConvolution, added)
 
     operands = (random(5, 16), random(7, 4), random(7, 12))
@@ -163,7 +164,7 @@ class TensorProductScatter(nn.Module):
 
 def nequip_convolution() -> Case:
     def swap(parent: nn.Module) -> Swap:
-        added = build_convolution("part.tp", parent.part.tp, True, parent.part.tp.output_mask.device)
+        added = build_convolution("part.tp", parent.part.tp, Options(), parent.part.tp.output_mask.device)
         return Swap(parent, "part", NequipConvolution, added)
 
     operands = (random(5, 16), random(7, 4), random(7, 12), RECEIVERS, SENDERS)

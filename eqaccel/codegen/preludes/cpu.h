@@ -17,9 +17,9 @@ struct Topology {
   EQ_FN int64_t end(int64_t receiver) const { return o.row_ptr ? o.row_ptr[receiver + 1] : receiver + 1; }
   EQ_FN int64_t edge(int64_t slot) const { return o.row_ptr ? o.edge[slot] : slot; }
   EQ_FN int64_t sender(int64_t slot) const { return o.row_ptr ? o.sender[slot] : slot; }
-  EQ_FN const T* weights(int64_t slot) const {
+  EQ_FN const W* weights(int64_t slot) const {
     const int64_t own = edge(slot);
-    return static_cast<const T*>(o.w) + (w_row ? w_row[own] : own) * o.w_stride;
+    return static_cast<const W*>(o.w) + (w_row ? w_row[own] : own) * o.w_stride;
   }
   EQ_FN bool batch() const { return !o.row_ptr; }
 };
@@ -69,7 +69,7 @@ struct ForwardX {
 };
 template <int mul>
 struct ForwardW {
-  const T* row;
+  const W* row;
   int c;
   EQ_FN Lane at(int offset, int) const { return load<mul>(row + offset, c); }
 };
@@ -95,8 +95,8 @@ EQ_FN int forward_edges(int64_t w_bytes) {
 template <class P>
 struct ForwardBlock {
   const T* x[most_edges];
-  const T* w[most_edges];
-  const T* ahead[most_edges];  // rows of weights that are read a block of edges later
+  const W* w[most_edges];
+  const W* ahead[most_edges];  // rows of weights that are read a block of edges later
   Lane* entries;
   int size, count;
   T* z;
@@ -110,15 +110,16 @@ struct ForwardBlock {
   template <class Segment>
   EQ_FN void run(Segment, int c) const {
     if (c >= Segment::mul) return;
+    constexpr int line = 64 * sizeof(W) / sizeof(T);  // of a path
     Lane acc[Segment::outputs];  // in registers only if every loop over it is unrolled
 #pragma GCC unroll 64
     for (int k = 0; k < Segment::outputs; ++k)
       acc[k] = fresh ? Lane{} : load<Segment::mul>(z + Segment::z_offset(k), c);
     for (int e = 0; e < count; ++e) {
       // In address order, evenly over the arithmetic: in bursts they would ask for more than the memory gives.
-      const char* fetched = (const char*)ahead[e] + c / lanes * P::paths * 64;
+      const char* fetched = (const char*)ahead[e] + c / lanes * P::paths * line;
 #pragma GCC unroll 32
-      for (int n = Segment::first_fetch; n < Segment::end_fetch; ++n) __builtin_prefetch(fetched + n * 64, 0, 2);
+      for (int n = Segment::first_fetch; n < Segment::end_fetch; ++n) __builtin_prefetch(fetched + n * line, 0, 2);
       Segment::edge(ForwardX<Segment::mul>{x[e], c}, ForwardW<Segment::mul>{w[e], c}, entries_of(e), acc);
     }
 #pragma GCC unroll 64
@@ -170,7 +171,7 @@ struct XBlock {
 };
 template <int mul>
 struct Weight {
-  const T *w_row, *w_ahead;  // the row of a later edge is fetched meanwhile
+  const W *w_row, *w_ahead;  // the row of a later edge is fetched meanwhile
   const T *c_row, *c_ahead;
   T* gw_row;
   bool stream;
@@ -194,7 +195,11 @@ struct Weight {
 };
 // The rows of one edge, and the weights of one that comes later.
 struct EdgeRows {
-  const T *x, *a, *w, *c, *gz, *w_ahead, *c_ahead;
+  const T *x, *a;
+  const W* w;
+  const T *c, *gz;
+  const W* w_ahead;
+  const T* c_ahead;
   T *gx, *gy, *gw, *ggz;
   bool stream;
   template <int d1, int mul>
@@ -289,8 +294,8 @@ void launch_forward(const Topology& g) {
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
   // Outputs are streamed where weights push them out of the caches anyway, if a vector is a whole cache line.
   const bool whole = P::output_channels > 0 && P::output_channels % lanes == 0 && sizeof(Lane) == 64;
-  const bool stream = whole && uintptr_t(o.z) % 64 == 0 && !o.mul_ir && o.num_edges * o.w_stride * sizeof(T) > much;
-  const int size = forward_edges(P::w_dim * sizeof(T));
+  const bool stream = whole && uintptr_t(o.z) % 64 == 0 && !o.mul_ir && o.num_edges * o.w_stride * sizeof(W) > much;
+  const int size = forward_edges(P::w_dim * sizeof(W));
   const Scratch entries_of(size * P::entries, o.threads), z_of(P::z_dim, o.threads);
 #pragma omp parallel num_threads(o.threads)
   {

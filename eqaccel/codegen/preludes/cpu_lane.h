@@ -8,6 +8,7 @@
 #include <new>
 
 #include "abi.h"
+#include "weights.h"
 
 #define EQ_FN __attribute__((always_inline)) inline
 #if defined(__AVX512F__)
@@ -74,6 +75,18 @@ EQ_FN Lane load(const T* component, int c) {
   if (mul % lanes == 0 || c + lanes <= mul) return (Lane) * (const UnalignedLane*)(component + c);
   return load_first(component + c, mul % lanes);
 }
+#ifdef EQ_BFLOAT16_WEIGHTS
+typedef uint16_t Halves __attribute__((vector_size(EQ_SIMD_BYTES / 2), aligned(sizeof(uint16_t)), may_alias));
+typedef uint32_t Words __attribute__((vector_size(EQ_SIMD_BYTES), may_alias));
+template <int mul>
+EQ_FN Lane load(const Bfloat16* component, int c) {
+  Halves halves = {};
+  if (mul % lanes == 0 || c + lanes <= mul) halves = *(const Halves*)(component + c);
+  else
+    for (int u = 0; u < mul % lanes; ++u) halves[u] = component[c + u].bits;
+  return (Lane)(__builtin_convertvector(halves, Words) << 16);
+}
+#endif
 template <int mul>
 EQ_FN void store(T* component, int c, Lane value) {
   if (mul % lanes == 0 || c + lanes <= mul) *(UnalignedLane*)(component + c) = value;
@@ -113,8 +126,8 @@ EQ_FN void finish_streams() {
 
 // Prefetches into the second-level cache are dropped where an address is not translated yet; those into the first level
 // have it translated, so there is one of them a page.
-EQ_FN void open_pages(const T* row, int64_t elements) {
-  for (int64_t n = 0; n < elements; n += 4096 / sizeof(T)) __builtin_prefetch(row + n, 0, 3);
+EQ_FN void open_pages(const W* row, int64_t elements) {
+  for (int64_t n = 0; n < elements; n += 4096 / sizeof(W)) __builtin_prefetch(row + n, 0, 3);
 }
 
 #define EQ_CHANNELS(c, mul) for (int c = 0; c < (mul); c += lanes)

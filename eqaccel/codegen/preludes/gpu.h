@@ -27,9 +27,9 @@ struct Channels {
 
 // ---- what a segment's edge() reads and writes
 
-template <int n>
+template <int n, class Element>
 struct SharedRow {
-  const T* row;
+  const Element* row;
   bool active;
   EQ_FN LaneOf<n> at(int staged, int) const { return load<n>(row + staged, active); }
 };
@@ -70,7 +70,10 @@ struct Weight {
 template <class S>
 struct EdgeRows {
   static constexpr int n = S::lane_channels;
-  const T *x_row, *w_row, *a_row, *c_row;  // shared memory, at this lane's first channel
+  // Shared memory, at this lane's first channel.
+  const T* x_row;
+  const W* w_row;
+  const T *a_row, *c_row;
   T *gx_row, *gw_row;  // device memory, likewise
   bool active, deterministic;
   LaneOf<n>*gz, *ggz;  // registers
@@ -81,7 +84,7 @@ struct EdgeRows {
     for (int i = 0; i < d1; ++i) {
       block.x_value[i] = load<n>(x_row + staged + i * mul, active);
       if (has_tangents) block.a_value[i] = load<n>(a_row + staged + i * mul, active);
-      block.gx[i] = load<n>(nullptr, false);
+      block.gx[i] = load<n>(static_cast<const T*>(nullptr), false);
     }
     block.gx_row = gx_row + offset;
     block.active = active;
@@ -159,7 +162,7 @@ struct Worker {
     const T* const gz = static_cast<const T*>(o.gz) + int64_t(receiver) * P::z_dim + channels.first;
 #pragma unroll
     for (int k = 0; k < S::outputs; ++k) {
-      if (writes_z) z[k] = load<n>(nullptr, false);
+      if (writes_z) z[k] = load<n>(static_cast<const T*>(nullptr), false);
       if (has_gradient) g[k] = load<n>(gz + S::z_offset(k), channels.active);
     }
   }
@@ -196,9 +199,10 @@ struct Worker {
 
   EQ_FN void run_edge(int step, int e) {
     const T* rows = pipe.rows(step, e) + channels.first;
+    const W* weights = reinterpret_cast<const W*>(pipe.rows(step, e) + L::x_row) + channels.first;
     const T* entries = pipe.entries(step, e);
     if constexpr (!has_gradient) {
-      S::edge(SharedRow<n>{rows, channels.active}, SharedRow<n>{rows + L::x_row, channels.active}, entries, z);
+      S::edge(SharedRow<n, T>{rows, channels.active}, SharedRow<n, W>{weights, channels.active}, entries, z);
     } else {
       constexpr int components = power_of_two(P::y_dim);
       Sum gy[components];
@@ -209,7 +213,7 @@ struct Worker {
       T* gx = static_cast<T*>(o.row_ptr && o.deterministic ? o.workspace : o.gx);
       const T* tangent_rows = rows + L::edge / 2;
       EdgeRows<S> operands{rows,
-                           rows + L::x_row,
+                           weights,
                            tangent_rows,
                            tangent_rows + L::x_row,
                            gx + gx_row * P::x_dim + channels.first,

@@ -1,6 +1,7 @@
 // GPU prelude: the lane value type, a few channels of one thread.
 #pragma once
 #include "machine.h"
+#include "weights.h"
 
 namespace {
 
@@ -65,6 +66,19 @@ EQ_FN LaneOf<n> load(const T* p, bool active) {
 #pragma unroll
   for (int u = 0; u < n; ++u) zero.v[u] = 0;
   return zero;
+}
+
+template <int n>
+EQ_FN LaneOf<n> load(const Bfloat16* p, bool active) {
+  struct alignas(n * sizeof(Bfloat16)) Rounded {
+    Bfloat16 v[n];
+  };
+  LaneOf<n> value = load<n>(static_cast<const T*>(nullptr), false);
+  if (!active) return value;
+  const Rounded rounded = *reinterpret_cast<const Rounded*>(p);
+#pragma unroll
+  for (int u = 0; u < n; ++u) value.v[u] = __uint_as_float(unsigned(rounded.v[u].bits) << 16);
+  return value;
 }
 
 // The channels of a lane are visited in one go.

@@ -4,6 +4,7 @@
 #include "direction.h"
 #include "gpu_lane.h"
 #include "machine.h"
+#include "weights.h"
 
 namespace {
 
@@ -14,7 +15,8 @@ EQ_FN constexpr int round_up(int value, int multiple) { return (value + multiple
 template <class P>
 struct Layout {
   static constexpr int edges = P::edges_per_stage, stages = P::stages, threads = 32 * (P::warps > 0 ? P::warps : 1);
-  static constexpr int x_row = P::x_staged, edge = (x_row + P::w_staged) * tangents;  // x, w, then a, c
+  static constexpr int x_row = P::x_staged, w_row = P::w_staged * int(sizeof(W)) / int(sizeof(T));
+  static constexpr int edge = (x_row + w_row) * tangents;  // x, w, then a, c
   static constexpr int matrices = stages * edges * edge;
   static constexpr int attributes = matrices + 2 * edges * P::entries * tangents;
   static constexpr int gy = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
@@ -26,6 +28,8 @@ struct Layout {
   static constexpr int terms_bytes = sizeof(Term) * (P::single + P::terms * P::several);
   static constexpr int bytes = barriers * sizeof(T) + 8 * round_up(stages, 2) + ids_bytes + terms_bytes;
 };
+
+EQ_FN void copy_element(Bfloat16* to, const Bfloat16* from) { *to = *from; }
 
 // The edges of a block, brought to shared memory stage by stage.
 template <class P>
@@ -100,11 +104,12 @@ struct Pipeline {
     if (warp == helper && lane < L::edges) ids[step % L::id_stages * L::edges + lane] = next;
   }
 
-  EQ_FN void copy_row(T* to, const T* from, int elements) const {
-    const bool wide = elements * sizeof(T) % 16 == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0;
-    constexpr int width = 16 / sizeof(T);
+  template <class Element>
+  EQ_FN void copy_row(Element* to, const Element* from, int elements) const {
+    const bool wide = elements * sizeof(Element) % 16 == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0;
+    constexpr int width = 16 / sizeof(Element);
     if (wide) {
-      for (int n = thread * width; n < elements; n += L::threads * width) copy_16_bytes(to + n, from + n);
+      for (int n = thread * width; n < elements; n += L::threads * width) copy_16_bytes(reinterpret_cast<T*>(to + n), reinterpret_cast<const T*>(from + n));
     } else {
       for (int n = thread; n < elements; n += L::threads) copy_element(to + n, from + n);
     }
@@ -122,39 +127,38 @@ struct Pipeline {
     if (lane == 0) expect_bytes(ready, count(step) * unsigned(P::copied * sizeof(T) * tangents));
     __syncwarp();
     if (lane >= count(step)) return;
-    T* const edge = rows(step, lane);
     const int2 of = id(step, lane);
-    const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
-#pragma unroll
-    for (int n = 0; n < P::spans; ++n) {
-      const CopySpan span = P::span(n);
-      const bool is_w = n >= P::x_spans;
-      T* const to = edge + (is_w ? L::x_row : 0) + span.staged;
-      const unsigned bytes = span.length * sizeof(T);
-#pragma unroll
-      for (int t = 0; t < tangents; ++t)
-        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + span.offset, bytes, ready, is_w ? read_once : read_often);
-    }
+    each_span(rows(step, lane), of, [&](auto* to, const auto* from, int length, bool is_w) {
+      bulk_copy(reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from), length * sizeof(*to), ready,
+                is_w ? read_once : read_often);
+    });
 #endif
   }
   EQ_FN void issue_elements(int step) const {
     for (int e = 0; e < count(step); ++e) {
-      const int2 of = id(step, e);
-      const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
+      each_span(rows(step, e), id(step, e),
+                [&](auto* to, const auto* from, int length, bool) { copy_row(to, from, length); });
+    }
+  }
+  // Calls copy(to, from, length, is_w) for all spans of an edge, and those of its tangents.
+  template <class Copy>
+  EQ_FN void each_span(T* edge, int2 of, const Copy& copy) const {
+    const T* const x[] = {x_row(o.x, of), x_row(o.a, of)};
+    const W* const w[] = {w_row(o.w, o.w_stride, of), w_row(o.c, o.c_stride, of)};
 #pragma unroll
-      for (int n = 0; n < P::spans; ++n) {
-        const CopySpan span = P::span(n);
-        const bool is_w = n >= P::x_spans;
-        T* const to = rows(step, e) + (is_w ? L::x_row : 0) + span.staged;
+    for (int n = 0; n < P::spans; ++n) {
+      const CopySpan span = P::span(n);
 #pragma unroll
-        for (int t = 0; t < tangents; ++t)
-          copy_row(to + t * L::edge / 2, from[2 * t + is_w] + span.offset, span.length);
+      for (int t = 0; t < tangents; ++t) {
+        T* const rows = edge + t * L::edge / 2;
+        if (n < P::x_spans) copy(rows + span.staged, x[t] + span.offset, span.length, false);
+        else copy(reinterpret_cast<W*>(rows + L::x_row) + span.staged, w[t] + span.offset, span.length, true);
       }
     }
   }
   EQ_FN static const T* x_row(const void* x, int2 id) { return static_cast<const T*>(x) + int64_t(id.y) * P::x_dim; }
-  EQ_FN static const T* w_row(const void* w, int64_t stride, int2 id) {
-    return static_cast<const T*>(w) + id.x * stride;
+  EQ_FN static const W* w_row(const void* w, int64_t stride, int2 id) {
+    return static_cast<const W*>(w) + id.x * stride;
   }
 
   EQ_FN T* attributes(int step, int e) const {

@@ -56,9 +56,10 @@ class Generator(ABC):
     def launch_numbers(self, name: str, plan: Any) -> dict[str, int]:
         """What the payload's meta says of the launches of the body in entry `name`."""
 
-    def prelude(self, backend: str) -> str:
-        """The text in front of every body of a backend: "cpu", "cuda" or "hip"."""
-        return flatten_prelude(self.preludes[backend != "cpu"], backend)
+    def prelude(self, backend: str, spec: TensorProductSpec | None = None) -> str:
+        """The text in front of every body of a spec on a backend, "cpu", "cuda" or "hip"; by default, of most specs."""
+        storage = "#define EQ_BFLOAT16_WEIGHTS\n" if spec and spec.bfloat16_weights else ""
+        return storage + flatten_prelude(self.preludes[backend != "cpu"], backend)
 
 
 class _Channelwise(Generator):

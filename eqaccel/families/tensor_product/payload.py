@@ -33,10 +33,12 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
         TuningError: A processor cannot run what was tuned for it.
     """
     way = generator(spec)
-    entries: dict[str, str] = {f"prelude/{backend}": way.prelude(backend) for backend in ("cpu", "cuda", "hip")}
+    entries: dict[str, str] = {f"prelude/{backend}": way.prelude(backend, spec) for backend in ("cpu", "cuda", "hip")}
     meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
     meta["w_dim"] = spec.weight_numel
     meta["covers_all"] = int(_covers_all(spec))
+    if spec.bfloat16_weights:
+        meta["bfloat16_weights"] = 1
     meta["shares_weights"] = int(spec.is_channelwise)  # kernels take rows of weights that edges share
     meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
     entries["check/blocks"] = check.blocks(spec)
@@ -97,7 +99,7 @@ def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Targe
 
 def source(plan: AnyPlan) -> str:
     """The whole translation unit of a plan."""
-    prelude = generator(plan.spec).prelude(plan.target.backend)
+    prelude = generator(plan.spec).prelude(plan.target.backend, plan.spec)
     return translation_unit(plan.direction, plan.scalar_bytes, prelude, body_of(plan))
 
 

@@ -126,16 +126,14 @@ class _Gpu(Spelling):
         terms_table = [f"{{{literal(factor)}, {at}, {j}}}" for at, (j, factor) in places]
         spans = (*plan.x_spans, *plan.w_spans)
         copies = [f"{{{p.offset}, {p.staged}, {p.length}}}" for p in spans]
-        granule = math.gcd(plan.spec.x_dim, plan.spec.weight_numel, *(n for p in spans for n in (p.offset, p.length)))
-        copied = sum(span.length for span in spans)
         return [
             "  static constexpr int stages = Launch::stages, edges_per_stage = Launch::edges_per_stage;",
             "  static constexpr int blocks_per_sm = Launch::blocks_per_sm, shared_bytes = Launch::shared_bytes;",
             f"  static constexpr int warps = Launch::warps, warp_groups = {plan.warp_groups}, sums = Launch::sums;",
             f"  static constexpr bool adds = {adds};  // to the gradients of y of kernels before",
-            f"  static constexpr int x_staged = {staged(plan.x_spans)}, w_staged = {staged(plan.w_spans)};",
-            f"  static constexpr int x_spans = {len(plan.x_spans)}, spans = {len(spans)}, copied = {copied};",
-            f"  static constexpr int granule = {granule};  // divides where spans begin and end",
+            f"  static constexpr int x_staged = {staged(plan.x_spans)}, w_staged = {plan.w_staged};",
+            f"  static constexpr int x_spans = {len(plan.x_spans)}, spans = {len(spans)}, copied = {_copied(plan)};",
+            f"  static constexpr int granule = {_granule(plan)};  // divides where spans begin and end",
             f"  static EQ_FN CopySpan span(int n) {{ {table('CopySpan', copies)} }}",
             f"  static constexpr int single = {len(plan.single_terms)};  // entries of one term; then those of several",
             f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
@@ -171,6 +169,23 @@ SPELLINGS: dict[str, Spelling] = {"cpu": _Cpu(), "cuda": _GPU, "hip": _GPU}
 def spelling(plan: Plan | KernelPlan) -> Spelling:
     """That of the backend which a plan is for."""
     return SPELLINGS[plan.target.backend]
+
+
+def _copied(plan: KernelPlan) -> int:
+    """What is copied of the rows of an edge, in elements of the kernel's type."""
+    x, w = (sum(span.length for span in spans) for spans in (plan.x_spans, plan.w_spans))
+    return x + -(-w * plan.weight_bytes // plan.scalar_bytes)
+
+
+def _granule(plan: KernelPlan) -> int:
+    """What divides where spans begin and end, in elements of the kernel's type."""
+    rows = (
+        (plan.spec.x_dim, plan.x_spans, plan.scalar_bytes),
+        (plan.spec.weight_numel, plan.w_spans, plan.weight_bytes),
+    )
+    lengths = (n * size for dim, spans, size in rows for n in (dim, *(n for p in spans for n in (p.offset, p.length))))
+    whole, rest = divmod(math.gcd(*lengths), plan.scalar_bytes)
+    return 1 if rest else whole
 
 
 def _output_channels(plan: KernelPlan) -> int:

@@ -23,7 +23,6 @@ from eqaccel.families.tensor_product.plan.model import (
     alignment,
     multiply_adds,
     segment_work,
-    staged,
 )
 from eqaccel.families.tensor_product.plan.passes import Fits, group, one_row, registers
 from eqaccel.families.tensor_product.plan.tuning import UNTUNED, Tuning, check_tuning
@@ -300,9 +299,8 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
     resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), _FEWEST_WARPS)
     if plan.direction is Direction.BACKWARD and resident_warps == _FEWEST_WARPS:
         plan = replace(plan, segments=tuple(map(_longest_first, plan.segments)))
-    row_bytes = (staged(plan.x_spans) + staged(plan.w_spans)) * scalar_bytes * twice
     smallest = min(segment.mul for segment in plan.segments)
-    wanted = 4 if row_bytes <= 3 * 1024 else 2 if row_bytes <= 14 * 1024 * twice or smallest <= 64 else 1
+    wanted = 4 if plan.row_bytes <= 3 * 1024 else 2 if plan.row_bytes <= 14 * 1024 * twice or smallest <= 64 else 1
     for sizes in _group_sizes(plan, resident_warps):
         segments = tuple(replace(s, warps_per_group=size) for s, size in zip(plan.segments, sizes, strict=True))
         least = max(sizes)

@@ -152,6 +152,14 @@ class Purpose:
     scalar_bytes: int
     matrices: tuple[EdgeMatrix, ...]
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight in memory. Double backward kernels read rounded weights at full width."""
+        rounded = (
+            self.spec.bfloat16_weights and self.scalar_bytes == 4 and self.direction is not Direction.DOUBLE_BACKWARD
+        )
+        return 2 if rounded else self.scalar_bytes
+
 
 @dataclass(frozen=True)
 class KernelPlan(Purpose):
@@ -209,13 +217,24 @@ class KernelPlan(Purpose):
     def x_spans(self) -> tuple[CopySpan, ...]:
         """What the kernel reads of a row of x."""
         blocks = {(b.x_offset, b.d1 * s.mul) for s in self.segments for b in s.blocks}
-        return _spans(blocks)
+        return _spans(blocks, self.scalar_bytes)
 
     @cached_property
     def w_spans(self) -> tuple[CopySpan, ...]:
         """What the kernel reads of a row of w."""
         blocks = {(p.weight_offset, s.mul) for s in self.segments for p in s.paths if p.weight_offset is not None}
-        return _spans(blocks)
+        return _spans(blocks, self.weight_bytes)
+
+    @property
+    def w_staged(self) -> int:
+        """Weights of a row in shared memory."""
+        return staged(self.w_spans, self.weight_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Shared memory of the rows of x and w of an edge, and of their tangents."""
+        twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
+        return (staged(self.x_spans) * self.scalar_bytes + self.w_staged * self.weight_bytes) * twice
 
     @property
     def warps(self) -> int:
@@ -248,14 +267,14 @@ class KernelPlan(Purpose):
         y_dim, scalar = self.spec.y_dim, self.scalar_bytes
         twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
         edges = self.edges_per_stage
-        rows = self.stages * edges * (staged(self.x_spans) + staged(self.w_spans)) * twice
+        rows = self.stages * edges * self.row_bytes
         matrices = 2 * edges * self.num_entries * twice
         attributes = round_up((self.stages + 1) * edges * y_dim * twice, 4)
         gradients = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.warp_groups * y_dim, 4)
         barriers = 8 * round_up(self.stages, 2)
         ids = 8 * round_up(edges * (self.stages + 3), 2)
         table = 2 * scalar * (len(self.single_terms) + sum(len(terms) for _, terms in self.several_terms))
-        return (rows + matrices + attributes + gradients + self.all_sums) * scalar + barriers + ids + table
+        return rows + (matrices + attributes + gradients + self.all_sums) * scalar + barriers + ids + table
 
 
 @dataclass(frozen=True)
@@ -301,9 +320,9 @@ class Plan(Purpose):
         return "\n".join(lines)
 
 
-def staged(spans: Sequence[CopySpan]) -> int:
+def staged(spans: Sequence[CopySpan], element_bytes: int = 4) -> int:
     """Elements of shared memory for a row, in whole units of 16 bytes."""
-    return round_up(max((span.staged + span.length for span in spans), default=0), 4)
+    return round_up(max((span.staged + span.length for span in spans), default=0), 8 if element_bytes == 2 else 4)
 
 
 def place(spans: Sequence[CopySpan], offset: int) -> int:
@@ -312,7 +331,7 @@ def place(spans: Sequence[CopySpan], offset: int) -> int:
     return span.staged + offset - span.offset
 
 
-def _spans(blocks: Iterable[tuple[int, int]]) -> tuple[CopySpan, ...]:
+def _spans(blocks: Iterable[tuple[int, int]], element_bytes: int) -> tuple[CopySpan, ...]:
     """Blocks of (offset, length), neighbours made one."""
     merged: list[list[int]] = []
     for offset, length in sorted(blocks):
@@ -322,7 +341,7 @@ def _spans(blocks: Iterable[tuple[int, int]]) -> tuple[CopySpan, ...]:
             merged.append([offset, length])
     spans: list[CopySpan] = []
     for offset, length in merged:
-        spans.append(CopySpan(offset, staged(spans), length))
+        spans.append(CopySpan(offset, staged(spans, element_bytes), length))
     return tuple(spans)
 
 

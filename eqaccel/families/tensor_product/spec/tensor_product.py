@@ -50,6 +50,8 @@ class TensorProductSpec:
             multiplicity 0).
         weight_numel: Number of weights in a row of w.
         convention: The convention that the signs of some paths follow; None if no path depends on it.
+        bfloat16_weights: Whether float32 kernels read weights that are rounded to bfloat16; see
+            `with_bfloat16_weights`.
 
     Raises:
         IrrepsError: If irreps cannot be read.
@@ -65,6 +67,7 @@ class TensorProductSpec:
     weight_numel: int
     shared_weights: bool = field(kw_only=True)
     convention: WignerConvention | None = field(kw_only=True, compare=False)  # the coefficients follow from it
+    bfloat16_weights: bool = field(kw_only=True, default=False)
 
     def __init__(
         self,
@@ -180,6 +183,25 @@ class TensorProductSpec:
         out = Irreps((in1[i].mul, ir) for ir, i, _ in found)
         return cls(in1, in2, out, [(i, j, k, "uvu", True) for k, (_, i, j) in enumerate(found)], **options)
 
+    def with_bfloat16_weights(self) -> TensorProductSpec:
+        """The same product of weights that are rounded to bfloat16, to nearest, and take half of the memory.
+
+        That is in float32; in float64 weights stay as they are. Everything else is computed in float32. The gradient of
+        the rounded weights, in float32, is passed on as that of the weights.
+
+        Raises:
+            UnsupportedError: If the product is not channel by channel, or shares its weights, or has none.
+        """
+        if not self.is_channelwise or self.shared_weights or self.weight_numel == 0:
+            raise UnsupportedError(
+                f"spec: expected a product of mode uvu with weights of its own for each edge, to keep them in "
+                f"bfloat16, got {self!r}; keep them in float32"
+            )
+        spec = object.__new__(type(self))
+        for name in self.__dataclass_fields__:
+            object.__setattr__(spec, name, name == "bfloat16_weights" or getattr(self, name))
+        return spec
+
     @property
     def x_dim(self) -> int:
         """Number of elements of a row of x."""
@@ -205,8 +227,9 @@ class TensorProductSpec:
     def digest(self) -> str:
         """SHA-256, in hex, of everything the spec computes; stable between processes and machines."""
         head = f"{self.irreps_in1}|{self.irreps_in2}|{self.irreps_out}|{self.weight_numel}|{self.shared_weights}"
-        rows = (f"{p.in1},{p.in2},{p.out},{p.weight_offset},{p.coefficient.hex()}{_mode(p)}" for p in self.paths)
-        return hashlib.sha256("\n".join(["eqaccel spec 1", head, *rows]).encode()).hexdigest()
+        rows = [f"{p.in1},{p.in2},{p.out},{p.weight_offset},{p.coefficient.hex()}{_mode(p)}" for p in self.paths]
+        storage = ["bfloat16 weights"] if self.bfloat16_weights else []
+        return hashlib.sha256("\n".join(["eqaccel spec 1", head, *rows, *storage]).encode()).hexdigest()
 
     def _set(
         self,
@@ -238,7 +261,7 @@ class TensorProductSpec:
                 conventions.add(WignerConvention.E3NN_0_5 if sign > 0 else WignerConvention.E3NN_0_4)
         if len(conventions) > 1:
             raise UnsupportedError("module: expected coupling tensors with the signs of one version of e3nn, got both")
-        values = (*irreps, tuple(paths), weight_numel, bool(shared_weights), next(iter(conventions), None))
+        values = (*irreps, tuple(paths), weight_numel, bool(shared_weights), next(iter(conventions), None), False)
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -247,7 +270,7 @@ class TensorProductSpec:
         signs = "" if self.convention is None else f", signs of {self.convention}"
         return (
             f"TensorProductSpec({self.irreps_in1} (x) {self.irreps_in2} -> {self.irreps_out}, "
-            f"{len(self.paths)} paths, {self.weight_numel} weights{shared}{signs})"
+            f"{len(self.paths)} paths, {self.weight_numel} weights{self._storage}{shared}{signs})"
         )
 
     def __str__(self) -> str:
@@ -262,7 +285,12 @@ class TensorProductSpec:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         head = f"{self.irreps_in1} (x) {self.irreps_in2} -> {self.irreps_out}"
-        return "\n".join([head, f"weights: {self.weight_numel}, {shared}{signs}; digest {self.digest[:12]}", *table])
+        weights = f"weights: {self.weight_numel}{self._storage}, {shared}{signs}; digest {self.digest[:12]}"
+        return "\n".join([head, weights, *table])
+
+    @property
+    def _storage(self) -> str:
+        return " in bfloat16" if self.bfloat16_weights else ""
 
 
 def _degrees(irreps: tuple[Irreps, Irreps, Irreps], item: Instruction) -> tuple[int, int, int]:
