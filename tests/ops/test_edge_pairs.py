@@ -149,7 +149,7 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
     index = torch.cat([torch.tensor([nodes, nodes], dtype=torch.int32), *rows])
     others = torch.arange(len(pairs.edges), (room + 1) // 2, dtype=torch.int32)
     members = torch.cat([pairs.edges, torch.stack([others, torch.full_like(others, -2)], 1)])
-    roomy = EdgePairs(torch.cat([pairs.row, torch.zeros_like(beyond)]), members, Neighbors())
+    roomy = EdgePairs(torch.cat([pairs.row, torch.zeros_like(beyond)]), members, pairs.differ, Neighbors())
 
     exact, ranges = pairs.ranges(graph.index, num_atoms, size), roomy.ranges(index, nodes, size)
     assert sum(len(part.slots) for part in ranges) == room
