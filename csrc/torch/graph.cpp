@@ -121,6 +121,11 @@ bool check_indices_on_gpu() {
   }
 }
 
+// Which keys a stable sort takes, one after another.
+Tensor order_of(const Tensor& keys) {
+  return std::get<1>(at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false));
+}
+
 // Only operations that neither wait for the device nor forbid graph capture.
 Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
   check_edges(receiver, sender, num_receivers, num_senders);
@@ -141,9 +146,6 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
   };
   if (receiver.numel() == 0) return packed({at::zeros({num_receivers + num_senders + 2}, options)});
 
-  const auto order_of = [](const Tensor& keys) {
-    return std::get<1>(at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false));
-  };
   const auto row_ptr_of = [&](const Tensor& sorted, int64_t count) {
     return at::searchsorted(sorted, at::arange(count + 1, options), /*out_int32=*/true);
   };
@@ -183,6 +185,63 @@ std::tuple<Tensor, Tensor, Tensor> graph_rows(const Tensor& graph, int64_t nodes
   return {index, slots, count};
 }
 
+// Where `all_reversible`, this neither waits for the device nor forbids graph capture.
+std::vector<Tensor> pair_ranges(const Tensor& graph, const Tensor& row, const Tensor& edges, int64_t nodes,
+                                int64_t size, bool all_reversible) {
+  constexpr const char* op = "eqaccel::pair_ranges";
+  const int64_t all = row.numel(), pairs = edges.size(0);
+  check_packed(op, graph, {nodes, nodes, all});
+  TORCH_CHECK(row.scalar_type() == at::kInt && edges.scalar_type() == at::kInt && edges.dim() == 2 &&
+                  edges.size(1) == 2 && row.device() == graph.device() && edges.device() == graph.device(),
+              op, ": arguments 'row' and 'edges' must be the pairs of 'graph', int32 of shapes (num_edges,) and ",
+              "(num_pairs, 2) on ", graph.device(), ", got ", row.sizes(), " and ", edges.sizes(), ".");
+  TORCH_CHECK(size > 0, op, ": argument 'size' must be positive, got ", size, ".");
+  if (all == 0 || pairs == 0) return {};
+  const int64_t count = (pairs + size - 1) / size;
+  const auto options = graph.options();
+  const auto parts = graph.split_with_sizes({2, nodes + 1, all, all, nodes + 1, all});
+  const Tensor &row_ptr = parts[1], &t_slot = parts[5], numbers = at::arange(all, options);
+  // The range of each slot. Those beyond the last edge have none, and come after all others.
+  const Tensor range = at::where(numbers.lt(row_ptr.narrow(0, nodes, 1)), row.div(size, "floor"), count);
+  const Tensor keys = range.to(count < 255 ? at::kByte : at::kInt), order = order_of(keys);
+  const Tensor place = at::empty({all}, options).scatter_(0, order, numbers);
+  const Tensor t_order = t_slot.index_select(0, order_of(keys.index_select(0, t_slot)));
+  // Where ranges begin; with reverses of all edges they are full, but for the last ones.
+  const Tensor begins =
+      all_reversible
+          ? at::arange(count + 1, options).mul(2 * size).clamp_max(all)
+          : at::constant_pad_nd(at::bincount(range, {}, count).narrow(0, 0, count), {1, 0}).cumsum(0, at::kInt);
+  const Tensor local = all_reversible ? place.remainder(2 * size) : place.sub(begins.index_select(0, range));
+  // The first in each range of what is in order there, for each row that `ends` tells.
+  const auto rows_of = [&](const Tensor& ascending, const Tensor& by_range, const Tensor& ends, int64_t limit) {
+    const Tensor where = at::arange(count, options).to(at::kLong).mul(limit).unsqueeze(1);
+    const Tensor first = at::searchsorted(by_range.to(at::kLong).mul(limit).add(ascending), where.add(ends), true);
+    return first.sub(begins.narrow(0, 0, count).unsqueeze(1)).clamp_min(0);
+  };
+  const Tensor row_ptrs = rows_of(order, range.index_select(0, order), row_ptr, all);
+  const Tensor t_row_ptrs =
+      rows_of(parts[3].index_select(0, t_order), range.index_select(0, t_order), at::arange(nodes + 1, options), nodes);
+  const Tensor sender = parts[3].index_select(0, order), by_sender = local.index_select(0, t_order);
+  const Tensor rows = row.sub(range, size).clamp_min(0).index_select(0, order);
+  const Tensor members =
+      at::where(edges.ge(0), local.index_select(0, edges.clamp_min(0).flatten()).view_as(edges), edges);
+  const Tensor head = at::full({2}, nodes, options), ends = all_reversible ? Tensor() : begins.cpu();
+  std::vector<Tensor> results;
+  for (int64_t n = 0; n < count; ++n) {
+    const auto begin_of = [&](int64_t number) -> int64_t {
+      return all_reversible ? std::min(2 * size * number, all) : ends.const_data_ptr<int32_t>()[number];
+    };
+    const int64_t begin = begin_of(n), edges_of = begin_of(n + 1) - begin;
+    const auto own = [&](const Tensor& values) { return values.narrow(0, begin, edges_of); };
+    const Tensor index =
+        at::cat({head, row_ptrs[n], numbers.narrow(0, 0, edges_of), own(sender), t_row_ptrs[n], own(by_sender)});
+    note_nodes(index, nodes, nodes);
+    const Tensor own_members = members.narrow(0, n * size, std::min(size, pairs - n * size));
+    results.insert(results.end(), {own(order), own(rows), own_members, index});
+  }
+  return results;
+}
+
 Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers, c10::SymInt num_senders) {
   return at::empty_symint({packed_length(num_receivers, num_senders, receiver.sym_numel())},
                           receiver.options().dtype(at::kInt));
@@ -191,10 +250,12 @@ Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_
 TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
   library.impl("graph", graph_cpu);
   library.impl("graph_rows", graph_rows);
+  library.impl("pair_ranges", pair_ranges);
 }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
   library.impl("graph", graph_cuda);
   library.impl("graph_rows", graph_rows);
+  library.impl("pair_ranges", pair_ranges);
 }
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("graph", graph_meta); }
 

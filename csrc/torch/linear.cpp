@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <limits>
+#include <vector>
 
 #include "differentiate.h"
 #include "kernel_call.h"
@@ -121,9 +122,20 @@ struct Form {
     return linear(p, {f, g, h});
   }
 
-  static void save(AutogradContext& context, const LinearProblem& p, variable_list operands) {
-    operands.push_back(p.payload);
-    context.save_for_backward(std::move(operands));
+  // Each operand is for the gradients of the others.
+  static void save(AutogradContext& context, const LinearProblem& p, const variable_list& operands) {
+    variable_list kept;
+    std::vector<int64_t> columns;
+    for (std::size_t n = 0; n < operands.size(); ++n) {
+      bool needed = false;
+      for (std::size_t other = 0; other < operands.size(); ++other)
+        needed = needed || (other != n && operands[other].requires_grad());
+      kept.push_back(needed ? operands[n] : Tensor());
+      columns.push_back(operands[n].sym_size(-1).guard_int(__FILE__, __LINE__));  // that of a module is a number
+    }
+    kept.push_back(p.payload);
+    context.save_for_backward(std::move(kept));
+    context.saved_data["columns"] = columns;
     context.saved_data["key"] = p.key;
     context.saved_data["missing"] = p.missing;
   }
@@ -132,6 +144,7 @@ struct Form {
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
     const variable_list saved = context->get_saved_variables();
     const int64_t missing = context->saved_data["missing"].toInt();
+    const std::vector<int64_t> columns = context->saved_data["columns"].toIntVector();
     variable_list gradients(Slot::count - 1);
     for (int64_t wanted = 0; wanted < Slot::count; ++wanted) {
       const int64_t at = position(wanted, missing);
@@ -140,8 +153,7 @@ struct Form {
       for (int64_t slot = 0; slot < Slot::count; ++slot)
         if (slot != wanted)
           factors[position(slot, wanted)] = slot == missing ? incoming[0] : saved[position(slot, missing)];
-      const int64_t columns = saved[at].sym_size(-1).guard_int(__FILE__, __LINE__);  // that of a module is a number
-      const LinearProblem p{saved.back(), context->saved_data["key"].toInt(), wanted, columns};
+      const LinearProblem p{saved.back(), context->saved_data["key"].toInt(), wanted, columns[at]};
       gradients[at] = linear(p, factors);
     }
     return gradients;

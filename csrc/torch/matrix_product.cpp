@@ -129,7 +129,9 @@ struct Product {
 
   static constexpr auto compute = call;
 
+  // Each operand is for the gradient of the other.
   static void save(AutogradContext& context, const Source& s, variable_list operands) {
+    if (!operands[1].requires_grad()) operands[0] = Tensor();
     operands.push_back(s.payload);
     context.save_for_backward(std::move(operands));
     context.saved_data["key"] = s.key;

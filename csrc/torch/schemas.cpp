@@ -14,6 +14,12 @@ TORCH_LIBRARY(eqaccel, library) {
   // are numbered from the first, with room for `capacity` of them; their slots; and how many they are.
   library.def("graph_rows(Tensor graph, int num_nodes, int row_begin, int row_end, int capacity) -> "
               "(Tensor index, Tensor slots, Tensor num_edges)");
+  // Pairs of edges and their reverses as edge_pairs or neighbor_pairs give them, of a packed index in which slots are edges,
+  // in ranges of `size` pairs with all of their edges, which are numbered from the first. Four tensors for each: int64 slots
+  // of the edges, the pair of each, the edges of each pair, and a packed index. Where every edge has a reverse there may
+  // be room behind the last edge, which the last ranges have.
+  library.def("pair_ranges(Tensor graph, Tensor row, Tensor edges, int num_nodes, int size, bool all_reversible) -> "
+              "Tensor[]");
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
               ") -> Tensor",
               tags);

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from eqaccel.ops.layout import to_ir_mul, to_mul_ir
 from eqaccel.ops.library import call_operator, load_library
 from eqaccel.ops.matrix_product import MatrixProduct
 from eqaccel.ops.modules import TensorProductConv
@@ -51,6 +52,23 @@ class EdgePairs:
         """
         return cls(*call_operator(torch.ops.eqaccel.edge_pairs, vectors, index, num_nodes))
 
+    def ranges(self, index: Tensor, num_nodes: int, size: int) -> list[PairRange]:
+        """The pairs, some at a time, with all of their edges; together, ranges have the edges that there is room for.
+
+        Args:
+            index: Packed index of the edges, whose slots are the edges.
+            num_nodes: Number of nodes; all of them send and receive.
+            size: Pairs of a range.
+        """
+        all_reversible = self.search is not None
+        found = call_operator(
+            torch.ops.eqaccel.pair_ranges, index, self.row, self.edges, num_nodes, size, all_reversible
+        )
+        return [
+            PairRange(number * size, slots, EdgePairs(row, edges, self.search), part)
+            for number, (slots, row, edges, part) in enumerate(zip(*[iter(found)] * 4, strict=True))
+        ]
+
     def rows_of(self, values: Tensor, check: bool = True) -> Tensor | None:
         """Values of edges, once a pair; None if those of an edge and its reverse differ anywhere.
 
@@ -88,6 +106,31 @@ class EdgePairs:
 
 
 @dataclass(frozen=True)
+class PairRange:
+    """Some pairs that follow each other, and their edges, all numbered from the first.
+
+    Attributes:
+        first: Number of the first pair among all.
+        slots: (num_edges,) int64, where the edges are among all.
+        pairs: The pairs.
+        index: Packed index of these edges; all nodes send and receive.
+    """
+
+    first: int
+    slots: Tensor
+    pairs: EdgePairs
+    index: Tensor
+
+    def of_pairs(self, values: Tensor) -> Tensor:
+        """The rows that these pairs have of those of all; they share memory."""
+        return values.narrow(0, self.first, len(self.pairs.edges))
+
+
+Ranges = Callable[[int], list[PairRange]]
+"""The pairs, in as many ranges as it takes where something of all of them has so many bytes; none if it may have."""
+
+
+@dataclass(frozen=True)
 class LastProduct:
     """A network that ends with a product of matrices.
 
@@ -103,11 +146,20 @@ class LastProduct:
 
 
 def convolve_pairs(
-    conv: TensorProductConv, x: Tensor, y: Tensor, network: LastProduct, inputs: Tensor, pairs: EdgePairs, index: Tensor
+    conv: TensorProductConv,
+    x: Tensor,
+    y: Tensor,
+    network: LastProduct,
+    inputs: Tensor,
+    pairs: EdgePairs,
+    index: Tensor,
+    ranges: Ranges = lambda _: [],
 ) -> Tensor:
     """A convolution whose edges have the weights of their pairs.
 
-    The gradient can be computed once, not differentiated again, and there is none of the network.
+    The gradient can be computed once, not differentiated again, and there is none of the network. Where weights and
+    their gradients take too much memory at a time, they are made for one range of pairs after another, and weights are
+    multiplied once more for the gradient. Results are bitwise reproducible for the same ranges.
 
     Args:
         conv: The convolution, channel by channel.
@@ -117,9 +169,10 @@ def convolve_pairs(
         inputs: (num_pairs, inputs), what it makes them of.
         pairs: Of the edges.
         index: Packed index of the edges.
+        ranges: Which ranges to take.
     """
     hidden = network.hidden(inputs)
-    result: Tensor = _Convolution.apply(conv, network.product, pairs, index, x, y, hidden, network.matrix)
+    result: Tensor = _Convolution.apply(conv, network.product, pairs, ranges, index, x, y, hidden, network.matrix)
     return result
 
 
@@ -132,31 +185,94 @@ class _Convolution(torch.autograd.Function):
         conv: TensorProductConv,
         product: MatrixProduct,
         pairs: EdgePairs,
+        ranges: Ranges,
         index: Tensor,
         x: Tensor,
         y: Tensor,
         hidden: Tensor,
         matrix: Tensor,
     ) -> Tensor:
+        weight_bytes = len(hidden) * matrix.size(1) * matrix.element_size()
+        with_gradients = ranges(3 * weight_bytes)  # which edges have each for themselves
+        ctx.parts = conv, product, pairs, index, with_gradients
+        parts = ranges(weight_bytes)
+        if parts:
+            ctx.save_for_backward(x, y, hidden, matrix)
+            return _forward_in_ranges(conv, product, parts, x, y, hidden, matrix)
         weights = product(hidden, matrix)
-        ctx.save_for_backward(x, y, weights, matrix)
-        ctx.parts = conv, product, pairs, index
+        ctx.save_for_backward(x, y, hidden if with_gradients else weights, matrix)
         result: Tensor = call_operator(
-            torch.ops.eqaccel.tensor_product_shared, *_arguments(conv, x, y, weights, pairs, index)
+            torch.ops.eqaccel.tensor_product_shared, *_arguments(conv, x, y, weights, pairs, index, conv.mul_ir)
         )
         return result
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gz: Tensor) -> Any:
-        (x, y, weights, matrix), (conv, product, pairs, index) = ctx.saved_tensors, ctx.parts
-        payload, key, *operands = _arguments(conv, x, y, weights, pairs, index)
-        gx, gy, gw = torch.ops.eqaccel.tensor_product_shared_backward(payload, key, gz.contiguous(), *operands)
-        return None, None, None, None, gx, gy, pairs.multiply(product, gw, matrix.t()), None
+        (x, y, kept, matrix), (conv, product, pairs, index, parts) = ctx.saved_tensors, ctx.parts
+        if parts:
+            gx, gy, gh = _backward_in_ranges(conv, product, parts, gz, x, y, kept, matrix)
+        else:
+            payload, key, *operands = _arguments(conv, x, y, kept, pairs, index, conv.mul_ir)
+            gx, gy, gw = torch.ops.eqaccel.tensor_product_shared_backward(payload, key, gz.contiguous(), *operands)
+            gh = pairs.multiply(product, gw, matrix.t())
+        return None, None, None, None, None, gx, gy, gh, None
 
 
 def _arguments(
-    conv: TensorProductConv, x: Tensor, y: Tensor, weights: Tensor, pairs: EdgePairs, index: Tensor
+    conv: TensorProductConv, x: Tensor, y: Tensor, weights: Tensor, pairs: EdgePairs, index: Tensor, mul_ir: bool
 ) -> tuple[Any, ...]:
-    payload, key, *operands = conv._arguments(x, y, weights, index, x.size(0))
-    return payload, key, *operands[:3], pairs.row, *operands[3:]
+    rest = pairs.row, index, x.size(0), conv.z_dim, mul_ir, conv.deterministic
+    return conv.payload, conv.key, x, y, weights, *rest
+
+
+def _forward_in_ranges(
+    conv: TensorProductConv,
+    product: MatrixProduct,
+    parts: list[PairRange],
+    x: Tensor,
+    y: Tensor,
+    hidden: Tensor,
+    matrix: Tensor,
+) -> Tensor:
+    """The sum over ranges, in the layout of kernels, so that this is changed once."""
+    x = to_ir_mul(x, conv.spec.irreps_in1) if conv.mul_ir else x
+    z: Tensor | None = None
+    for part in parts:
+        weights = product(part.of_pairs(hidden), matrix)
+        arguments = _arguments(conv, x, y.index_select(0, part.slots), weights, part.pairs, part.index, False)
+        own = call_operator(torch.ops.eqaccel.tensor_product_shared, *arguments)
+        z = own if z is None else z.add_(own)
+        del weights, arguments, own  # before there are others
+    assert z is not None
+    return to_mul_ir(z, conv.spec.irreps_out) if conv.mul_ir else z
+
+
+def _backward_in_ranges(
+    conv: TensorProductConv,
+    product: MatrixProduct,
+    parts: list[PairRange],
+    gz: Tensor,
+    x: Tensor,
+    y: Tensor,
+    hidden: Tensor,
+    matrix: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, y and `hidden`; each range adds to that of x, and has rows of its own of the others."""
+    x = to_ir_mul(x, conv.spec.irreps_in1) if conv.mul_ir else x
+    gz = to_ir_mul(gz, conv.spec.irreps_out) if conv.mul_ir else gz.contiguous()
+    gx: Tensor | None = None
+    gy, gh = torch.empty_like(y), torch.empty_like(hidden)
+    for part in parts:
+        weights = product(part.of_pairs(hidden), matrix)
+        payload, key, *operands = _arguments(
+            conv, x, y.index_select(0, part.slots), weights, part.pairs, part.index, False
+        )
+        add_x, own_y, gw = torch.ops.eqaccel.tensor_product_shared_backward(payload, key, gz, *operands)
+        del weights, operands  # before there are others
+        gx = add_x if gx is None else gx.add_(add_x)
+        gy.index_copy_(0, part.slots, own_y)
+        part.of_pairs(gh).copy_(part.pairs.multiply(product, gw, matrix.t()))
+        del gw
+    assert gx is not None
+    return to_mul_ir(gx, conv.spec.irreps_in1) if conv.mul_ir else gx, gy, gh

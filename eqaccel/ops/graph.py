@@ -20,7 +20,7 @@ from eqaccel.errors import GraphError
 from eqaccel.ops.library import load_library, translate
 
 if TYPE_CHECKING:  # that file needs this one
-    from eqaccel.ops.edge_pairs import EdgePairs
+    from eqaccel.ops.edge_pairs import EdgePairs, PairRange, Ranges
 
 load_library()
 
@@ -251,6 +251,8 @@ class GivenEdges:
             which waits for a GPU. What is captured cannot be compared, so run it once with the check before.
         row_ptr: (num_nodes + 1,), first slot of each receiver, or about so: by this, nodes are dealt out to ranges.
         weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
+        pair_bytes: Memory that the weights of pairs of a layer may take, and then these with their gradients, where
+            they are made for a range of pairs at a time.
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
@@ -270,8 +272,10 @@ class GivenEdges:
     pairs: EdgePairs | None = None
     shared: list[PairRows] = field(default_factory=list)
     differ: list[Tensor] = field(default_factory=list)
+    pair_bytes: float = math.inf
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
+    _pair_ranges: dict[int, list[PairRange]] = field(default_factory=dict)
 
     def are(self, receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> bool:
         """Whether these are the edges of a layer."""
@@ -295,6 +299,21 @@ class GivenEdges:
             rows = np.unique(np.concatenate([[0], ends, [self.num_nodes]]))
             self._ranges[count] = [self._range(int(begin), int(end)) for begin, end in pairwise(rows)]
         return self._ranges[count]
+
+    def pair_ranges(self, num_bytes: int) -> list[PairRange]:
+        """The pairs in ranges for which something takes the memory that it may take; none if it may for all.
+
+        Args:
+            num_bytes: What it takes for all pairs.
+        """
+        assert self.pairs is not None
+        count = math.ceil(num_bytes / self.pair_bytes)
+        if count <= 1:
+            return []
+        size = math.ceil(len(self.pairs.edges) / count)
+        if size not in self._pair_ranges:
+            self._pair_ranges[size] = self.pairs.ranges(self.index, self.num_nodes, size)
+        return self._pair_ranges[size]
 
     def note(self, values: Tensor) -> None:
         """See `depend_on_lengths`."""
@@ -348,10 +367,12 @@ class PairRows:
     Attributes:
         pairs: The edges and their reverses.
         rows: (num_pairs, columns).
+        ranges: Which pairs to take at a time.
     """
 
     pairs: EdgePairs
     rows: Tensor
+    ranges: Ranges
 
 
 def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor) -> PairRows | None:
@@ -369,7 +390,7 @@ def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor
     rows = given.rows_of(values)
     if rows is None:
         return None
-    given.shared.append(PairRows(given.pairs, rows))
+    given.shared.append(PairRows(given.pairs, rows, given.pair_ranges))
     return given.shared[-1]
 
 

@@ -49,7 +49,9 @@ def convolve_in_pieces(
 ) -> Tensor:
     """The convolution of `conv`, in as many pieces as the memory asks for that `given_edges` allows; else in one.
 
-    In one, weights that depend on lengths alone, by `depend_on_lengths`, are made once for an edge and its reverse.
+    Weights that depend on lengths alone, by `depend_on_lengths`, are made once for an edge and its reverse. If they are
+    made in pieces, these are ranges of pairs, and only the last product of the network is made again for the gradient.
+    Others are made for ranges of receivers, and the whole network once more.
 
     Results are bitwise reproducible for the same pieces. The gradient can be computed once, not differentiated again.
 
@@ -62,14 +64,14 @@ def convolve_in_pieces(
         sender: (num_edges,).
     """
     num_nodes = x.size(0)
+    if weights.last is not None and weights.factor is None and conv.spec.is_channelwise:
+        found = given_pairs(receiver, sender, num_nodes, weights.inputs)
+        if found is not None:
+            index = packed_rows(receiver, sender, num_nodes, num_nodes)
+            return convolve_pairs(conv, x, y, weights.last, found.rows, found.pairs, index, found.ranges)
     ranges = given_ranges(receiver, sender, num_nodes, y.size(0) * conv.spec.weight_numel * x.element_size())
     if not ranges:
-        index = packed_rows(receiver, sender, num_nodes, num_nodes)
-        if weights.last is not None and weights.factor is None and conv.spec.is_channelwise:
-            found = given_pairs(receiver, sender, num_nodes, weights.inputs)
-            if found is not None:
-                return convolve_pairs(conv, x, y, weights.last, found.rows, found.pairs, index)
-        return conv(x, y, weights.compute(), index, num_nodes)
+        return conv(x, y, weights.compute(), packed_rows(receiver, sender, num_nodes, num_nodes), num_nodes)
     inputs, factor = weights.inputs, weights.factor
     result: Tensor = _Pieces.apply(conv, weights.network, ranges, x, y, inputs, factor)
     return result

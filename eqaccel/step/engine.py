@@ -30,6 +30,13 @@ SKIN = 0.5
 WEIGHT_SHARE = 1 / 16
 """Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
 
+_PAIR_SHARE = 1 / 8
+"""The most that weights of pairs take, alone or with their gradients, before they are made in ranges."""
+_PAIR_BYTES = 1.5 * 2**30
+"""What they take on a GPU of enough memory: more would not be faster by much."""
+_PAIR_BYTES_OF_EDGE = 768
+"""Or so much for each edge, so that large systems have no more than some ten ranges, each of which looks at all atoms."""
+
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
 
@@ -82,8 +89,9 @@ class Step:
         skin: Angstrom by which candidates go beyond the cutoff.
         capture: Whether to record CUDA graphs, on a GPU that can.
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
-        weight_bytes: Memory that the weights of edges of a layer may take; where they would take more they are made in
-            pieces, and once more for the gradient. None for what EQACCEL_WEIGHT_MIB says.
+        weight_bytes: Memory that the weights of edges of a layer may take, and where they are those of pairs also these
+            with their gradients; where they would take more they are made in pieces, and once more for the gradient.
+            None for what EQACCEL_WEIGHT_MIB says.
     """
 
     def __init__(
@@ -100,7 +108,8 @@ class Step:
     ) -> None:
         self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
         self.device, self.dtype, self.patient = device, dtype, patient
-        self.weight_bytes = _weight_bytes(device) if weight_bytes is None else weight_bytes
+        self.weight_bytes = weight_bytes or settings.current().weight_bytes or None
+        """What was asked for; None for what suits the device."""
         self.captures: Counter[str] = Counter()
         """How often a graph was recorded, by the reason."""
         self.rebuilds = 0
@@ -236,8 +245,10 @@ class Step:
     def _run(self) -> Tensor:
         if not self.not_captured and self._capture is None and (self._served or not self.patient):
             try:
+                # Before there is a recording, which has memory of its own.
+                exact = self._evaluate_exactly()
                 recording = Capture(self._evaluate, self.device)
-                self._verify(recording.replay())
+                self._verify(recording.replay(), exact)
                 self._capture = recording
                 self.captures[self._reason] += 1
             except (RuntimeError, NotImplementedError) as error:
@@ -255,14 +266,17 @@ class Step:
                 return outputs
         return self._evaluate(True) if self._capture is None else self._capture.replay()
 
-    def _verify(self, outputs: Tensor) -> None:
+    def _evaluate_exactly(self) -> NDArray[np.float64]:
+        """The vector of results without room for further edges."""
+        return self._evaluate(True, max(1, int(self._search_edges(1).num_edges))).cpu().numpy()
+
+    def _verify(self, outputs: Tensor, exact: NDArray[np.float64]) -> None:
         """Raises `RuntimeError` unless recorded results are those without room for further edges, but for rounding."""
         values = outputs.cpu().numpy()
         if not self._fits(values):  # this is no result yet
             return
         assert self._candidates is not None
         system = self._candidates.system
-        exact = self._evaluate(True, max(1, int(values[0]))).cpu().numpy()
         found, expected = self._unpack(values, system), self._unpack(exact, system)
         bound = _ROUNDINGS * torch.finfo(self.dtype).eps
         work = self.cutoff * np.abs(expected.forces).sum()
@@ -271,6 +285,18 @@ class Step:
             error, size = np.abs(value - right).max(initial=0.0), np.abs(right).sum() + scale
             if np.isfinite(right).all() and not error <= bound * size:
                 raise RuntimeError(f"{name} differ by {error:.3e} where room for edges must not matter")
+
+    def memory_of_weights(self, num_edges: int) -> tuple[float, float]:
+        """What weights of edges may take, and what those of pairs may, in bytes; see `GivenEdges`.
+
+        Args:
+            num_edges: Room for edges.
+        """
+        if self.weight_bytes is not None or self.device.type == "cpu":
+            asked = math.inf if self.weight_bytes is None else self.weight_bytes
+            return asked, asked
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return WEIGHT_SHARE * total, min(max(_PAIR_BYTES, _PAIR_BYTES_OF_EDGE * num_edges), _PAIR_SHARE * total)
 
     def _search_edges(self, capacity: int) -> EdgeTensors:
         memory = self._memory
@@ -295,8 +321,17 @@ class Step:
             pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
         elif self._lengths_decide:
             pairs = self._search.pairs(edges, num_atoms, num_nodes)
+        weight_bytes, pair_bytes = self.memory_of_weights(len(edges.vectors))
         given = GivenEdges(
-            edges.edge_index, edges.graph, num_nodes, check, row_ptr, self.weight_bytes, memory.slack, pairs=pairs
+            edges.edge_index,
+            edges.graph,
+            num_nodes,
+            check,
+            row_ptr,
+            weight_bytes,
+            memory.slack,
+            pairs=pairs,
+            pair_bytes=pair_bytes,
         )
         results = []
         with given_edges(given):
@@ -438,13 +473,6 @@ class _Memory:
         if self._sent is not None:
             self._sent.synchronize()
         return self._results.numpy().copy()
-
-
-def _weight_bytes(device: torch.device) -> float:
-    asked = settings.current().weight_bytes
-    if asked or device.type == "cpu":
-        return asked or math.inf
-    return WEIGHT_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
 def _on(device: torch.device) -> torch.cuda.device | torch.device:

@@ -27,6 +27,7 @@ from eqaccel.ops import (
     given_edges,
 )
 from eqaccel.ops.library import call_operator
+from eqaccel.testing import assert_close, derivatives, reference
 
 CELL = np.array([[3.0, 0.0, 0.0], [0.4, 2.2, 0.0], [0.0, -0.3, 1.5]])
 Edges = tuple[Tensor, Tensor, Tensor]  # receivers, senders, vectors
@@ -70,6 +71,12 @@ def case(name: str, dtype: torch.dtype) -> tuple[int, Edges]:
     return num_atoms, edges
 
 
+def case_in_slots(name: str, dtype: torch.dtype) -> tuple[int, Edges]:
+    """A case whose edges come in the order of slots, as those of a step do."""
+    num_atoms, edges = case(name, dtype)
+    return num_atoms, chosen(edges, Graph(edges[0], edges[1], num_atoms, num_atoms).edge.long())
+
+
 CASES = ["crystal", "own images", "two", "shuffled", "some missing", "one missing", "twice", "zeros", "nearly", "empty"]
 
 
@@ -101,6 +108,76 @@ def test_pairs_of_any_graph(name: str, dtype: torch.dtype) -> None:
         assert 2 * len(members) > len(ends)
 
 
+@pytest.mark.parametrize("size", [1, 3, 50, 10_000])
+@pytest.mark.parametrize("name", [*CASES, "nothing"])
+def test_ranges_of_pairs_are_graphs(name: str, size: int) -> None:
+    num_atoms, (receiver, sender, vectors) = case_in_slots(name, torch.float64)
+    index = Graph(receiver, sender, num_atoms, num_atoms).index
+    pairs = EdgePairs.find(vectors, index, num_atoms)
+    ranges = pairs.ranges(index, num_atoms, size)
+    assert len(ranges) == -(-len(pairs.edges) // size)
+    for part in ranges:
+        own = Graph(receiver[part.slots], sender[part.slots], num_atoms, num_atoms)
+        assert own.is_sorted
+        assert torch.equal(part.index, own.index)
+        assert torch.equal(part.pairs.row + part.first, pairs.row[part.slots])
+        members, there = part.of_pairs(pairs.edges), part.pairs.edges >= 0
+        assert torch.equal(part.slots[part.pairs.edges[there].long()], members[there].long())
+        assert torch.equal(part.pairs.edges[~there], members[~there])
+    slots = torch.cat([part.slots for part in ranges]) if ranges else torch.zeros(0, dtype=torch.int64)
+    assert torch.equal(slots.sort().values, torch.arange(len(receiver)))
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 10_000])
+def test_ranges_leave_room_to_the_end(size: int) -> None:
+    """As on a GPU: behind the last edge there are others, between nodes of their own, in no pair and no row."""
+    num_atoms, (receiver, sender, vectors) = case_in_slots("crystal", torch.float64)
+    graph = Graph(receiver, sender, num_atoms, num_atoms)
+    pairs = EdgePairs.find(vectors, graph.index, num_atoms)
+    count, spare, room = len(receiver), 3, len(receiver) + 31
+    nodes, beyond = num_atoms + spare, torch.arange(count, room, dtype=torch.int32)
+
+    def whole(row_ptr: Tensor, of_edges: Tensor, of_others: Tensor) -> Tensor:
+        return torch.cat([row_ptr, row_ptr[-1:].expand(spare), of_edges, of_others])
+
+    rows = [
+        whole(graph.row_ptr, graph.edge, beyond),
+        graph.sender,
+        num_atoms + beyond % spare,
+        whole(graph.t_row_ptr, graph.t_slot, beyond),
+    ]
+    index = torch.cat([torch.tensor([nodes, nodes], dtype=torch.int32), *rows])
+    others = torch.arange(len(pairs.edges), (room + 1) // 2, dtype=torch.int32)
+    members = torch.cat([pairs.edges, torch.stack([others, torch.full_like(others, -2)], 1)])
+    roomy = EdgePairs(torch.cat([pairs.row, torch.zeros_like(beyond)]), members, Neighbors())
+
+    exact, ranges = pairs.ranges(graph.index, num_atoms, size), roomy.ranges(index, nodes, size)
+    assert sum(len(part.slots) for part in ranges) == room
+    for number, part in enumerate(ranges):
+        edges = len(part.slots)
+        sizes = [2, nodes + 1, edges, edges, nodes + 1, edges]
+        head, row_ptr, edge, senders, t_row_ptr, t_slot = part.index.split(sizes)
+        here, known = (0, 0) if number >= len(exact) else (len(exact[number].slots), len(exact[number].pairs.edges))
+        assert head.tolist() == [nodes, nodes]
+        assert torch.equal(edge, torch.arange(edges, dtype=torch.int32))
+        assert torch.equal(row_ptr[num_atoms:], torch.full((spare + 1,), here, dtype=torch.int32))
+        assert torch.equal(t_row_ptr, row_ptr)
+        assert bool((part.slots[here:] >= count).all())
+        assert bool((senders[here:] >= num_atoms).all())
+        assert torch.equal(t_slot.sort().values, edge)
+        assert bool(((part.pairs.row >= 0) & (part.pairs.row < len(part.pairs.edges))).all())
+        assert bool((part.pairs.edges[known:, 1] == -2).all())
+        if here:
+            own = exact[number]
+            found = (part.slots, senders, t_slot, part.pairs.row, part.pairs.edges)
+            parts = own.index.split([2, num_atoms + 1, here, here, num_atoms + 1, here])
+            expected = (own.slots, parts[3], parts[5], own.pairs.row, own.pairs.edges)
+            assert torch.equal(row_ptr[: num_atoms + 1], parts[1])
+            assert all(torch.equal(a[: len(b)], b) for a, b in zip(found, expected, strict=True))
+        else:
+            assert not bool(row_ptr.any())
+
+
 SPEC = TensorProductSpec.channelwise("5x0e+5x1o", "1x0e+1x1o", "5x0e+5x1o")
 WEIGHTS, TERMS, INPUTS = SPEC.weight_numel, 9, 3
 
@@ -111,8 +188,10 @@ class Problem:
     What is computed for a row does not depend on how many there are.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        self.num_atoms, (receiver, sender, vectors) = case(name, dtype)
+    def __init__(
+        self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu", *, in_slots: bool = False
+    ) -> None:
+        self.num_atoms, (receiver, sender, vectors) = (case_in_slots if in_slots else case)(name, dtype)
         index = Graph(receiver, sender, self.num_atoms, self.num_atoms).index
         self.pairs = EdgePairs.find(vectors, index, self.num_atoms)
         self.receiver, self.sender, self.index = receiver.to(device), sender.to(device), index.to(device)
@@ -126,8 +205,8 @@ class Problem:
         self.x, self.y = torch.randn(self.num_atoms, SPEC.x_dim, **made), torch.randn(edges, SPEC.y_dim, **made)
         self.inputs = torch.randn(len(self.pairs.edges), INPUTS, **made)[self.pairs.row.long()]
         self.gz = torch.randn(self.num_atoms, SPEC.z_dim, **made)
-        first, self.second = torch.randn(INPUTS, TERMS, **made), torch.randn(TERMS, WEIGHTS, **made)
-        self.hidden = lambda rows: product(rows, first).square()
+        self.first, self.second = torch.randn(INPUTS, TERMS, **made), torch.randn(TERMS, WEIGHTS, **made)
+        self.hidden = lambda rows: product(rows, self.first).square()
         self.last = LastProduct(self.hidden, product, self.second)
 
     def weights(self, rows: Tensor) -> Tensor:
@@ -180,6 +259,59 @@ def test_a_convolution_with_weights_of_pairs(name: str, dtype: torch.dtype, devi
     assert bool((ginputs[second[second >= 0].long()] == 0).all())
 
 
+def exact(problem: Problem, *, absolute: bool) -> list[Tensor]:
+    """What a convolution and its gradients are in float64, or the sums of absolute values that belong to them."""
+
+    def prepared(t: Tensor) -> Tensor:
+        return t.double().abs() if absolute else t.double()
+
+    first, second = prepared(problem.first), prepared(problem.second)
+    edges = torch.stack([problem.sender, problem.receiver])
+
+    def define(x: Tensor, y: Tensor, inputs: Tensor) -> Tensor:
+        weights = (inputs @ first).square() @ second
+        return reference(SPEC, x, y, weights, edges, problem.num_atoms, absolute=absolute)
+
+    operands = [prepared(t) for t in (problem.x, problem.y, problem.inputs)]
+    return of_pairs(problem, derivatives(define, operands, [[prepared(problem.gz)]]))
+
+
+def of_pairs(problem: Problem, results: list[Tensor]) -> list[Tensor]:
+    """Results whose last one is added up over the edges of each pair."""
+    last = results[-1]
+    sums = last.new_zeros(len(problem.pairs.edges), last.size(1))
+    return [*results[:-1], sums.index_add_(0, problem.pairs.row.long(), last)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 1000])
+@pytest.mark.parametrize("name", ["crystal", "own images", "one missing", "some missing", "empty"])
+def test_a_convolution_in_ranges_of_pairs(name: str, count: int, dtype: torch.dtype, device: torch.device) -> None:
+    if device.type == "cuda" and "missing" in name:
+        pytest.skip("every edge of a step on a GPU has a reverse")
+    problem = Problem(name, dtype, device, in_slots=True)
+    pair_bytes = max(1, len(problem.pairs.edges)) * WEIGHTS * dtype.itemsize / count
+
+    def computed(pair_bytes: float) -> list[Tensor]:
+        x, y, inputs = problem.leaves()
+        given = problem.given(pairs=problem.pairs, pair_bytes=pair_bytes)
+        with given_edges(given):
+            depend_on_lengths(inputs)
+            weights = EdgeWeights(problem.weights, inputs, last=problem.last)
+            z = convolve_in_pieces(problem.conv, x, y, weights, problem.receiver, problem.sender)
+        assert bool(given.shared)
+        assert bool(given._pair_ranges) == (pair_bytes < torch.inf and len(problem.receiver) > 0)
+        return of_pairs(problem, [z.detach(), *torch.autograd.grad(z, [x, y, inputs], problem.gz)])
+
+    whole, found, again = computed(torch.inf), computed(pair_bytes), computed(pair_bytes)
+    assert all(map(torch.equal, found, again))
+    for results in (whole, found):
+        assert_close(results, exact(problem, absolute=False), exact(problem, absolute=True))
+    if device.type == "cpu":  # each edge and each pair for itself; and one range of weights, without gradients
+        assert torch.equal(found[2], whole[2])
+        assert torch.equal(found[3], whole[3])
+        assert count > 1 or torch.equal(found[0], whole[0])
+
+
 def test_pairs_are_taken_where_they_are_given(dtype: torch.dtype) -> None:
     problem = Problem("crystal", dtype)
 
@@ -227,5 +359,13 @@ def test_what_does_not_fit_is_refused() -> None:
             EdgePairs.find(vectors, problem.index, problem.num_atoms)
     dense = TensorProductConv(TensorProductSpec("2x0e", "1x0e", "2x0e", [(0, 0, 0, "uvw")]))
     x, y, w = (torch.ones(problem.num_atoms, 2).double(), problem.y[:, :1].contiguous(), weights[:, :4].contiguous())
+    for row, members, size in (
+        (pairs.row.long(), pairs.edges, 3),
+        (pairs.row, pairs.edges[:, 0], 3),
+        (pairs.row, pairs.edges, 0),
+        (pairs.row[1:], pairs.edges, 3),
+    ):
+        with pytest.raises(OperandError, match="pair_ranges"):
+            call_operator(ops.pair_ranges, problem.index, row, members, problem.num_atoms, size, False)
     with pytest.raises(ValueError, match="kernels without"):
         ops.tensor_product_shared(dense.payload, dense.key, x, y, w, pairs.row, problem.index, *rest[:1], 2, True, True)
