@@ -35,7 +35,7 @@ _PAIR_SHARE = 1 / 8
 _PAIR_BYTES = 1.5 * 2**30
 """What they take on a GPU of enough memory: more would not be faster by much."""
 _PAIR_BYTES_OF_EDGE = 768
-"""Or so much for each edge, so that large systems have no more than some ten ranges, each of which looks at all atoms."""
+"""Or so much for each edge, so that large systems have some ten ranges, each of which looks at all atoms."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""

@@ -24,12 +24,12 @@ from eqaccel.patches.calculator import step_state
 from eqaccel.patches.rounding import ROUNDING
 from mace.calculators import MACECalculator
 from recordings import record_on_cpus
+from stepping_checks import assert_same_in_pieces, without_pairs
 from structures import crystal_and_molecule
 
 import eqaccel
 from eqaccel import report, unpatch
 from eqaccel.errors import StructureError
-from eqaccel.ops import EdgePairs, Neighbors
 from eqaccel.prepare import scalar_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -108,7 +108,7 @@ def test_every_kind_of_block(device: torch.device) -> None:
         assert step_state(fast).calls == 4, step_state(fast).note()
 
 
-def test_weights_once_a_pair_of_atoms(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+def test_weights_once_a_pair_of_atoms(device: torch.device) -> None:
     """In a cell so small that an atom is its own neighbour, in both directions, too."""
     changes = {"distance_transform": "Agnesi"}
     atoms_of = [*structures(device), bulk("C", "diamond", 2.4), bulk("C", "sc", 1.7)]
@@ -121,9 +121,7 @@ def test_weights_once_a_pair_of_atoms(monkeypatch: pytest.MonkeyPatch, device: t
     for atoms in atoms_of:
         found, again, others = results(fast, atoms), results(fast, atoms), [results(plain, atoms)]
         assert all(np.array_equal(found[name], again[name]) for name in found)
-        with monkeypatch.context() as context:
-            context.setattr(EdgePairs, "find", lambda *_: None)
-            context.setattr(Neighbors, "pairs", lambda *_: None)
+        with without_pairs():
             others.append(results(alone, atoms))
         if len(atoms) == 1:  # forces are the rounding of what its images do to it
             pull = np.abs(found["stress"]).sum() * atoms.get_volume() / atoms.cell.lengths().min()
@@ -137,12 +135,7 @@ def test_weights_once_a_pair_of_atoms(monkeypatch: pytest.MonkeyPatch, device: t
 
 
 def test_pieces_of_edges(device: torch.device) -> None:
-    fast = patch(calculator(device))
-    atoms = structures(device)[0]
-    whole = results(fast, atoms)
-    step_state(fast).step.weight_bytes = 3000
-    step_state(fast).step._capture = None
-    assert_same(results(fast, atoms), whole, torch.float64)
+    assert_same_in_pieces(patch(calculator(device)), structures(device), "float64")
 
 
 def test_committee(device: torch.device) -> None:

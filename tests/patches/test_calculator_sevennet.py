@@ -41,7 +41,7 @@ def test_all_properties(device: torch.device) -> None:
 
 
 def test_pieces_of_edges(device: torch.device) -> None:
-    sc.assert_same_in_pieces(both(device)[1], sm.structures()[0], "float32")
+    sc.assert_same_in_pieces(both(device)[1], sm.structures(), "float32")
 
 
 def test_every_step_of_dynamics(device: torch.device) -> None:
@@ -60,7 +60,7 @@ def test_every_step_of_dynamics(device: torch.device) -> None:
 
 
 def test_copies_pickles_and_unpatch(device: torch.device) -> None:
-    sc.assert_copies(both(device)[1], SevenNetCalculator, sm.structures()[0], "float32")
+    sc.assert_copies(both(device)[1], SevenNetCalculator, sm.structures(), "float32")
 
 
 def test_changes_are_noticed(device: torch.device) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -13,6 +16,7 @@ from eqaccel.patches.calculator import step_state
 from eqaccel.patches.rounding import ROUNDING
 
 import eqaccel
+from eqaccel.ops import EdgePairs, Neighbors
 
 
 def patched(target: Any) -> Any:
@@ -53,12 +57,28 @@ def assert_all_properties(fast: Any, plain: Any, structures: list[Atoms], dtype:
     assert eqaccel.report(fast).rows[0].accelerated
 
 
-def assert_same_in_pieces(fast: Any, atoms: Atoms, dtype: str) -> None:
-    """Edges that are computed in many pieces give the same."""
-    whole = results_of(fast, atoms)
-    step_state(fast).step.weight_bytes = 3000
-    step_state(fast).step._capture = None
-    assert_same(results_of(fast, atoms), whole, dtype)
+def assert_same_in_pieces(fast: Any, structures: Iterable[Atoms], dtype: str) -> None:
+    """Edges that are computed in many pieces give the same: in ranges of pairs, and in those of atoms without pairs."""
+    for atoms in structures:
+        step_state(fast).drop()
+        whole = results_of(fast, atoms)
+        step = step_state(fast).step
+        step.weight_bytes = 3000
+        for has_pairs in (True, False):
+            step._capture = None
+            with nullcontext() if has_pairs else without_pairs():
+                found, again = results_of(fast, atoms), results_of(fast, atoms)
+            assert step.shares_weights == has_pairs
+            assert_same(found, whole, dtype)
+            assert all(np.array_equal(found[name], again[name]) for name in found)
+    step_state(fast).drop()
+
+
+@contextmanager
+def without_pairs() -> Iterator[None]:
+    """No edge has a known reverse within."""
+    with patch.object(EdgePairs, "find", lambda *_: None), patch.object(Neighbors, "pairs", lambda *_: None):
+        yield
 
 
 def assert_copies(fast: Any, plain_class: type, atoms: Atoms, dtype: str) -> None:
