@@ -178,6 +178,37 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
             assert not bool(row_ptr.any())
 
 
+@pytest.mark.parametrize("size", [1, 7, 40, 10_000])
+def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
+    """Where not all edges found room, some that did have a reverse that did not, and are in no pair."""
+    num_atoms, (receiver, sender, vectors) = case_in_slots("crystal", torch.float64)
+    pairs = EdgePairs.find(vectors, Graph(receiver, sender, num_atoms, num_atoms).index, num_atoms)
+    room = len(receiver) * 2 // 3 + 1
+    index = Graph(receiver[:room], sender[:room], num_atoms, num_atoms).index
+    whole = pairs.edges[(pairs.edges < room).all(1)]
+    row = torch.zeros(room, dtype=torch.int32)
+    row[whole.long()] = torch.arange(len(whole), dtype=torch.int32).unsqueeze(1).expand(-1, 2)
+    others = torch.arange(len(whole), (room + 1) // 2, dtype=torch.int32)
+    members = torch.cat([whole, torch.stack([others, torch.full_like(others, -2)], 1)])
+    assert len(others) > 5
+    for part in EdgePairs(row, members, Neighbors()).ranges(index, num_atoms, size):
+        edges = len(part.slots)
+        sizes = [2, num_atoms + 1, edges, edges, num_atoms + 1, edges]
+        _, row_ptr, _, senders, t_row_ptr, t_slot = part.index.split(sizes)
+        for values, least, end in (
+            (part.slots, 0, room),
+            (part.pairs.row, 0, len(part.pairs.edges)),
+            (part.pairs.edges, -2, edges),
+            (row_ptr, 0, edges + 1),
+            (t_row_ptr, 0, edges + 1),
+            (row_ptr.diff(), 0, edges + 1),
+            (t_row_ptr.diff(), 0, edges + 1),
+            (senders, 0, num_atoms),
+            (t_slot, 0, edges),
+        ):
+            assert bool(((values >= least) & (values < end)).all())
+
+
 SPEC = TensorProductSpec.channelwise("5x0e+5x1o", "1x0e+1x1o", "5x0e+5x1o")
 WEIGHTS, TERMS, INPUTS = SPEC.weight_numel, 9, 3
 
