@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -400,3 +402,21 @@ def test_what_does_not_fit_is_refused() -> None:
             call_operator(ops.pair_ranges, problem.index, row, members, problem.num_atoms, size, False)
     with pytest.raises(ValueError, match="kernels without"):
         ops.tensor_product_shared(dense.payload, dense.key, x, y, w, pairs.row, problem.index, *rest[:1], 2, True, True)
+
+
+def test_edges_are_let_go_at_once() -> None:
+    """Nothing goes round in a circle: tensors of a step would stay until Python looks for such."""
+    problem = Problem("crystal", torch.float64, in_slots=True)
+    x, y, inputs = problem.leaves()
+    given = problem.given(pairs=problem.pairs, pair_bytes=1000)
+    with given_edges(given):
+        depend_on_lengths(inputs)
+        weights = EdgeWeights(problem.weights, inputs, last=problem.last)
+        z = convolve_in_pieces(problem.conv, x, y, weights, problem.receiver, problem.sender)
+    index = weakref.ref(next(iter(given._pair_ranges.values()))[0].index)
+    torch.autograd.grad(z, [x, y, inputs], problem.gz)
+    gc.disable()
+    del given, z
+    gone = index() is None
+    gc.enable()
+    assert gone
