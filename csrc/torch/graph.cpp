@@ -201,7 +201,19 @@ std::tuple<Tensor, Tensor, Tensor> graph_rows(const Tensor& graph, int64_t nodes
   return {index, slots, count};
 }
 
-// Where `all_reversible`, this neither waits for the device nor forbids graph capture.
+// Edges in ranges, each with the rows that it has in some order: the first edge of each row, from the first of its range
+// on. `ends` (rows) are where rows begin among `ascending`, which ascend within a range and stay below `limit`.
+Tensor rows_of_ranges(const Tensor& range, const Tensor& ascending, const Tensor& begins, const Tensor& ends,
+                      int64_t limit) {
+  const int64_t count = begins.numel() - 1;
+  const Tensor keys = range.to(at::kLong).mul(limit).add(ascending);
+  const Tensor wanted = at::arange(count, keys.options()).mul(limit).unsqueeze(1).add(ends);
+  const Tensor first = at::searchsorted(keys, wanted, /*out_int32=*/true).sub(begins.narrow(0, 0, count).unsqueeze(1));
+  return first.clamp_min(0).minimum(begins.diff().unsqueeze(1));
+}
+
+// Where `all_reversible`, this neither waits for the device nor forbids graph capture. If not all edges have found room,
+// so that pairs are not whole, nothing holds of the results but that they stay in bounds.
 std::vector<Tensor> pair_ranges(const Tensor& graph, const Tensor& row, const Tensor& edges, int64_t nodes,
                                 int64_t size, bool all_reversible) {
   constexpr const char* op = "eqaccel::pair_ranges";
@@ -220,40 +232,39 @@ std::vector<Tensor> pair_ranges(const Tensor& graph, const Tensor& row, const Te
   // The range of each slot. Those beyond the last edge have none, and come after all others.
   const Tensor range = at::where(numbers.lt(row_ptr.narrow(0, nodes, 1)), row.div(size, "floor"), count);
   const Tensor keys = range.to(count < 255 ? at::kByte : at::kInt), order = order_of(keys);
-  const Tensor place = at::empty({all}, options).scatter_(0, order, numbers);
   const Tensor t_order = t_slot.index_select(0, order_of(keys.index_select(0, t_slot)));
-  // Where ranges begin; with reverses of all edges they are full, but for the last ones.
+  // Where ranges begin; with reverses of all edges they are full, but for the last one.
   const Tensor begins =
       all_reversible
           ? at::arange(count + 1, options).mul(2 * size).clamp_max(all)
           : at::constant_pad_nd(at::bincount(range, {}, count).narrow(0, 0, count), {1, 0}).cumsum(0, at::kInt);
+  const Tensor place = at::empty({all}, options).scatter_(0, order, numbers);
   const Tensor local = all_reversible ? place.remainder(2 * size) : place.sub(begins.index_select(0, range));
-  // The first in each range of what is in order there, for each row that `ends` tells.
-  const auto rows_of = [&](const Tensor& ascending, const Tensor& by_range, const Tensor& ends, int64_t limit) {
-    const Tensor where = at::arange(count, options).to(at::kLong).mul(limit).unsqueeze(1);
-    const Tensor first = at::searchsorted(by_range.to(at::kLong).mul(limit).add(ascending), where.add(ends), true);
-    return first.sub(begins.narrow(0, 0, count).unsqueeze(1)).clamp_min(0);
-  };
-  const Tensor row_ptrs = rows_of(order, range.index_select(0, order), row_ptr, all);
+  const Tensor sender = parts[3].index_select(0, order), t_sender = parts[3].index_select(0, t_order);
+  const Tensor row_ptrs = rows_of_ranges(range.index_select(0, order), order, begins, row_ptr, all);
   const Tensor t_row_ptrs =
-      rows_of(parts[3].index_select(0, t_order), range.index_select(0, t_order), at::arange(nodes + 1, options), nodes);
-  const Tensor sender = parts[3].index_select(0, order), by_sender = local.index_select(0, t_order);
+      rows_of_ranges(range.index_select(0, t_order), t_sender, begins, at::arange(nodes + 1, options), nodes);
+  const Tensor by_sender = local.index_select(0, t_order);
   const Tensor rows = row.sub(range, size).clamp_min(0).index_select(0, order);
-  const Tensor members =
-      at::where(edges.ge(0), local.index_select(0, edges.clamp_min(0).flatten()).view_as(edges), edges);
-  const Tensor head = at::full({2}, nodes, options), ends = all_reversible ? Tensor() : begins.cpu();
+  const Tensor places = local.index_select(0, edges.clamp_min(0).flatten()).view_as(edges);
+  const Tensor members = at::where(edges.ge(0), places, edges), head = at::full({2}, nodes, options);
+  const Tensor known = all_reversible ? Tensor() : begins.cpu();
+  const auto begin_of = [&](int64_t number) -> int64_t {
+    return all_reversible ? std::min(2 * size * number, all) : known.const_data_ptr<int32_t>()[number];
+  };
   std::vector<Tensor> results;
   for (int64_t n = 0; n < count; ++n) {
-    const auto begin_of = [&](int64_t number) -> int64_t {
-      return all_reversible ? std::min(2 * size * number, all) : ends.const_data_ptr<int32_t>()[number];
+    const int64_t begin = begin_of(n), own_edges = begin_of(n + 1) - begin,
+                  own_pairs = std::min(size, pairs - n * size);
+    const auto own = [&](const Tensor& values) { return values.narrow(0, begin, own_edges); };
+    const auto below = [&](int64_t end, const Tensor& values) {
+      return n + 1 < count ? values : values.clamp_max(std::max<int64_t>(end - 1, 0));  // only the last may be smaller
     };
-    const int64_t begin = begin_of(n), edges_of = begin_of(n + 1) - begin;
-    const auto own = [&](const Tensor& values) { return values.narrow(0, begin, edges_of); };
-    const Tensor index =
-        at::cat({head, row_ptrs[n], numbers.narrow(0, 0, edges_of), own(sender), t_row_ptrs[n], own(by_sender)});
+    const Tensor index = at::cat({head, row_ptrs[n], numbers.narrow(0, 0, own_edges), own(sender), t_row_ptrs[n],
+                                  below(own_edges, own(by_sender))});
     note_nodes(index, nodes, nodes);
-    const Tensor own_members = members.narrow(0, n * size, std::min(size, pairs - n * size));
-    results.insert(results.end(), {own(order), own(rows), own_members, index});
+    results.insert(results.end(), {own(order), below(own_pairs, own(rows)),
+                                   below(own_edges, members.narrow(0, n * size, own_pairs)), index});
   }
   return results;
 }

@@ -257,7 +257,7 @@ class GivenEdges:
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
-        shared: Filled with what `given_pairs` gave.
+        shared: Filled with the rows that `given_pairs` gave.
         differ: Filled with noted values that were looked at, and were not the same for an edge and its reverse.
     """
 
@@ -270,7 +270,7 @@ class GivenEdges:
     slack: float = 1.0
     excess: list[Tensor] = field(default_factory=list)
     pairs: EdgePairs | None = None
-    shared: list[PairRows] = field(default_factory=list)
+    shared: list[Tensor] = field(default_factory=list)
     differ: list[Tensor] = field(default_factory=list)
     pair_bytes: float = math.inf
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
@@ -391,8 +391,8 @@ def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor
     rows = given.rows_of(values)
     if rows is None:
         return None
-    given.shared.append(PairRows(given.pairs, rows, given.pair_ranges))
-    return given.shared[-1]
+    given.shared.append(rows)
+    return PairRows(given.pairs, rows, given.pair_ranges)
 
 
 @dataclass(frozen=True)

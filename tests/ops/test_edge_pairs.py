@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -176,6 +178,37 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
             assert all(torch.equal(a[: len(b)], b) for a, b in zip(found, expected, strict=True))
         else:
             assert not bool(row_ptr.any())
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 10_000])
+def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
+    """Where not all edges found room, some that did have a reverse that did not, and are in no pair."""
+    num_atoms, (receiver, sender, vectors) = case_in_slots("crystal", torch.float64)
+    pairs = EdgePairs.find(vectors, Graph(receiver, sender, num_atoms, num_atoms).index, num_atoms)
+    room = len(receiver) * 2 // 3 + 1
+    index = Graph(receiver[:room], sender[:room], num_atoms, num_atoms).index
+    whole = pairs.edges[(pairs.edges < room).all(1)]
+    row = torch.zeros(room, dtype=torch.int32)
+    row[whole.long()] = torch.arange(len(whole), dtype=torch.int32).unsqueeze(1).expand(-1, 2)
+    others = torch.arange(len(whole), (room + 1) // 2, dtype=torch.int32)
+    members = torch.cat([whole, torch.stack([others, torch.full_like(others, -2)], 1)])
+    assert len(others) > 5
+    for part in EdgePairs(row, members, pairs.differ, Neighbors()).ranges(index, num_atoms, size):
+        edges = len(part.slots)
+        sizes = [2, num_atoms + 1, edges, edges, num_atoms + 1, edges]
+        _, row_ptr, _, senders, t_row_ptr, t_slot = part.index.split(sizes)
+        for values, least, end in (
+            (part.slots, 0, room),
+            (part.pairs.row, 0, len(part.pairs.edges)),
+            (part.pairs.edges, -2, edges),
+            (row_ptr, 0, edges + 1),
+            (t_row_ptr, 0, edges + 1),
+            (row_ptr.diff(), 0, edges + 1),
+            (t_row_ptr.diff(), 0, edges + 1),
+            (senders, 0, num_atoms),
+            (t_slot, 0, edges),
+        ):
+            assert bool(((values >= least) & (values < end)).all())
 
 
 SPEC = TensorProductSpec.channelwise("5x0e+5x1o", "1x0e+1x1o", "5x0e+5x1o")
@@ -410,3 +443,21 @@ def test_what_does_not_fit_is_refused() -> None:
             call_operator(ops.pair_ranges, problem.index, row, members, problem.num_atoms, size, False)
     with pytest.raises(ValueError, match="kernels without"):
         ops.tensor_product_shared(dense.payload, dense.key, x, y, w, pairs.row, problem.index, *rest[:1], 2, True, True)
+
+
+def test_edges_are_let_go_at_once() -> None:
+    """Nothing goes round in a circle: tensors of a step would stay until Python looks for such."""
+    problem = Problem("crystal", torch.float64, in_slots=True)
+    x, y, inputs = problem.leaves()
+    given = problem.given(pairs=problem.pairs, pair_bytes=1000)
+    with given_edges(given):
+        depend_on_lengths(inputs)
+        weights = EdgeWeights(problem.weights, inputs, last=problem.last)
+        z = convolve_in_pieces(problem.conv, x, y, weights, problem.receiver, problem.sender)
+    index = weakref.ref(next(iter(given._pair_ranges.values()))[0].index)
+    torch.autograd.grad(z, [x, y, inputs], problem.gz)
+    gc.disable()
+    del given, z
+    gone = index() is None
+    gc.enable()
+    assert gone
