@@ -36,6 +36,7 @@ MatrixProduct::MatrixProduct(const Program& program, int device)
     tiling.width = program.number(name + "/width");
     tiling.height = program.number(name + "/height");
     tiling.kept_terms = program.number(name + "/kept_terms");
+    tiling.adds_rows = program.number(name + "/adds_rows") != 0;
     tiling.shared_bytes = static_cast<unsigned>(program.number(name + "/shared_bytes"));
     tiling.kernel = driver_.get_function(module, ("eq_product_" + name).c_str());
     driver_.set_shared_bytes(tiling.kernel, static_cast<int>(tiling.shared_bytes));
@@ -46,13 +47,16 @@ bool MatrixProduct::takes(const Matrices& m) {
   constexpr int64_t limit = std::numeric_limits<int32_t>::max(), least_height = 64, most_height = 256;
   const auto aligned = [](const void* p, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
   return m.rows > 0 && m.columns > 0 && m.terms > 0 && m.terms % 4 == 0 && m.columns % 2 == 0 && aligned(m.a, 16) &&
-         aligned(m.c, 8) && m.terms < limit / most_height && m.columns < limit &&
+         aligned(m.c, 8) && aligned(m.parts, 8) && m.terms < limit / most_height && m.columns < limit &&
          ceil_div(m.rows, least_height) < limit / m.columns;
 }
 
 // The width of the tiles that waste least of the tensor cores' time; the same for any number of rows.
-int64_t MatrixProduct::width(int64_t columns) const {
-  const auto cost = [&](const Tiling& t) { return ceil_div(columns, t.width) * (t.width + tile_overhead); };
+int64_t MatrixProduct::width(const Matrices& m) const {
+  const auto cost = [&](const Tiling& t) {
+    if (t.adds_rows != (m.parts != nullptr)) return std::numeric_limits<int64_t>::max();
+    return ceil_div(m.columns, t.width) * (t.width + tile_overhead);
+  };
   return std::min_element(tilings_.begin(), tilings_.end(),
                           [&](const Tiling& a, const Tiling& b) { return cost(a) < cost(b); })
       ->width;
@@ -75,10 +79,11 @@ int64_t MatrixProduct::cost(const Tiling& t, const Matrices& m) const {
 }
 
 const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
-  const int64_t width = this->width(m.columns);
+  const int64_t width = this->width(m);
   const Tiling* best = nullptr;
   for (const Tiling& t : tilings_) {
-    const bool fits = t.width == width && (t.kept_terms == 0 || m.terms <= t.kept_terms);
+    const bool fits =
+        t.width == width && t.adds_rows == (m.parts != nullptr) && (t.kept_terms == 0 || m.terms <= t.kept_terms);
     if (fits && (best == nullptr || cost(t, m) < cost(*best, m))) best = &t;
   }
   return *best;
@@ -86,7 +91,7 @@ const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
 
 // Numbers of B in the order in which they are read; each becomes two.
 int64_t MatrixProduct::packed_size(const Matrices& m) const {
-  const int64_t width = this->width(m.columns);
+  const int64_t width = this->width(m);
   return ceil_div(m.columns, width) * width * ceil_div(m.terms, depth_) * depth_;
 }
 
@@ -101,10 +106,11 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   long long row_stride = m.b_row_stride, column_stride = m.b_column_stride, rows = m.rows;
   const float *a = m.a, *b = m.b;
   float* c = m.c;
+  const int32_t* parts = m.parts;
   void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
   const auto pack_blocks = static_cast<unsigned>(ceil_div(packed_size(m), pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
-  void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms};
+  void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &parts};
   const auto blocks = static_cast<unsigned>(this->blocks(tiling, m));
   driver_.launch(tiling.kernel, {blocks}, {threads_}, tiling.shared_bytes, stream, parameters);
 }

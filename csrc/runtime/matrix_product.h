@@ -9,12 +9,15 @@
 
 namespace eqaccel {
 
-// C = A B: A is (rows, terms) and C is (rows, columns), both contiguous; strides of B are in elements.
+// C = A B: A is (rows, terms) and C is (rows, columns), both contiguous; strides of B are in elements. Or, where `parts`
+// are given, (rows, 2) of them, row r of C is the sum of the rows parts[r] of A, times B: the second is -1 for none, and
+// -2 where C is zero (if B is finite).
 struct Matrices {
   const float *a, *b;
   float* c;
   int64_t rows, columns, terms;
   int64_t b_row_stride, b_column_stride;
+  const int32_t* parts = nullptr;
 };
 
 class MatrixProduct {
@@ -32,15 +35,17 @@ class MatrixProduct {
   void launch(const Matrices&, void* workspace, void* stream) const;
 
  private:
-  // How a kernel divides C: what a block makes of it at a time, and up to how many terms of B it keeps (none if 0).
+  // How a kernel divides C: what a block makes of it at a time, and up to how many terms of B it keeps (none if 0);
+  // whether it adds rows of A.
   struct Tiling {
     int64_t width = 0, height = 0, kept_terms = 0;
+    bool adds_rows = false;
     unsigned shared_bytes = 0;
     GpuDriver::Function kernel = nullptr;
   };
 
   MatrixProduct(const Program&, int device);
-  int64_t width(int64_t columns) const;
+  int64_t width(const Matrices&) const;
   int64_t blocks(const Tiling&, const Matrices&) const;
   int64_t cost(const Tiling&, const Matrices&) const;
   const Tiling& tiling(const Matrices&) const;

@@ -2,10 +2,14 @@
 // have kernels that are faster, with errors of the same size. Where torch may use TensorFloat-32, or the kernel does not
 // take the operands (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to
 // `a` is another call of the operator, that with respect to `b` a product of torch.
+//
+// eqaccel::matrix_product_shared: the same of sums of two rows of `a`, without derivatives.
 #include "matrix_product.h"
 
 #include <ATen/Context.h>
 #include <torch/library.h>
+
+#include <optional>
 
 #include "device.h"
 #include "differentiate.h"
@@ -14,6 +18,8 @@
 
 namespace eqaccel::ops {
 namespace {
+
+constexpr const char* shared_name = "eqaccel::matrix_product_shared";
 
 struct Source {
   Tensor payload;
@@ -43,28 +49,61 @@ bool has_kernel(const Tensor& a) {
   return backend == Backend::cuda && GpuDriver::get(backend).arch(a.device().index()) == MatrixProduct::device_arch;
 }
 
-Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
-  check(a, b);
-  if (!has_kernel(a)) return at::mm(a, b);
+void check_parts(const Tensor& a, const Tensor& parts) {
+  TORCH_CHECK(parts.device() == a.device() && parts.scalar_type() == at::kInt && parts.dim() == 2 && parts.size(1) == 2,
+              shared_name, ": argument 'parts' must be int32 of shape (rows, 2) on ", a.device(), ", got ",
+              parts.scalar_type(), " of shape ", parts.sizes(), " on ", parts.device(),
+              ". Pass the edges of eqaccel::edge_pairs.");
+}
+
+// What has no value where the kernel does not take the operands. `parts`: contiguous; undefined if rows are not added.
+std::optional<Tensor> by_kernel(const char* op, const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b,
+                                const Tensor& parts) {
+  if (!has_kernel(a)) return std::nullopt;
   const c10::DeviceGuard guard(a.device());
-  const Tensor rows = a.contiguous(), c = at::empty({a.size(0), b.size(1)}, a.options());
+  const bool adds = parts.defined();
+  const int64_t count = adds ? parts.size(0) : a.size(0);
+  const Tensor rows = a.contiguous(), c = at::empty({count, b.size(1)}, a.options());
   const Matrices matrices{rows.const_data_ptr<float>(),
                           b.const_data_ptr<float>(),
                           c.mutable_data_ptr<float>(),
-                          a.size(0),
+                          count,
                           b.size(1),
                           a.size(1),
                           b.stride(0),
-                          b.stride(1)};
-  if (!MatrixProduct::takes(matrices)) return at::mm(a, b);
+                          b.stride(1),
+                          adds ? parts.const_data_ptr<int32_t>() : nullptr};
+  if (!MatrixProduct::takes(matrices)) return std::nullopt;
   translating_errors([&] {
-    const auto program = program_of("eqaccel::matrix_product", payload, key);
+    const auto program = program_of(op, payload, key);
     const MatrixProduct& kernel = MatrixProduct::get(*program, a.device().index());
     const Tensor workspace =
         at::empty({static_cast<int64_t>(kernel.workspace_bytes(matrices))}, a.options().dtype(at::kByte));
     kernel.launch(matrices, workspace.mutable_data_ptr(), current_stream(a.device()));
   });
   return c;
+}
+
+Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
+  check(a, b);
+  const std::optional<Tensor> c = by_kernel("eqaccel::matrix_product", payload, key, a, b, {});
+  return c ? *c : at::mm(a, b);
+}
+
+// The rows that are multiplied. Nothing is read of a row of `a` that no part names.
+Tensor sums_of_rows(const Tensor& a, const Tensor& parts) {
+  const Tensor first = parts.select(1, 0), second = parts.select(1, 1), zero = at::zeros({}, a.options());
+  const Tensor sums = at::where(second.gt(-2).unsqueeze(1), a.index_select(0, first), zero);
+  return sums + at::where(second.ge(0).unsqueeze(1), a.index_select(0, second.clamp_min(0)), zero);
+}
+
+// Numbers of rows are not checked: that would wait for the device.
+Tensor on_gpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& parts) {
+  check(a, b);
+  check_parts(a, parts);
+  if (a.numel() == 0) return at::zeros({parts.size(0), b.size(1)}, a.options());
+  const std::optional<Tensor> c = by_kernel(shared_name, payload, key, a, b, parts.contiguous());
+  return c ? *c : at::mm(sums_of_rows(a, parts), b);
 }
 
 // The kernel of preludes/cpu_matrix_product.h. Its result takes memory that earlier ones have given back: fresh memory
@@ -99,25 +138,29 @@ Tensor on_cpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
 }
 
 Tensor on_cpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& parts) {
-  constexpr const char* op = "eqaccel::matrix_product_shared";
   check(a, b);
-  TORCH_CHECK(parts.is_cpu() && parts.scalar_type() == at::kInt && parts.dim() == 2 && parts.size(1) == 2, op,
-              ": argument 'parts' must be int32 of shape (rows, 2) on the CPU, got ", parts.scalar_type(), " of shape ",
-              parts.sizes(), " on ", parts.device(), ". Pass the edges of eqaccel::edge_pairs.");
+  check_parts(a, parts);
   const Tensor kept = parts.contiguous();
   const int32_t* numbers = kept.const_data_ptr<int32_t>();
   const int64_t rows = parts.size(0), count = a.size(0);
   for (int64_t n = 0; n < 2 * rows; ++n)
-    TORCH_CHECK(numbers[n] >= -(n % 2) && numbers[n] < count, op, ": argument 'parts' must hold rows of 'a', 0 to ",
-                count - 1, ", or -1 for no second one, got ", numbers[n], " in row ", n / 2,
+    TORCH_CHECK(numbers[n] >= -2 * (n % 2) && numbers[n] < count, shared_name,
+                ": argument 'parts' must hold rows of 'a', 0 to ", count - 1,
+                ", or -1 for no second one and -2 for zeros, got ", numbers[n], " in row ", n / 2,
                 ". Pass the edges of the graph that 'a' has a row of for each.");
   if (rows == 0 || a.numel() == 0 || b.numel() == 0) return at::zeros({rows, b.size(1)}, a.options());
-  return HostProduct(op, payload, key, a, b, rows).launch(numbers);
+  return HostProduct(shared_name, payload, key, a, b, rows).launch(numbers);
 }
 
 Tensor on_meta(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
   check(a, b);
   return at::mm(a, b);
+}
+
+Tensor on_meta_shared(const Tensor&, int64_t, const Tensor& a, const Tensor& b, const Tensor& parts) {
+  check(a, b);
+  check_parts(a, parts);
+  return at::empty_symint({parts.sym_size(0), b.sym_size(1)}, a.options());
 }
 
 // torch's own product knows what autocast makes of its operands.
@@ -160,12 +203,18 @@ Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& a, const
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("matrix_product", differentiable); }
-TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("matrix_product", on_gpu); }
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
+  library.impl("matrix_product", on_gpu);
+  library.impl("matrix_product_shared", on_gpu_shared);
+}
 TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
   library.impl("matrix_product", on_cpu);
   library.impl("matrix_product_shared", on_cpu_shared);
 }
-TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("matrix_product", on_meta); }
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
+  library.impl("matrix_product", on_meta);
+  library.impl("matrix_product_shared", on_meta_shared);
+}
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("matrix_product", under_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("matrix_product", under_autocast); }
 

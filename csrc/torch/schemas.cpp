@@ -32,7 +32,8 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("tensor_product_shared_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
               "Tensor w_row, Tensor graph, int num_receivers, int z_dim, bool mul_ir, bool deterministic) -> "
               "(Tensor gx, Tensor gy, Tensor gw)");
-  // parts: (rows, 2) int32; row r of the result is (a[parts[r, 0]] + a[parts[r, 1]]) b, the second -1 for none.
+  // parts: (rows, 2) int32; row r of the result is (a[parts[r, 0]] + a[parts[r, 1]]) b. The second is -1 for none, and -2
+  // where the result is zero, for b that is finite.
   library.def("matrix_product_shared(Tensor payload, int key, Tensor a, Tensor b, Tensor parts) -> Tensor");
   library.def("edge_pairs(Tensor vectors, Tensor graph, int num_nodes) -> (Tensor row, Tensor edges)");
   // a: (rows, terms); b: (terms, columns); payload and key: of the kernel, see matrix_product.cpp.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eqaccel.ops.library import call_operator, load_library
-from eqaccel.ops.matrix_product import MatrixProduct
+from eqaccel.ops.matrix_product import MatrixProduct, adds_rows
 from eqaccel.ops.modules import TensorProductConv
 
 if TYPE_CHECKING:  # that file needs this one
@@ -79,7 +79,7 @@ class EdgePairs:
         Returns:
             (num_pairs, columns).
         """
-        if self.search is not None:  # a GPU multiplies as fast as it reads
+        if self.search is not None and not adds_rows(values.device, values.dtype):
             return self.search.add_pairs(product(values, matrix), self)
         result: Tensor = torch.ops.eqaccel.matrix_product_shared(
             product.payload, product.key, values, matrix, self.edges

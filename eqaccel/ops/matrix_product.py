@@ -51,6 +51,13 @@ class MatrixProduct(KernelModule):
             return call_operator(torch.ops.eqaccel.matrix_product, self.payload, self.key, a, b)
 
 
+def adds_rows(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is a kernel that adds rows while it multiplies: on CPUs, and for compute capability 9.0."""
+    if device.type == "cpu":
+        return True
+    return has_matrix_kernel(device, dtype) and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def has_matrix_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `MatrixProduct` has a kernel of its own for a device and a dtype."""
     if device.type != "cuda" or torch.version.hip or dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
@@ -12,6 +14,7 @@ from eqaccel.errors import OperandError
 from eqaccel.families.matrix_product import matrix_payload
 from eqaccel.families.matrix_product.body import TILINGS
 from eqaccel.ops import has_matrix_kernel
+from eqaccel.ops.matrix_product import adds_rows
 
 UNIT = 2.0**-24
 DEPTH = 32
@@ -99,6 +102,62 @@ def test_repeats_bitwise_and_row_by_row(shape: tuple[int, int, int], device: tor
         assert torch.equal(product(a, b), expected)
     if device.type == "cpu" or has_matrix_kernel(device, a.dtype):
         assert torch.equal(product(a[:700], b), expected[:700])
+
+
+def sums_of_rows(a: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """The rows that `matrix_product_shared` multiplies, in the dtype of `a`."""
+    first, second = parts.long().unbind(1)
+    sums = torch.where(second[:, None] >= 0, a[first] + a[second.clamp(min=0)], a[first])
+    return torch.where(second[:, None] > -2, sums, torch.zeros_like(sums))
+
+
+def shared_operands(
+    rows: int, terms: int, columns: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pairs of rows, some alone, some absent, and NaN in rows that none has: nobody reads them."""
+    a, b = operands((2 * rows, terms, columns), device)
+    parts = torch.randperm(2 * rows, generator=torch.Generator().manual_seed(1)).int().view(rows, 2)
+    parts[3::5, 1], parts[4::7, 1] = -1, -2
+    a[parts[4::7, 0].long().to(device)] = torch.nan
+    return a, b, parts.to(device)
+
+
+SHARED_SHAPES = [(1, 4, 2), (127, 8, 64), (128, 32, 128), (129, 36, 66), (650, 1312, 128), (301, 260, 64), (5, 68, 130)]
+SHARED_SHAPES += [(40001, 36, 64), (40001, 68, 128), (77, 7, 5)]  # several tiles a block; what torch multiplies
+
+
+@pytest.mark.parametrize("shape", SHARED_SHAPES, ids=str)
+def test_sums_of_rows(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    a, b, parts = shared_operands(*shape, device)
+    a, b = a.to(dtype), b.to(dtype)
+    multiply = functools.partial(torch.ops.eqaccel.matrix_product_shared, product.payload, product.key)
+    value = multiply(a, b, parts)
+    exact = sums_of_rows(a.double(), parts) @ b.double()
+    size = sums_of_rows(a.double().abs(), parts) @ b.double().abs()
+    # Of what is multiplied, which is rounded once, and of the sum, in whatever order; plus those of the split.
+    unit = torch.finfo(dtype).eps / 2
+    split = 12 + 2 * 3 * (DEPTH // 8) * 2 if has_matrix_kernel(device, dtype) else 0
+    # In float64 the exact sum has errors of the same size.
+    factor = 2 if dtype == torch.float64 else 1
+    assert ((value.double() - exact).abs() <= factor * (split + 1 + shape[1]) * unit * size).all()
+    assert (value[parts[:, 1] == -2] == 0).all()
+    for _ in range(5):
+        assert torch.equal(multiply(a, b, parts), value)
+    if adds_rows(device, dtype) and shape[1] % 4 == 0:  # each row for itself
+        assert torch.equal(multiply(a, b, parts[1::3]), value[1::3])
+
+
+def test_sums_of_rows_have_a_shape(device: torch.device) -> None:
+    product = MatrixProduct().to(device)
+    op = torch.ops.eqaccel.matrix_product_shared
+    a, b, parts = shared_operands(6, 8, 4, device)
+    for rows in (parts, parts[:0]):
+        value = op(product.payload, product.key, a, b, rows)
+        there = op(product.payload, product.key, a.to("meta"), b.to("meta"), rows.to("meta"))
+        assert value.shape == there.shape == (len(rows), 4)
+        assert value.dtype == there.dtype
+    assert op(product.payload, product.key, a[:, :0], b[:0], parts).eq(0).all()
 
 
 def test_results_on_a_cpu_take_memory_that_was_given_back() -> None:

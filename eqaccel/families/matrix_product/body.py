@@ -12,7 +12,7 @@ as many as fit a multiple of 64. The others are for radial networks: 64 for hidd
 320, 336 or 1312 columns, which fill such tiles better.
 """
 DEPTH, STAGES = 32, 4
-"""Terms of a stage; stages that are in shared memory at a time."""
+"""Terms of a stage; stages that are in shared memory at a time, where there is room for them."""
 THREADS = 256
 """Of a block."""
 _A_STRIDE = DEPTH + 8  # floats of a row of A in shared memory: no two lanes meet in a bank
@@ -28,6 +28,10 @@ class Tiling:
     """Over a stage of B, each for other rows: as many as half the threads of a block."""
     keeps_b: bool = False
     """All terms of a block's columns of B stay in shared memory."""
+    adds_rows: bool = False
+    """Rows of the left factor are sums of two rows of A, which are in shared memory both."""
+    stages: int = STAGES
+    """Stages that are in shared memory at a time."""
 
     @property
     def height(self) -> int:
@@ -37,20 +41,26 @@ class Tiling:
     @property
     def kept_terms(self) -> int:
         """Terms of B that a block can keep."""
-        return STAGES * DEPTH if self.keeps_b else 0
+        return self.stages * DEPTH if self.keeps_b else 0
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        return 4 * STAGES * (self.height * _A_STRIDE + 2 * DEPTH * self.width)
+        rows = self.height * (2 if self.adds_rows else 1)
+        return 4 * self.stages * (rows * _A_STRIDE + 2 * DEPTH * self.width)
 
 
 TILINGS = (
     *(Tiling(width, keeps_b=True) for width in WIDTHS),
     *(Tiling(width) for width in WIDTHS),
     Tiling(64, passes=2),
+    Tiling(64, adds_rows=True),
+    Tiling(128, adds_rows=True, stages=3),
 )
-"""Of all kernels. Tall tiles of more columns do not fit into registers; the runtime takes them for many terms."""
+"""Of all kernels. Tall tiles of more columns do not fit into registers; the runtime takes them for many terms.
+
+Products that add rows have as many columns as hidden layers have: 64 or 128. Three stages are as many as fit with 128.
+"""
 
 
 def print_host_product() -> str:
@@ -65,13 +75,13 @@ def print_products() -> str:
     """
     instructions = "".join(_multiply_add(width) for width in WIDTHS)
     kernels = "".join(
-        f"EQ_EXPORT_PRODUCT(eq_product_{n}, Problem, {t.width}, {t.passes}, {t.keeps_b:d})\n"
+        f"EQ_EXPORT_PRODUCT(eq_product_{n}, Problem, {t.width}, {t.stages}, {t.passes}, {t.keeps_b:d}, "
+        f"{t.adds_rows:d})\n"
         for n, t in enumerate(TILINGS)
     )
     return f"""namespace {{
 struct Problem {{
-  static constexpr int depth = {DEPTH}, stages = {STAGES};
-  static constexpr int block_threads = {THREADS}, a_stride = {_A_STRIDE};
+  static constexpr int depth = {DEPTH}, block_threads = {THREADS}, a_stride = {_A_STRIDE};
 {instructions}}};
 }}  // namespace
 EQ_EXPORT_PACK(Problem)

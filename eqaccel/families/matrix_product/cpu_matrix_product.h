@@ -19,7 +19,7 @@ constexpr int most_tiles = 4;  // of a block, for each of which a panel is read 
 struct Product {
   const eq_operands& o;
   const int32_t*
-      parts;  // (num_edges, 2) rows of x that a row is the sum of, the second -1 for none; null if all have one
+      parts;  // (num_edges, 2) rows of x that a row is the sum of, or null; the second is -1 for none, -2 for zeros
   const int64_t rows = o.num_edges, terms = o.num_senders, columns = o.w_stride;
   const int64_t panels = (columns + panel - 1) / panel;
   // Whole lines of results that fill the caches are written past them.
@@ -42,7 +42,7 @@ struct Product {
     }
   }
 
-  // What a row is the sum of; the second is null for none.
+  // What a row is the sum of; the second is null for none, both are for zeros.
   struct Parts {
     const T *left, *right;
   };
@@ -50,7 +50,7 @@ struct Product {
     const T* x = static_cast<const T*>(o.x);
     if (!parts) return {x + row * terms, nullptr};
     const int64_t left = parts[2 * row], right = parts[2 * row + 1];
-    return {x + left * terms, right < 0 ? nullptr : x + right * terms};
+    return {right < -1 ? nullptr : x + left * terms, right < 0 ? nullptr : x + right * terms};
   }
 
   // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated.
@@ -61,7 +61,8 @@ struct Product {
         const int64_t count = terms - k < depth ? terms - k : depth;
         T* piece = to + k * tile_rows + r * count;
         if (row.right) add_rows(row.left + k, row.right + k, count, piece);
-        else memcpy(piece, row.left + k, count * sizeof(T));
+        else if (row.left) memcpy(piece, row.left + k, count * sizeof(T));
+        else memset(piece, 0, count * sizeof(T));
       }
     }
   }
@@ -70,6 +71,7 @@ struct Product {
   EQ_FN void fetch_share(int64_t first, int64_t p, int64_t k) const {
     for (int64_t r = p; r < tile_rows && first + r < rows; r += panels) {
       const Parts row = parts_of(first + r);
+      if (!row.left) continue;
       for (int u = 0; u < depth; u += 64 / int(sizeof(T))) {
         __builtin_prefetch(row.left + k + u, 0, 2);
         if (row.right) __builtin_prefetch(row.right + k + u, 0, 2);

@@ -13,6 +13,9 @@
 // - Where there are too many terms for this, a block goes over tiles of rows and columns, neighbouring columns first, and
 //   both warpgroups work on the same tile. In a tall tile they pass over each stage of B twice, for other rows.
 //
+// Where rows of the left factor are sums of two rows of A, both come to shared memory, and are added in float32 when they
+// are read from there: half the products of multiplying first, for the same bytes of A.
+//
 // Every element of C is the same sum in the same order in each of them.
 //
 // The body that follows has these numbers and the instruction in a struct `P`.
@@ -35,17 +38,25 @@ EQ_FN void copy_or_clear(float* to, const float* from, bool inside) {
                : "memory");
 }
 
+EQ_FN void add(float2& sum, float2 value) { sum.x += value.x, sum.y += value.y; }
+
 // What a thread gives of a stage of A: for each eight columns, those of two rows eight apart, split.
 template <class P>
 struct Fragments {
   static constexpr int depth = P::depth, a_stride = P::a_stride;
   unsigned head[depth / 8][4], tail[depth / 8][4];
 
+  // `others`: how far behind a row is the one that is added to it; 0 for none.
+  template <int others>
   EQ_FN void read(const float* a) {
 #pragma unroll
     for (int k = 0; k < depth / 8; ++k) {
       // The order of the terms in a sum is free: neighbours are read at once, and B is packed to match.
-      const float2 upper = *(const float2*)(a + 8 * k), lower = *(const float2*)(a + 8 * a_stride + 8 * k);
+      float2 upper = *(const float2*)(a + 8 * k), lower = *(const float2*)(a + 8 * a_stride + 8 * k);
+      if constexpr (others > 0) {
+        add(upper, *(const float2*)(a + others + 8 * k));
+        add(lower, *(const float2*)(a + others + 8 * a_stride + 8 * k));
+      }
       const float values[4] = {upper.x, lower.x, upper.y, lower.y};
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
@@ -68,19 +79,21 @@ EQ_FN unsigned long long descriptor(unsigned address) {
 // this order these are four neighbours of C, which it writes at once.
 EQ_FN int column_summed_at(int place) { return place / 16 * 16 + place % 8 / 2 * 4 + place % 16 / 8 * 2 + place % 2; }
 
-template <class P, int width, int passes, bool keeps_b>
+template <class P, int width, int stages, int passes, bool keeps_b, bool adds_rows>
 struct Product {
-  static constexpr int depth = P::depth, stages = P::stages, a_stride = P::a_stride, block_threads = P::block_threads;
+  static constexpr int depth = P::depth, a_stride = P::a_stride, block_threads = P::block_threads;
   static constexpr int warpgroup = 128, warpgroup_rows = 64, groups = keeps_b ? block_threads / warpgroup : 1;
   static constexpr int group_threads = block_threads / groups;  // those that share a tile
   static constexpr int pass_rows = group_threads / warpgroup * warpgroup_rows, height = passes * pass_rows;
-  static constexpr int a_size = height * a_stride, b_size = 2 * depth * width;  // floats of a stage
+  static constexpr int others = adds_rows ? height * a_stride : 0;  // floats from a row to the one that is added
+  static constexpr int a_size = height * a_stride + others, b_size = 2 * depth * width;  // floats of a stage
   // A stage is used, one is free to be overwritten, and the next must have come.
   static constexpr int in_flight = stages - 3;
   static constexpr int sums = width / 2;
   static_assert(groups <= 2 && passes <= 2 && (passes == 1 || !keeps_b) && width % 16 == 0);
 
   const float *a, *packed;
+  const int2* parts;  // of each row, as csrc/runtime/matrix_product.h has them
   float* c;
   long long rows;
   int columns, terms, across, steps;
@@ -100,12 +113,25 @@ struct Product {
       const int row = thread / quarters, column = thread % quarters * 4, term = load_step * depth + column;
       const long long first = first_row(load_tile);
       const int last = (int)min((long long)height, rows - first) - 1;
-      const float* from = a + first * terms + term;
-      float* to = a_stages + load_stage * a_size;
+      float* to = a_stages + load_stage * a_size + row * a_stride + column;
+      if constexpr (adds_rows) {
+        int2 of[height / rows_at_once];
 #pragma unroll
-      for (int i = 0; i < height; i += rows_at_once)
-        copy_or_clear(to + (row + i) * a_stride + column,
-                      term < terms ? from + (long long)min(row + i, last) * terms : a, term < terms);
+        for (int i = 0; i < height / rows_at_once; ++i)
+          of[i] = __ldg(parts + first + min(row + i * rows_at_once, last));
+#pragma unroll
+        for (int i = 0; i < height / rows_at_once; ++i, to += rows_at_once * a_stride) {
+          const bool one = term < terms && of[i].y > -2, two = term < terms && of[i].y >= 0;
+          copy_or_clear(to, one ? a + (long long)of[i].x * terms + term : a, one);
+          copy_or_clear(to + others, two ? a + (long long)of[i].y * terms + term : a, two);
+        }
+      } else {
+        const float* from = a + first * terms + term;
+#pragma unroll
+        for (int i = 0; i < height; i += rows_at_once)
+          copy_or_clear(to + i * a_stride, term < terms ? from + (long long)min(row + i, last) * terms : a,
+                        term < terms);
+      }
       if constexpr (!keeps_b) load_b(load_stage, column_tile(load_tile) * steps + load_step, 1);
       ++loaded;
       if (++load_step == steps) load_step = 0, load_tile += stride;
@@ -143,7 +169,7 @@ struct Product {
 
   EQ_FN void read(Fragments<P>& fragments, int pass) const {
     const int lane = thread % 32, row = pass * pass_rows + thread / 32 * 16 + lane / 4;
-    fragments.read(a_stages + stage * a_size + row * a_stride + 2 * (lane % 4));
+    fragments.template read<others>(a_stages + stage * a_size + row * a_stride + 2 * (lane % 4));
   }
 
   // Has the tensor core multiply a stage; what it adds to `part` is there after the wait for it.
@@ -240,9 +266,10 @@ struct Product {
   }
 };
 
-template <class P, int width, int passes, bool keeps_b>
-EQ_FN void product(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {
-  using Work = Product<P, width, passes, keeps_b>;
+template <class P, int width, int stages, int passes, bool keeps_b, bool adds_rows>
+EQ_FN void product(const float* a, const float* packed, float* c, long long rows, int columns, int terms,
+                   const int2* parts) {
+  using Work = Product<P, width, stages, passes, keeps_b, adds_rows>;
   extern __shared__ __align__(128) float shared_memory[];
   const int across = (columns + width - 1) / width, steps = (terms + P::depth - 1) / P::depth;
   const int group = threadIdx.x / Work::group_threads, thread = threadIdx.x % Work::group_threads;
@@ -252,9 +279,10 @@ EQ_FN void product(const float* a, const float* packed, float* c, long long rows
   const int first = keeps_b ? (int)blockIdx.x / across * Work::groups + group : (int)blockIdx.x;
   const int stride = keeps_b ? (int)gridDim.x / across * Work::groups : (int)gridDim.x;
   const int total = first < tiles ? (tiles - first + stride - 1) / stride * steps : 0;
-  float* const a_stages = shared_memory + group * P::stages * Work::a_size;
-  float* const b_stages = shared_memory + Work::groups * P::stages * Work::a_size;
-  Work{a, packed, c, rows, columns, terms, across, steps, a_stages, b_stages, group, thread, first, stride, total}
+  float* const a_stages = shared_memory + group * stages * Work::a_size;
+  float* const b_stages = shared_memory + Work::groups * stages * Work::a_size;
+  Work{a,     packed,   parts,    c,     rows,   columns, terms,  across,
+       steps, a_stages, b_stages, group, thread, first,   stride, total}
       .run();
 }
 
@@ -284,8 +312,8 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
                          long long column_stride, int width) {                                                         \
     pack<P::depth>(b, packed, columns, terms, row_stride, column_stride, width);                                       \
   }
-#define EQ_EXPORT_PRODUCT(name, P, width, passes, keeps_b)                                                             \
+#define EQ_EXPORT_PRODUCT(name, P, width, stages, passes, keeps_b, adds_rows)                                          \
   EQ_KERNEL void __launch_bounds__(P::block_threads, 1)                                                                \
-      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {                    \
-    product<P, width, passes, keeps_b>(a, packed, c, rows, columns, terms);                                            \
+      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms, const int2* parts) { \
+    product<P, width, stages, passes, keeps_b, adds_rows>(a, packed, c, rows, columns, terms, parts);                  \
   }

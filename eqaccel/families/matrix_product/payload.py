@@ -30,14 +30,16 @@ def matrix_payload() -> tuple[bytes, int]:
 
     `csrc/runtime/matrix_product.h` says what entry `gpu/forward/float32` is compiled for. Meta has the numbers of its
     launches: `depth` and `threads`; of `tilings` kernels, `eq_product_<n>`, how they divide the output: `<n>/width`,
-    `<n>/height`, `<n>/kept_terms` (of B that a block keeps; 0 where it keeps none) and `<n>/shared_bytes`. The CPU
-    kernel computes z = x w, where operands have any sizes; in meta and the self-check stand those of the latter.
+    `<n>/height`, `<n>/kept_terms` (of B that a block keeps; 0 where it keeps none), `<n>/adds_rows` (1 where rows are
+    sums of two rows) and `<n>/shared_bytes`. The CPU kernel computes z = x w, where operands have any sizes; in meta
+    and the self-check stand those of the latter.
     """
     numbers = {"depth": DEPTH, "threads": THREADS, "tilings": len(TILINGS)}
     for n, tiling in enumerate(TILINGS):
         numbers[f"{n}/width"] = tiling.width
         numbers[f"{n}/height"] = tiling.height
         numbers[f"{n}/kept_terms"] = tiling.kept_terms
+        numbers[f"{n}/adds_rows"] = int(tiling.adds_rows)
         numbers[f"{n}/shared_bytes"] = tiling.shared_bytes
     terms = check.PROBLEM["batch_rows"]  # as many as w has rows
     numbers |= {"x_dim": terms, "y_dim": 0, "w_dim": _CHECKED_COLUMNS, "z_dim": _CHECKED_COLUMNS}
