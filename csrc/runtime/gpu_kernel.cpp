@@ -192,7 +192,7 @@ class GpuKernel : public Kernel {
 
   // A kernel that waits by itself for the one before it.
   void launch_next(GpuDriver::Function kernel, Dim3 grid, Dim3 block, void* stream, void** parameters) const {
-    if (launches_early_) driver_.launch_early(kernel, grid, block, stream, parameters);
+    if (launches_early_) driver_.launch_early(kernel, grid, block, 0, stream, parameters);
     else driver_.launch(kernel, grid, block, 0, stream, parameters);
   }
 
