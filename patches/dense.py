@@ -90,9 +90,13 @@ class FlatActivations(torch.nn.Module):
             passive = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
             # Each column of `repeat` has a single one, so gates are repeated to the last bit, unless torch may round
             # the operands of products (TensorFloat-32).
-            products = (passive * (active @ self.repeat)).split(self.gated_cuts, 1)
-            for number in self.gated_order:
-                outputs.append(products[number])
+            products = passive * (active @ self.repeat)
+            if len(self.gated_order) == 1:  # all of them
+                outputs.append(products)
+            else:
+                pieces = products.split(self.gated_cuts, 1)
+                for number in self.gated_order:
+                    outputs.append(pieces[number])
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 

@@ -254,8 +254,9 @@ void GpuDriver::launch(Function function, Dim3 grid, Dim3 block, unsigned shared
         "launch a kernel");
 }
 
-void GpuDriver::launch_early(Function function, Dim3 grid, Dim3 block, void* stream, void** parameters) const {
-  const CudaLaunch how = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, 0, stream, &cuda_early, 1};
+void GpuDriver::launch_early(Function function, Dim3 grid, Dim3 block, unsigned shared_bytes, void* stream,
+                             void** parameters) const {
+  const CudaLaunch how = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_bytes, stream, &cuda_early, 1};
   check(table_->launch_with(&how, function, parameters, nullptr), "launch a kernel");
 }
 

@@ -55,7 +55,7 @@ class GpuDriver {
   void launch(Function, Dim3 grid, Dim3 block, unsigned shared_bytes, void* stream, void** parameters) const;
   // The same on a device that launches early: the kernel may begin while the last one on the stream still runs, and has
   // to wait for its end itself.
-  void launch_early(Function, Dim3 grid, Dim3 block, void* stream, void** parameters) const;
+  void launch_early(Function, Dim3 grid, Dim3 block, unsigned shared_bytes, void* stream, void** parameters) const;
   void fill_zero(void* pointer, std::size_t bytes, void* stream) const;
   // Whether what is put on a stream of a device is recorded into a graph.
   bool is_capturing(void* stream, int device) const;

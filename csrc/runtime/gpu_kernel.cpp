@@ -13,6 +13,9 @@ namespace {
 
 constexpr int64_t max_grid = 2147483647;
 constexpr unsigned copy_threads = 256;
+// Blocks of eq_relayout that a multiprocessor holds at least: a thread looks for its places in a row once, which takes as
+// long as moving it through some rows.
+constexpr int64_t relayout_blocks_per_sm = 6;
 // What the bounds of eq_gather_gx allow.
 constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_gather_threads;
 // Gradients of x are gathered from so many bytes at a time, or from a part of the edges where these are very many.
@@ -74,6 +77,7 @@ class GpuKernel : public Kernel {
       blocks_ = std::max(blocks_, main.blocks);
     }
     launches_early_ = info.launches_early;
+    relayout_blocks_ = info.multiprocessors * relayout_blocks_per_sm;
     // A row to as many blocks as it takes, with as few idle threads.
     const int64_t width = EQ_ROW_WIDTH(x_dim_, scalar_bytes_);
     gather_parts_ = ceil_div(x_dim_, width * most_gather_threads);
@@ -188,7 +192,7 @@ class GpuKernel : public Kernel {
 
   // A kernel that waits by itself for the one before it.
   void launch_next(GpuDriver::Function kernel, Dim3 grid, Dim3 block, void* stream, void** parameters) const {
-    if (launches_early_) driver_.launch_early(kernel, grid, block, stream, parameters);
+    if (launches_early_) driver_.launch_early(kernel, grid, block, 0, stream, parameters);
     else driver_.launch(kernel, grid, block, 0, stream, parameters);
   }
 
@@ -230,8 +234,8 @@ class GpuKernel : public Kernel {
       void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
       const int64_t dim = is_x ? x_dim_ : z_dim_,
                     columns = ceil_div(dim, EQ_ROW_WIDTH(dim, scalar_bytes_) * copy_threads);
-      driver_.launch(relayout_, {grid(std::min(rows, 16 * blocks_ / columns + 1)), unsigned(columns)}, {copy_threads},
-                     0, stream, parameters);
+      driver_.launch(relayout_, {grid(std::min(rows, ceil_div(relayout_blocks_, columns))), unsigned(columns)},
+                     {copy_threads}, 0, stream, parameters);
     }
     return to;
   }
@@ -242,7 +246,7 @@ class GpuKernel : public Kernel {
   Direction direction_;
   int device_;
   int64_t scalar_bytes_, x_dim_, z_dim_;
-  int64_t blocks_ = 1, gather_blocks_ = 1;  // that the device holds at a time
+  int64_t blocks_ = 1, gather_blocks_ = 1, relayout_blocks_ = 1;  // that the device holds at a time
   int64_t gather_parts_ = 1, gather_threads_ = 0;  // blocks of a row, threads of a block
   bool covers_all_, shares_weights_, launches_early_ = false;
   std::vector<Main> mains_;

@@ -24,7 +24,7 @@ const MatrixProduct& MatrixProduct::get(const Program& program, int device) {
 MatrixProduct::MatrixProduct(const Program& program, int device)
     : driver_(GpuDriver::get(Backend::cuda)), device_(device), depth_(program.number("depth")),
       threads_(static_cast<unsigned>(program.number("threads"))),
-      multiprocessors_(driver_.device(device).multiprocessors) {
+      multiprocessors_(driver_.device(device).multiprocessors), launches_early_(driver_.device(device).launches_early) {
   const Compiled compiled = program.compile(Backend::cuda, Scalar::float32, Direction::forward, compile_arch);
   const GpuDriver::Module module = driver_.load_module(compiled.code, device);
   const DeviceScope scope(driver_, device);
@@ -112,7 +112,10 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
   void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &parts};
   const auto blocks = static_cast<unsigned>(this->blocks(tiling, m));
-  driver_.launch(tiling.kernel, {blocks}, {threads_}, tiling.shared_bytes, stream, parameters);
+  // While B is packed, which takes no longer than launching.
+  if (launches_early_)
+    driver_.launch_early(tiling.kernel, {blocks}, {threads_}, tiling.shared_bytes, stream, parameters);
+  else driver_.launch(tiling.kernel, {blocks}, {threads_}, tiling.shared_bytes, stream, parameters);
 }
 
 }  // namespace eqaccel

@@ -56,6 +56,7 @@ class MatrixProduct {
   int64_t depth_;  // terms that are read together
   unsigned threads_;
   int64_t multiprocessors_;
+  bool launches_early_;
   GpuDriver::Function pack_ = nullptr;
   std::vector<Tiling> tilings_;
 };

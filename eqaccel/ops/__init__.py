@@ -5,7 +5,7 @@ the operator library. Knows torch, specs and payloads; must not know models, e3n
 """
 
 from eqaccel.ops.edge_pairs import EdgePairs, LastProduct, convolve_pairs
-from eqaccel.ops.graph import GivenEdges, Graph, depend_on_lengths, given_edges
+from eqaccel.ops.graph import GivenEdges, Graph, computed_once, depend_on_lengths, given_edges
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
 from eqaccel.ops.linear import Linear
@@ -37,6 +37,7 @@ __all__ = [
     "ScaledSilu",
     "TensorProduct",
     "TensorProductConv",
+    "computed_once",
     "convolve_in_pieces",
     "convolve_pairs",
     "depend_on_lengths",

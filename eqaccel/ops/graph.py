@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -274,6 +274,7 @@ class GivenEdges:
     differ: list[Tensor] = field(default_factory=list)
     pair_bytes: float = math.inf
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    _computed: dict[Hashable, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
     _pair_ranges: dict[int, list[PairRange]] = field(default_factory=dict)
 
@@ -332,6 +333,13 @@ class GivenEdges:
         """Rows of pairs of noted values; None of others, or where edges and their reverses differ."""
         return next((rows for known, rows in self._of_pairs if known is values), None)
 
+    def once(self, function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
+        """See `computed_once`. The tensors are held, so that no others can come to lie at the same address."""
+        key = function, *map(_identity, tensors)
+        if key not in self._computed:
+            self._computed[key] = tensors, function(*tensors)
+        return self._computed[key][1]
+
     def _range(self, begin: int, end: int) -> EdgeRange:
         assert self.row_ptr is not None
         capacity = max(1, math.ceil((self.row_ptr[end] - self.row_ptr[begin]) * self.slack))
@@ -359,6 +367,18 @@ def depend_on_lengths(values: Tensor) -> None:
     """
     if not torch.compiler.is_compiling() and _scope.given is not None:
         _scope.given.note(values)
+
+
+def computed_once(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """What a function gives for some tensors; inside of `given_edges` it is asked once, however many layers need that.
+
+    Args:
+        function: Without gradients, of the tensors alone; the same object each time.
+        tensors: Its arguments.
+    """
+    if _scope.given is None or torch.compiler.is_compiling() or any(tensor.requires_grad for tensor in tensors):
+        return function(*tensors)
+    return _scope.given.once(function, tensors)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights
@@ -35,6 +36,44 @@ class DeferredConvolution(PiecewiseConvolution):
     ) -> Tensor:
         """As a block calls it: `edge_dst` (num_edges,) are the receivers, `edge_src` the senders."""
         return self.convolve(x, edge_attr, edge_weight, edge_dst, edge_src)
+
+
+class WholeSlices(TorchFunctionMode):
+    """Gives back a tensor where a slice takes all of it.
+
+    Layers take the rows of local nodes. A step has no ghosts, and torch would write the gradient of such a slice into
+    zeros, of all the features and messages of a layer.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls a function of torch's, unless it is such a slice."""
+        if func is Tensor.__getitem__ and _takes_all(*args):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _takes_all(tensor: Tensor, index: Any) -> bool:
+    if type(index) is not slice or tensor.dim() == 0 or index.start is not None or index.step is not None:
+        return False
+    return index.stop is None or (type(index.stop) is int and index.stop >= tensor.size(0))
+
+
+class WithoutGhosts(nn.Module):
+    """The network of a step, whose nodes are all local.
+
+    Args:
+        network: The network.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:  # noqa: UP006 (as the network has it)
+        """As the network."""
+        with WholeSlices():
+            result: dict[str, Tensor] = self.network(data)
+            return result
 
 
 class GhostExchange(nn.Module):
@@ -67,6 +106,7 @@ class NequipPotential(Potential):
             network = getattr(block.edge_mlp, "mlp", block.edge_mlp)  # which older versions have in one
             block.edge_mlp = DeferredNetwork(network, of_lengths=True)
             block.tp_scatter = DeferredConvolution(block.tp_scatter.eqaccel)
+        self.network = WithoutGhosts(self.network)
 
     def make_scriptable(self) -> None:
         """See `Potential.make_scriptable`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +14,7 @@ from eqaccel.patches.nodes import Form, NodeForm, random_rows
 from torch import Tensor
 
 from eqaccel.errors import PatchError
-from eqaccel.ops import Linear
+from eqaccel.ops import Linear, computed_once
 
 
 class TypedProduct(AttributeProduct):
@@ -38,6 +40,12 @@ class TypedProduct(AttributeProduct):
         return super().__prepare_scriptable__()
 
 
+def shares_of_types(scalars: Tensor, table: Tensor) -> Tensor:
+    """What part each type has in the atoms: (num_nodes, num_types), of rows of scalars, and those of each type."""
+    is_type = (scalars.unsqueeze(1) == table).all(2).to(table.dtype)
+    return is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
+
+
 class TypeMatrices(torch.nn.Module):
     """Multiplies the features of each node by the matrices of its type.
 
@@ -57,7 +65,11 @@ class TypeMatrices(torch.nn.Module):
         self.linear = linear
         num_scalars = embedding.weight.shape[1]
         shapes = [linear.spec.weight_shape(path) for path in linear.spec.paths]
-        self.shapes = [(mul_in, num_scalars, mul_out) for mul_in, _, mul_out in shapes]
+        # Neighbours of the same width are multiplied as one.
+        self.shapes = [
+            (sum(mul_in for mul_in, _, _ in group), num_scalars, mul_out)
+            for mul_out, group in groupby(shapes, operator.itemgetter(2))
+        ]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.register_buffer("table", None, persistent=False)
         self.take_table()
@@ -68,12 +80,12 @@ class TypeMatrices(torch.nn.Module):
 
     def forward(self, features: Tensor, scalars: Tensor, weight: Tensor) -> Tensor:
         """The products (num_nodes, irreps_out.dim) of `features` and `scalars`, under the weights of the product."""
-        if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript reads the branch that is taken)
+        if torch.jit.is_scripting():  # TorchScript reads the branch that is taken
             table = self.table
+            share = shares_of_types(scalars, table)
         else:
             table = self.embedding[0].weight.detach().to(weight)
-        is_type = (scalars.unsqueeze(1) == table).all(2).to(features.dtype)
-        share = is_type / is_type.sum(1, keepdim=True)  # types with equal rows have equal matrices
+            share = computed_once(shares_of_types, scalars, table)
         of_types: list[Tensor] = []
         for part, shape in zip(weight.split(self.sizes), self.shapes):  # noqa: B905 (TorchScript)
             of_types.append((table @ part.view(shape)).flatten())

@@ -16,7 +16,10 @@ from e3nn import o3
 from e3nn.nn import Gate
 from e3nn.util import jit
 from eqaccel.patches import dense, linear, nodes
+from eqaccel.patches.nequip import typed_product
+from eqaccel.patches.nequip.export import WholeSlices
 from eqaccel.patches.nequip.swapping import FORMS
+from eqaccel.patches.nequip.typed_product import shares_of_types
 from eqaccel.patches.replacement import Replacement, preview
 from nequip.nn.compile import ListInputOutputWrapper
 from nequip.utils.fx import nequip_make_fx
@@ -25,6 +28,7 @@ from torch.autograd import grad
 
 from eqaccel import export, load_exported, patch, report, unpatch
 from eqaccel.errors import VerificationError
+from eqaccel.ops import GivenEdges, given_edges
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 Model = torch.nn.Module
@@ -112,6 +116,42 @@ def test_typed_product(irreps_in: str, irreps_out: str, rows: int) -> None:
     types = torch.arange(rows) % 3
     attributes = model.embed.embed_module(types).detach()
     assert_derivatives(built(model.sc, model), torch.randn(rows, model.sc.irreps_in1.dim), attributes)
+
+
+def test_types_are_told_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Typed("8x0e+4x1o", "8x0e+4x1o")
+    product = built(model.sc, model)
+    features, scalars = torch.randn(2, 20), model.embed.embed_module(torch.tensor([1, 2])).detach()
+    calls = []
+
+    def counted(*operands: torch.Tensor) -> torch.Tensor:
+        calls.append(operands)
+        return shares_of_types(*operands)
+
+    monkeypatch.setattr(typed_product, "shares_of_types", counted)
+    expected = product.dense(features, scalars)
+    nobody = torch.zeros(2, 0, dtype=torch.int64)
+    with given_edges(GivenEdges(nobody, torch.zeros(0, dtype=torch.int32), 2)):
+        assert torch.equal(product.dense(features, scalars), expected)
+        assert torch.equal(product.dense(features, scalars[:]), expected)  # another view of the same rows
+        assert len(calls) == 2
+        scalars.copy_(model.embed.embed_module(torch.tensor([2, 1])).detach())  # the same memory
+        assert torch.equal(product.dense(features.flip(0), scalars), expected.flip(0))
+        assert torch.equal(product.dense(features, scalars.clone().flip(0)), expected)
+    assert len(calls) == 4
+
+
+def test_a_slice_that_takes_all_is_no_slice() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    with WholeSlices():
+        for whole in (x[:4], x[:], x[:9]):
+            assert whole is x
+        for part, rows in ((x[:3], 3), (x[1:], 3), (x[::2], 2), (x[:-1], 3)):
+            assert part is not x
+            assert len(part) == rows
+        assert torch.equal(x[:, 0], x.select(1, 0))
+        assert torch.equal(x[torch.tensor([2, 0])], x.index_select(0, torch.tensor([2, 0])))
+    assert x[:4] is not x
 
 
 def test_scalars_of_no_type_are_no_numbers() -> None:

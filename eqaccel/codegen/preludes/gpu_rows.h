@@ -9,38 +9,58 @@ namespace {
 
 EQ_FN constexpr int row_width(int dim) { return EQ_ROW_WIDTH(dim, sizeof(T)); }
 
-// Where element n of a row in one layout lies in the other: (2l+1, mul) and (mul, 2l+1) inside a block of irreps.
+// Where elements n, n + 1, ... of a row in one layout lie in the other: (2l+1, mul) and (mul, 2l+1) inside a block of
+// irreps. They are looked for together: a row may have dozens of blocks.
+template <int width>
 struct OtherLayout {
-  int n, &position;
+  int n, (&positions)[width];
   bool is_mul_ir;  // the layout that n counts in
   EQ_FN void operator()(int offset, int mul, int dim) const {
-    const int local = n - offset, inner = is_mul_ir ? dim : mul, outer = is_mul_ir ? mul : dim;
-    if (local >= 0 && local < mul * dim) position = offset + local % inner * outer + local / inner;
+    const int inner = is_mul_ir ? dim : mul, outer = is_mul_ir ? mul : dim;
+    if (n + width <= offset || n >= offset + mul * dim) return;
+#pragma unroll
+    for (int u = 0; u < width; ++u) {
+      const int local = n + u - offset;
+      if (local >= 0 && local < mul * dim) positions[u] = offset + local % inner * outer + local / inner;
+    }
   }
 };
+template <class P, int width>
+EQ_FN void find_positions(int n, bool is_x, bool is_mul_ir, int (&positions)[width]) {
+#pragma unroll
+  for (int u = 0; u < width; ++u) positions[u] = n + u;
+  if (is_x) P::each_x_block(OtherLayout<width>{n, positions, is_mul_ir});
+  else P::each_z_block(OtherLayout<width>{n, positions, is_mul_ir});
+}
 template <class P>
 EQ_FN int other_position(int n, bool is_x, bool is_mul_ir) {
-  int position = n;
-  if (is_x) P::each_x_block(OtherLayout{n, position, is_mul_ir});
-  else P::each_z_block(OtherLayout{n, position, is_mul_ir});
-  return position;
+  int position[1];
+  find_positions<P>(n, is_x, is_mul_ir, position);
+  return position[0];
 }
 
-// Each thread moves a few elements of many rows: writes are contiguous, reads meet in the first-level cache.
+// Each thread moves a few elements of many rows, two of which are on their way at a time: writes are contiguous, reads
+// meet in the first-level cache.
 template <class P, bool is_x>
 EQ_FN void relayout(const T* from, T* to, int64_t rows, bool to_mul_ir) {
-  constexpr int dim = is_x ? P::x_dim : P::z_dim, width = row_width(dim);
+  constexpr int dim = is_x ? P::x_dim : P::z_dim, width = row_width(dim), ahead = 2;
   const int n = (blockIdx.y * blockDim.x + threadIdx.x) * width;
   if (n >= dim) return;
   int other[width];
+  find_positions<P>(n, is_x, to_mul_ir, other);
+  const int64_t step = gridDim.x;
+#pragma unroll 1
+  for (int64_t row = blockIdx.x; row < rows; row += ahead * step) {
+    LaneOf<width> moved[ahead];
 #pragma unroll
-  for (int u = 0; u < width; ++u) other[u] = other_position<P>(n + u, is_x, to_mul_ir);
-#pragma unroll 2
-  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    LaneOf<width> moved;
+    for (int k = 0; k < ahead; ++k) {
+      const T* const values = from + (row + k * step < rows ? row + k * step : row) * dim;
 #pragma unroll
-    for (int u = 0; u < width; ++u) moved.v[u] = from[row * dim + other[u]];
-    *reinterpret_cast<LaneOf<width>*>(to + row * dim + n) = moved;
+      for (int u = 0; u < width; ++u) moved[k].v[u] = values[other[u]];
+    }
+#pragma unroll
+    for (int k = 0; k < ahead; ++k)
+      if (row + k * step < rows) *reinterpret_cast<LaneOf<width>*>(to + (row + k * step) * dim + n) = moved[k];
   }
 }
 

@@ -281,6 +281,7 @@ EQ_FN void product(const float* a, const float* packed, float* c, long long rows
   const int total = first < tiles ? (tiles - first + stride - 1) / stride * steps : 0;
   float* const a_stages = shared_memory + group * stages * Work::a_size;
   float* const b_stages = shared_memory + Work::groups * stages * Work::a_size;
+  wait_for_previous();
   Work{a,     packed,   parts,    c,     rows,   columns, terms,  across,
        steps, a_stages, b_stages, group, thread, first,   stride, total}
       .run();
@@ -291,6 +292,7 @@ EQ_FN void product(const float* a, const float* packed, float* c, long long rows
 template <int depth>
 EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride, long long column_stride,
                 int width) {
+  let_next_begin();
   const int across = (columns + width - 1) / width, steps = (terms + depth - 1) / depth, size = depth * width;
   const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, stage = i / size;
   if (stage >= (long long)across * steps) return;
