@@ -1,5 +1,7 @@
 """Times whole steps of molecular dynamics in ASE, as calculators come, patched by eqaccel, and with its peers.
 
+`--compare lammps` times the steps of LAMMPS as well, with the patched model exported.
+
 Models have random weights, and forces so small that springs hold the atoms to their sites: they move, and change their
 neighbours, as in the real thing. Every contender gets a model of its own, and has to give the forces of the model as it
 comes on a small cell.
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from eqaccel.benchmarks import contests, report, suite
+from eqaccel.benchmarks import contests, lammps, report, suite
 from eqaccel.benchmarks.dynamics import own_step, parts, simulate
 from eqaccel.benchmarks.families import FAMILIES, ModelCase
 from eqaccel.benchmarks.models import LIMITS, PEERS
@@ -44,6 +46,7 @@ CONTENDERS: dict[str, tuple[str, Build]] = {
     "e3nn": ("e3nn", lambda case, model, device: case.calculator(model, device)),
     **{word: (name, _converted(name)) for word, name in PEERS.items()},
     "compile": ("e3nn compiled", lambda case, model, device: case.calculator(model, device, compiled=True)),
+    "lammps": ("eqaccel in LAMMPS", lambda case, model, device: eqaccel.patch(case.calculator(model, device))),
 }
 """Name in results and how to make the calculator, by the name on the command line."""
 
@@ -168,6 +171,10 @@ def _simulate(prepared: Prepared, system: str, word: str, arguments: argparse.Na
     model = duplicated(prepared.model).to(arguments.device)
     calculator = CONTENDERS[word][1](prepared.case, model, arguments.device)
     setup_s = time.perf_counter() - start
+    if word == "lammps":
+        options = {name: getattr(arguments, name) for name in ("threads", "warm_up", "steps", "budget")}
+        row, found = lammps.simulate(calculator, system, arguments.device, **options)
+        return _checked(row, found, prepared, system, arguments)
     atoms = make_system(system)
     atoms.calc = calculator
     run = simulate(atoms, arguments.warm_up, arguments.steps, arguments.budget)
@@ -176,8 +183,15 @@ def _simulate(prepared: Prepared, system: str, word: str, arguments: argparse.Na
     shares = None if step is None else parts(run, step)
     if shares is not None:
         row["parts"] = shares
-    expected = prepared.forces[read_system(system)[0]]
     found = calculator.get_forces(make_sample(read_system(system)[0]))
+    return _checked(row, found, prepared, system, arguments)
+
+
+def _checked(
+    row: dict[str, Any], found: np.ndarray, prepared: Prepared, system: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """A row, if forces on the small cell are those of the model as it comes."""
+    expected = prepared.forces[read_system(system)[0]]
     row["force_difference"] = float(np.abs(found - expected).max() / np.abs(expected).max())
     if not row["force_difference"] < LIMITS[getattr(torch, arguments.dtype)]:
         return {"note": f"other numbers: relative difference of forces {row['force_difference']:.1e}"}

@@ -98,7 +98,12 @@ class Springs:
 
     def __init__(self, atoms: ase.Atoms) -> None:
         self._sites = atoms.get_positions()
-        self._constants = np.array([_SPRINGS[symbol] for symbol in atoms.symbols])[:, None]
+        self._constants = np.array([self.constant(symbol) for symbol in atoms.symbols])[:, None]
+
+    @staticmethod
+    def constant(element: str) -> float:
+        """Of the spring of an element, in eV/A^2."""
+        return _SPRINGS[element]
 
     def adjust_forces(self, atoms: ase.Atoms, forces: np.ndarray) -> None:
         """Adds the forces of the springs."""

