@@ -7,19 +7,19 @@ between two calls is noticed, whatever it is: parameters, buffers, modules, devi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from eqaccel.patches.following import ReportedStep
+from eqaccel.patches.following import FollowedStep, Reported
 from eqaccel.patches.kind import ModelKind, Stepping
 from eqaccel.patches.report import ReportRow
 from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import StructureError
-from eqaccel.step import System
+from eqaccel.step import Step, System
 
 _STATE = "_eqaccel_step"
 """Attribute of a calculator that holds what its step keeps."""
@@ -39,7 +39,7 @@ class KeptStep(Protocol):
 
 
 @dataclass
-class StepState(ReportedStep):
+class StepState(Reported[Step], FollowedStep):
     """What the step of one calculator keeps from call to call."""
 
     method = "calculate"
@@ -62,6 +62,37 @@ class StepState(ReportedStep):
             ),
             lambda: stepping.types(calculator, atoms.numbers),
         )
+
+    def begin_with(
+        self,
+        numbers: NDArray[np.int64],
+        system_of: Callable[[NDArray[np.int64]], System],
+        follow: Callable[[], str],
+        types_of: Callable[[], NDArray[np.int64]],
+    ) -> System | None:
+        """What to compute; None if the object has to compute in its own way.
+
+        A GPU begins on the guess that models and types are those of the last call, and they are looked at meanwhile.
+
+        Args:
+            numbers: (num_atoms,), atomic numbers.
+            system_of: Makes the system with such types of atoms.
+            follow: Follows the models; returns the obstacle.
+            types_of: What the models call the elements, (num_atoms,), as they are now.
+        """
+        guess = None
+        if self.step is not None and self._types is not None and np.array_equal(self._types[0], numbers):
+            guess = system_of(self._types[1])
+            self.step.begin(guess)
+        self.obstacle = follow()
+        if self.obstacle:
+            self.drop()
+            return None
+        types = types_of()
+        if guess is not None and np.array_equal(types, guess.types):
+            return guess
+        self._types = numbers.copy(), types
+        return system_of(types)
 
     def finish(self, calculator: Any, system: System) -> dict[str, Any]:
         """The results for what `begin` gave."""

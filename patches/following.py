@@ -7,10 +7,11 @@ hand.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -23,11 +24,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import ExportError
-from eqaccel.step import SKIN, Step, System
+from eqaccel.step import SKIN, Evaluation, Step
+
+
+Kept = TypeVar("Kept", bound=Evaluation)
 
 
 @dataclass
-class FollowedStep:
+class Followed(ABC, Generic[Kept]):
     """The step of some models. A copy of it starts empty.
 
     Attributes:
@@ -42,7 +46,7 @@ class FollowedStep:
     kind: ModelKind
     skin: float = SKIN
     patient: bool = False
-    step: Step | None = None
+    step: Kept | None = None
     constants: NDArray[np.float64] | None = None
     renewals: int = 0
     _watch: _Watch | None = None
@@ -63,10 +67,16 @@ class FollowedStep:
             potentials = [shared_potential(self.kind, model, head) for model in models]
         except ExportError as error:
             return str(error)
-        self.step = Step(potentials, cutoff, device, dtype, skin=self.skin, patient=self.patient)
+        self.step = self.make(potentials, cutoff, device, dtype)
         self.constants = potentials[0].constants.cpu().numpy()
         self._watch, self._settings = watch, settings
         return ""
+
+    @abstractmethod
+    def make(
+        self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype
+    ) -> Kept:
+        """A step of such potentials."""
 
     def drop(self) -> None:
         """Lets go of the step, when it has come to an end with what it has begun."""
@@ -78,7 +88,7 @@ class FollowedStep:
         """Whether the models may have changed since the step was made; so of a copy, which has made none."""
         return self._watch is None or not self._watch.holds()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FollowedStep:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Followed[Kept]:
         return type(self)(self.kind, self.skin, self.patient)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,7 +96,18 @@ class FollowedStep:
 
 
 @dataclass
-class ReportedStep(FollowedStep):
+class FollowedStep(Followed[Step]):
+    """The step of some models, for systems on the host."""
+
+    def make(
+        self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype
+    ) -> Step:
+        """See `Followed.make`."""
+        return Step(potentials, cutoff, device, dtype, skin=self.skin, patient=self.patient)
+
+
+@dataclass
+class Reported(Followed[Kept]):
     """The step of an object of a library's, which goes its ordinary way where the step cannot be taken.
 
     Attributes:
@@ -103,37 +124,6 @@ class ReportedStep(FollowedStep):
     _types: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     """Atomic numbers of the last system, and what the models call them."""
 
-    def begin_with(
-        self,
-        numbers: NDArray[np.int64],
-        system_of: Callable[[NDArray[np.int64]], System],
-        follow: Callable[[], str],
-        types_of: Callable[[], NDArray[np.int64]],
-    ) -> System | None:
-        """What to compute; None if the object has to compute in its own way.
-
-        A GPU begins on the guess that models and types are those of the last call, and they are looked at meanwhile.
-
-        Args:
-            numbers: (num_atoms,), atomic numbers.
-            system_of: Makes the system with such types of atoms.
-            follow: Follows the models; returns the obstacle.
-            types_of: What the models call the elements, (num_atoms,), as they are now.
-        """
-        guess = None
-        if self.step is not None and self._types is not None and np.array_equal(self._types[0], numbers):
-            guess = system_of(self._types[1])
-            self.step.begin(guess)
-        self.obstacle = follow()
-        if self.obstacle:
-            self.drop()
-            return None
-        types = types_of()
-        if guess is not None and np.array_equal(types, guess.types):
-            return guess
-        self._types = numbers.copy(), types
-        return system_of(types)
-
     def note(self) -> str:
         """How the last call was computed."""
         return (
@@ -145,7 +135,7 @@ class ReportedStep(FollowedStep):
         return [ReportRow(self.method, type(holder).__name__, not self.obstacle, self.note())]
 
 
-def step_note(step: Step | None, calls: int, renewals: int = 0) -> str:
+def step_note(step: Evaluation | None, calls: int, renewals: int = 0) -> str:
     """What a report says of a step."""
     if step is None:
         return "neighbours kept for several steps; nothing computed yet"

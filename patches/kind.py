@@ -251,12 +251,12 @@ class Wrapping(ABC):
         return model_dtype(self.model(wrapper))
 
     @abstractmethod
-    def stress(self, virials: NDArray[np.float64], volumes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Stresses as the wrapper gives them, (num_structures, 3, 3).
+    def stress(self, virials: Tensor, volumes: Tensor) -> Tensor:
+        """Stresses as the wrapper gives them, (num_structures, 3, 3) float64, without waiting for the device.
 
         Args:
-            virials: (num_structures, 3, 3), derivatives of energies in the strain, eV.
-            volumes: (num_structures, 1, 1), determinants of cells, which may be zero or negative.
+            virials: (num_structures, 3, 3) float64, derivatives of energies in the strain, eV.
+            volumes: (num_structures, 1, 1) float64, determinants of cells, which may be zero or negative.
         """
 
 

@@ -8,6 +8,7 @@ of the wrappers have none. A change of the model between two calls is noticed, w
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from eqaccel.patches.following import ReportedStep
+from eqaccel.patches.following import Reported
 from eqaccel.patches.kind import ModelKind, Wrapping, class_names
+from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Changed, become, plain_class, restore
 from eqaccel.patches.torch_state import default_dtype, model_device
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 
 from eqaccel.errors import PatchError
 from eqaccel.prepare import held_modules
-from eqaccel.step import Outcome, System
+from eqaccel.step import Given, ResidentStep, System
 
 _STATE = "_eqaccel_step"
 """Attribute of a wrapper that holds what its step keeps."""
@@ -37,19 +39,19 @@ class Wrapped(Changed):
         """Energies, forces and stresses of a state, as the wrapper gives them."""
         own: WrapperState = vars(self)[_STATE]
         unusual = args or kwargs or torch.compiler.is_compiling()
-        system = None if unusual else own.begin(self, state)
-        if system is None:
-            return self._came_as.forward(self, state, *args, **kwargs)
-        return own.finish(self, system)
+        results = None if unusual else own.compute(self, state)
+        return self._came_as.forward(self, state, *args, **kwargs) if results is None else results
 
 
 @dataclass
-class WrapperState(ReportedStep):
+class WrapperState(Reported[ResidentStep]):
     """What the step of one wrapper keeps from call to call."""
 
     method = "forward"
     _cutoff: tuple[Any, int, float] | None = None
     """The cutoff as the wrapper has it, the version of that tensor, and the number."""
+    _dtype: torch.dtype = torch.float64
+    """Of the results of the wrapper."""
 
     @property
     def wrapping(self) -> Wrapping:
@@ -57,47 +59,59 @@ class WrapperState(ReportedStep):
         assert self.kind.wrapping is not None
         return self.kind.wrapping
 
-    def begin(self, wrapper: Any, state: Any) -> System | None:
-        """What to compute for a state; None if the wrapper has to compute in its own way.
+    def make(
+        self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype
+    ) -> ResidentStep:
+        """See `Followed.make`."""
+        finish = functools.partial(_finish, self.wrapping, self._dtype)
+        return ResidentStep(potentials[0], cutoff, device, dtype, finish, skin=self.skin, patient=self.patient)
+
+    def compute(self, wrapper: Any, state: Any) -> dict[str, Tensor] | None:
+        """Results by their names in torch-sim; None if the wrapper has to compute in its own way.
 
         A GPU begins on the guess that models and types are those of the last call, and they are looked at meanwhile.
         """
-        wrapping, arrays = self.wrapping, None
-        self.obstacle = wrapping.obstacle(wrapper) or _obstacle(wrapper, state)
-        if not self.obstacle:
-            arrays = _Arrays.of(state)
-            self.obstacle = arrays.obstacle
-        if self.obstacle or arrays is None:
+        self.obstacle = self.wrapping.obstacle(wrapper) or _obstacle(wrapper, state)
+        results = None if self.obstacle else self._compute(wrapper, state)
+        if results is None:
             self.drop()
             return None
-        return self.begin_with(
-            arrays.numbers,
-            lambda types: replace(arrays.system, types=types),
-            lambda: self.follow([wrapping.model(wrapper)], wrapping.head(wrapper), self._cutoff_of(wrapper)),
-            lambda: wrapping.types(wrapper, arrays.numbers),
-        )
+        self.calls += 1
+        return self._named(wrapper, results, len(state.positions), len(state.cell))
 
-    def finish(self, wrapper: Any, system: System) -> dict[str, Tensor]:
-        """The results for what `begin` gave."""
+    def _compute(self, wrapper: Any, state: Any) -> Tensor | None:
+        wrapping = self.wrapping
+        given = Given(state.positions, state.row_vector_cell, state.atomic_numbers, state.system_idx, state.pbc)
+        if self.step is not None:
+            self.step.begin(given)
+        self._dtype = wrapping.dtype(wrapper)
+        self.obstacle = self.follow([wrapping.model(wrapper)], wrapping.head(wrapper), self._cutoff_of(wrapper))
+        if self.obstacle:
+            return None
         assert self.step is not None
         with default_dtype(self.step.dtype):  # models create small constants in the default dtype
-            outcome = self.step(system)
-        self.calls += 1
-        return self._results(wrapper, system, outcome)
+            same = self._types is not None and np.array_equal(wrapping.types(wrapper, self._types[0]), self._types[1])
+            results = self.step.take(given) if same else None
+            if results is None:
+                arrays = _Arrays.of(state)
+                self.obstacle = arrays.obstacle
+                if self.obstacle:
+                    return None
+                types = wrapping.types(wrapper, arrays.numbers)
+                self._types = arrays.numbers, types
+                results = self.step.compute(given, replace(arrays.system, types=types))
+        return results
 
-    def _results(self, wrapper: Any, system: System, outcome: Outcome) -> dict[str, Tensor]:
-        """Results by their names in torch-sim: they go to the device together."""
-        values = {"energy": system.of_structures(np.add, outcome.energies[0])}
-        if wrapper.compute_forces:
-            values["forces"] = outcome.forces[0]
-        if wrapper.compute_stress:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                values["stress"] = self.wrapping.stress(outcome.virials[0], np.linalg.det(system.cells)[:, None, None])
-        flat = torch.from_numpy(np.concatenate([value.ravel() for value in values.values()]))
+    def _named(self, wrapper: Any, results: Tensor, num_atoms: int, num_structures: int) -> dict[str, Tensor]:
+        """What of the results of `_finish` the wrapper gives, by their names in torch-sim."""
         assert self.step is not None
-        flat = flat.to(self.wrapping.dtype(wrapper)).to(self.step.device)
-        parts = flat.split([value.size for value in values.values()])
-        return {name: part.view(value.shape) for (name, value), part in zip(values.items(), parts, strict=True)}
+        energies, forces, stresses = results.split(self.step.rooms)
+        named = {"energy": energies[:num_structures]}
+        if wrapper.compute_forces:
+            named["forces"] = forces.view(-1, 3)[:num_atoms]
+        if wrapper.compute_stress:
+            named["stress"] = stresses.view(-1, 3, 3)[:num_structures]
+        return named
 
     def _cutoff_of(self, wrapper: Any) -> float:
         """The cutoff; a tensor is read once, because that waits for a GPU."""
@@ -106,6 +120,15 @@ class WrapperState(ReportedStep):
         if self._cutoff is None or self._cutoff[0] is not cutoff or self._cutoff[1] != version:
             self._cutoff = cutoff, version, float(cutoff)
         return self._cutoff[2]
+
+
+def _finish(
+    wrapping: Wrapping, dtype: torch.dtype, energies: Tensor, forces: Tensor, virials: Tensor, cells: Tensor
+) -> Tensor:
+    """Energies, forces and stresses as a wrapper gives them, one after the other; see `eqaccel.step.resident.Finish`."""
+    volumes = (cells[:, 0] * torch.linalg.cross(cells[:, 1], cells[:, 2])).sum(1)
+    stresses = wrapping.stress(virials, volumes[:, None, None])
+    return torch.cat([energies, forces.flatten(), stresses.flatten()]).to(dtype)
 
 
 @dataclass(frozen=True)

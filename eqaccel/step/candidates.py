@@ -60,7 +60,7 @@ class Candidates:
             change = np.linalg.solve(then.completed_cells, now.completed_cells)
             shrunk = np.linalg.norm(change, -2, axis=(1, 2))
             was = np.einsum("ni,nij->nj", was, change[then.structure])
-        reach = shrunk * (self.cutoff + self.skin) * _EXACT
+        reach = shrunk * (self.cutoff + self.skin) * EXACT
         way = now.positions - was
         if self._near(way, reach):
             return now
@@ -78,7 +78,7 @@ class Candidates:
         return bool((self.cutoff + 2 * moved <= reach).all())
 
 
-_EXACT = 1 - 1e-9
+EXACT = 1 - 1e-9
 """Leaves room for the rounding of distances, in the list and here."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +12,17 @@ _WARM_UPS = 3
 """Runs before recording: kernels compile in the first, and TorchScript specialises its programs in the next two."""
 
 
-class Capture:
+Output = TypeVar("Output")
+
+
+class Recording(Protocol):
+    """What can be run again."""
+
+    def replay(self) -> Tensor:
+        """Runs it on the current stream; the result is overwritten by the next run."""
+
+
+class Capture(Generic[Output]):
     """A function without arguments, recorded.
 
     Args:
@@ -19,7 +30,7 @@ class Capture:
         device: The GPU.
     """
 
-    def __init__(self, body: Callable[[bool], Tensor], device: torch.device) -> None:
+    def __init__(self, body: Callable[[bool], Output], device: torch.device) -> None:
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -35,7 +46,7 @@ class Capture:
             _end_recording(device)
             raise
 
-    def replay(self) -> Tensor:
+    def replay(self) -> Output:
         """Runs it on the current stream; the result is overwritten by the next run."""
         self._graph.replay()
         return self._output

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from eqaccel import settings
 from eqaccel.errors import StepWarning
-from eqaccel.ops import CandidateTensors, EdgePairs, EdgeTensors, GivenEdges, Neighbors, given_edges
+from eqaccel.ops import EdgePairs, EdgeTensors, GivenEdges, Neighbors, given_edges
 from eqaccel.step.candidates import Candidates
-from eqaccel.step.capture import Capture
+from eqaccel.step.capture import Capture, Recording
+from eqaccel.step.memory import ROOMY, Memory
 from eqaccel.step.system import System
 
 PotentialFunction = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
@@ -33,16 +34,6 @@ WEIGHT_SHARE = 1 / 16
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
 
-_SLACK = 1.04
-"""Room for edges on a GPU, of those there are when memory is taken: in a fluid their number varies by a few percent."""
-_RANGE_SLACK = 1.1
-"""The same for the edges of a range of atoms, whose number varies more."""
-_CANDIDATE_SLACK = 1.25
-"""The same for candidates, which take little memory."""
-_ROOMY = 1.25
-"""Room above which memory is given back when candidates are found anew."""
-_SWAPPED_SLACK = 1.2
-"""Room for atoms, edges and more candidates where structures are swapped for others every few calls."""
 _LASTING = 250
 """Calls for the same structures that are worth a recording without room for others."""
 
@@ -64,8 +55,8 @@ class Outcome:
     num_edges: int
 
 
-class Step:
-    """Evaluates potentials on a system that changes a little from call to call, as in a simulation.
+class Evaluation:
+    """What is kept to evaluate potentials on a system that changes a little from call to call, as in a simulation.
 
     Candidates for neighbours are found anew when atoms or cell have moved so far that one could be missing; atoms that
     were put back into a cell on its other side have not moved. On a GPU
@@ -114,76 +105,24 @@ class Step:
         self._candidates: Candidates | None = None
         self._served = False
         """Whether the candidates are those of the call before."""
-        self._memory: _Memory | None = None
-        self._capture: Capture | None = None
+        self._memory: Memory | None = None
+        self._capture: Recording | None = None
         self._reason = ""
         """Why there is no recording yet."""
         self._lengths_decide = True
         """Whether weights were the same for every edge and its reverse so far, where that was looked at."""
-        self._begun: System | None = None
-        """What the device computes already."""
-
-    def begin(self, system: System) -> None:
-        """Has a GPU begin with a system, if what was recorded serves for it: a call with the same object takes it up.
-
-        So there is time to look at what the potentials depend on while the device computes. If they have changed, the
-        step may still be dropped, after `cancel`.
-
-        Args:
-            system: What will be called with, or dropped; the arrays must not change until then.
-        """
-        with self._lock:
-            self.cancel()
-            served = None if self._capture is None or self._candidates is None else self._candidates.serve(system)
-            if served is None:
-                return
-            assert self._memory is not None
-            assert self._capture is not None
-            with _on(self.device):
-                self._memory.move(served)
-                self._memory.send(self._capture.replay())
-            self._begun = system
 
     def cancel(self) -> None:
         """Waits for what was begun and is not wanted, if anything was."""
-        with self._lock:
-            if self._begun is not None:
-                assert self._memory is not None
-                self._memory.fetch()
-                self._begun = None
 
-    def __call__(self, system: System) -> Outcome:
-        """Evaluates the potentials.
-
-        Raises:
-            StructureError: If positions or cell are not finite, or a periodic cell has no volume.
-        """
-        with self._lock:
-            if self._begun is not system:
-                self.begin(system)
-            if self._begun is not None:
-                self._begun = None
-                assert self._memory is not None
-                values = self._memory.fetch()
-                if self._fits(values):
-                    return self._unpack(values, system)
-            # A system that cannot be computed is never begun with.
-            system.check()
-            if len(system.positions) == 0:
-                count = len(self.potentials)
-                virials = np.zeros((count, len(system.cells), 3, 3))
-                return Outcome(np.zeros((count, 0)), np.zeros((count, 0, 3)), virials, 0)
-            with torch.inference_mode(False), torch.no_grad(), _on(self.device):
-                return self._compute(system)
-
-    def _compute(self, system: System) -> Outcome:
-        self._follow(system)
+    def _settle(self) -> NDArray[np.float64]:
+        """Results of what is in memory, with as much room for edges as there are."""
         while True:
             assert self._memory is not None
-            self._memory.send(self._run())
-            values = self._memory.fetch()
+            self._memory.results.send(self._run())
+            values = self._memory.results.fetch()
             if self._fits(values):
-                return self._unpack(values, system)
+                return values
             self._renew("more edges", int(values[0]))
 
     def _follow(self, system: System) -> None:
@@ -210,7 +149,7 @@ class Step:
                 others = memory is not None and (memory.is_swapped or memory.sizes != system.sizes)
                 often = memory is not None and memory.calls < _LASTING
                 self._capture = None
-                self._memory = _Memory(
+                self._memory = Memory(
                     system.sizes, found.tensors, self.device, others and often and not self.not_captured
                 )
             self._candidates = found
@@ -219,7 +158,7 @@ class Step:
             if self.device.type == "cuda":
                 # Without room edges are only counted.
                 count = int(self._search_edges(1).num_edges)
-                if reason or not count <= self._memory.capacity <= max(_ROOMY * self._memory.edge_slack * count, 1024):
+                if reason or not count <= self._memory.capacity <= max(ROOMY * self._memory.edge_slack * count, 1024):
                     self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"), count)
             return
         assert self._memory is not None
@@ -236,7 +175,7 @@ class Step:
     def _run(self) -> Tensor:
         if not self.not_captured and self._capture is None and (self._served or not self.patient):
             try:
-                recording = Capture(self._evaluate, self.device)
+                recording = self._record()
                 self._verify(recording.replay())
                 self._capture = recording
                 self.captures[self._reason] += 1
@@ -254,6 +193,9 @@ class Step:
                 )
                 return outputs
         return self._evaluate(True) if self._capture is None else self._capture.replay()
+
+    def _record(self) -> Recording:
+        return Capture(self._evaluate, self.device)
 
     def _verify(self, outputs: Tensor) -> None:
         """Raises `RuntimeError` unless recorded results are those without room for further edges, but for rounding."""
@@ -287,7 +229,12 @@ class Step:
         """
         memory = self._memory
         assert memory is not None
-        edges = self._search_edges(memory.capacity if capacity is None else capacity)
+        return self._apply(self._search_edges(memory.capacity if capacity is None else capacity), check)
+
+    def _apply(self, edges: EdgeTensors, check: bool) -> Tensor:
+        """The potentials, on edges; see `_evaluate`."""
+        memory = self._memory
+        assert memory is not None
         num_nodes, num_atoms = len(memory.types), len(memory.positions)
         row_ptr, pairs = memory.row_ptr, None
         if self.device.type == "cpu":
@@ -333,111 +280,68 @@ class Step:
         return Outcome(energies, forces, (virials + virials.swapaxes(2, 3)) / 2, int(values[0]))
 
 
-class _Memory:
-    """Tensors that stay where they are while positions, cells, types and candidates change.
+class Step(Evaluation):
+    """Evaluates potentials on systems that are on the host; see `Evaluation`."""
 
-    Where structures are swapped for others there is room for some more atoms, which have no edges, and structures.
+    _begun: System | None = None
+    """What the device computes already."""
 
-    Args:
-        sizes: Number of atoms of each structure.
-        candidates: Those that there are now.
-        device: Where the tensors are.
-        swapped: Whether to make room for other structures.
+    def begin(self, system: System) -> None:
+        """Has a GPU begin with a system, if what was recorded serves for it: a call with the same object takes it up.
 
-    Attributes:
-        sizes: Number of atoms of each structure that is there now.
-        calls: Since there are these structures.
-        positions: (num_atoms, 3) float64.
-        cells: (num_structures, 3, 3) float64.
-        structure: (num_atoms,) int32, the structure of each atom.
-        types: (num_atoms + spare,) int64.
-        spare: Nodes behind the atoms, for edges beyond the last; none on a CPU.
-        candidates: Room for some more than there are.
-        capacity: Room for edges; not used on a CPU.
-        edge_slack: Room for edges, of those that there are when it is made.
-        row_ptr: (num_atoms + spare + 1,), first edge of each node when room was made; not used on a CPU.
-        slack: Room for the edges of a range of atoms, of those that there were then.
-        num_results: How many numbers a potential gives. Virials of one structure are summed where they are made; those
-            of several are summed on the host, where it takes no launch for each, and no recording depends on which
-            atoms are whose.
-    """
+        So there is time to look at what the potentials depend on while the device computes. If they have changed, the
+        step may still be dropped, after `cancel`.
 
-    def __init__(
-        self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device, swapped: bool
-    ) -> None:
-        self.sizes, self.calls, self.is_swapped = sizes, 0, swapped
-        num_atoms, num_structures = sum(sizes), len(sizes)
-        if swapped:
-            num_atoms = int(num_atoms * _SWAPPED_SLACK)
-            num_structures = 1 if num_structures == 1 else 2 * num_structures + 8
-        self.edge_slack = _SWAPPED_SLACK if swapped else _SLACK
-        self.num_results = 4 * num_atoms + 9 * (1 if num_structures == 1 else num_atoms)
-        self.spare = 0 if device.type == "cpu" else max(8, num_atoms // 64)
-        # A system is one piece of memory on either side, which moves at once; all of its entries take eight bytes.
-        lengths = [9 * num_structures, 3 * num_atoms, num_atoms]
-        self._staged = torch.zeros(sum(lengths), dtype=torch.float64, pin_memory=device.type == "cuda")
-        cells, positions, types = self._staged.split(lengths)
-        self._arrays = cells.view(-1, 3, 3).numpy(), positions.view(-1, 3).numpy(), types.view(torch.int64).numpy()
-        own = torch.zeros(sum(lengths) + self.spare, dtype=torch.float64, device=device)
-        self._moved = own[: sum(lengths)]
-        cells, positions, types = own.split([*lengths[:2], num_atoms + self.spare])
-        self.cells, self.positions, self.types = cells.view(-1, 3, 3), positions.view(-1, 3), types.view(torch.int64)
-        self.structure = torch.zeros(num_atoms, dtype=torch.int32, device=device)
-        room = int(len(candidates.sender) * _CANDIDATE_SLACK * (_SWAPPED_SLACK if swapped else 1.0))
-        self.candidates = CandidateTensors(
-            *(
-                t.new_zeros((num_atoms + 1 if "ptr" in name else room, *t.shape[1:]))
-                for name, t in candidates._asdict().items()
-            )
-        )
-        self.capacity = 0
-        self.row_ptr = np.zeros(len(self.types) + 1, dtype=np.int32)
-        self.slack = 1.0 if device.type == "cpu" else _RANGE_SLACK
-        self._results: Tensor | None = None
-        self._sent = torch.cuda.Event() if device.type == "cuda" else None
-        self.fill(sizes, candidates)
+        Args:
+            system: What will be called with, or dropped; the arrays must not change until then.
+        """
+        with self._lock:
+            self.cancel()
+            served = None if self._capture is None or self._candidates is None else self._candidates.serve(system)
+            if served is None:
+                return
+            assert self._memory is not None
+            assert self._capture is not None
+            with on_device(self.device):
+                self._memory.move(served)
+                self._memory.results.send(self._capture.replay())
+            self._begun = system
 
-    def takes(self, sizes: tuple[int, ...]) -> bool:
-        """Whether there is room for structures of these sizes, and not too much."""
-        if sizes == self.sizes:
-            return True
-        room, num_atoms = len(self.positions), sum(sizes)
-        enough = num_atoms <= room and len(sizes) <= len(self.cells)
-        return self.is_swapped and enough and room <= _ROOMY * _SWAPPED_SLACK * num_atoms
+    def cancel(self) -> None:
+        """Waits for what was begun and is not wanted, if anything was."""
+        with self._lock:
+            if self._begun is not None:
+                assert self._memory is not None
+                self._memory.results.fetch()
+                self._begun = None
 
-    def fill(self, sizes: tuple[int, ...], candidates: CandidateTensors) -> None:
-        """Puts other structures in, or other candidates; there may be fewer."""
-        if self.calls == 0 or sizes != self.sizes:
-            self.sizes, self.calls = sizes, 0
-            numbers = torch.arange(len(sizes), dtype=torch.int32)
-            self.structure[: sum(sizes)].copy_(numbers.repeat_interleave(torch.tensor(sizes)))
-        for name, source in candidates._asdict().items():
-            to = getattr(self.candidates, name)
-            to[: len(source)].copy_(source)
-            if "ptr" in name:
-                to[len(source) :] = len(candidates.sender)  # atoms behind these have none
+    def __call__(self, system: System) -> Outcome:
+        """Evaluates the potentials.
 
-    def move(self, system: System) -> None:
-        """Puts a system in."""
-        self.calls += 1
-        for to, array in zip(self._arrays, (system.cells, system.positions, system.types), strict=True):
-            np.copyto(to[: len(array)], array)
-        self._moved.copy_(self._staged, non_blocking=True)
+        Raises:
+            StructureError: If positions or cell are not finite, or a periodic cell has no volume.
+        """
+        with self._lock:
+            if self._begun is not system:
+                self.begin(system)
+            if self._begun is not None:
+                self._begun = None
+                assert self._memory is not None
+                values = self._memory.results.fetch()
+                if self._fits(values):
+                    return self._unpack(values, system)
+            # A system that cannot be computed is never begun with.
+            system.check()
+            if len(system.positions) == 0:
+                count = len(self.potentials)
+                virials = np.zeros((count, len(system.cells), 3, 3))
+                return Outcome(np.zeros((count, 0)), np.zeros((count, 0, 3)), virials, 0)
+            with torch.inference_mode(False), torch.no_grad(), on_device(self.device):
+                return self._compute(system)
 
-    def send(self, results: Tensor) -> None:
-        """Has results copied to the host."""
-        if self._results is None or len(self._results) != len(results):
-            self._results = torch.empty(len(results), dtype=results.dtype, pin_memory=results.is_cuda)
-        self._results.copy_(results, non_blocking=True)
-        if self._sent is not None:
-            self._sent.record(torch.cuda.current_stream(results.device))
-
-    def fetch(self) -> NDArray[np.float64]:
-        """Waits for the results that were sent; returns a copy."""
-        assert self._results is not None
-        if self._sent is not None:
-            self._sent.synchronize()
-        return self._results.numpy().copy()
+    def _compute(self, system: System) -> Outcome:
+        self._follow(system)
+        return self._unpack(self._settle(), system)
 
 
 def _weight_bytes(device: torch.device) -> float:
@@ -447,6 +351,6 @@ def _weight_bytes(device: torch.device) -> float:
     return WEIGHT_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
-def _on(device: torch.device) -> torch.cuda.device | torch.device:
+def on_device(device: torch.device) -> torch.cuda.device | torch.device:
     """Makes a GPU the current one for a while."""
     return torch.cuda.device(device) if device.type == "cuda" else torch.device("cpu")

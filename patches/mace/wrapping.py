@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+import torch
 from eqaccel.patches.kind import Wrapping
 from eqaccel.patches.mace.stepping import MaceStepping
 from eqaccel.patches.wrapper import changed_methods, unknown_neighbors
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -33,7 +32,7 @@ class MaceWrapping(Wrapping):
         cutoff: float | Tensor = wrapper.r_max
         return cutoff
 
-    def stress(self, virials: NDArray[np.float64], volumes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def stress(self, virials: Tensor, volumes: Tensor) -> Tensor:
         """See `Wrapping.stress`; zero where there is no volume."""
-        stress = virials / np.abs(volumes)
-        return np.where(np.abs(stress) < 1e10, stress, 0.0)
+        stress = virials / volumes.abs()
+        return torch.where(stress.abs() < 1e10, stress, 0.0)

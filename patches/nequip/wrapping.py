@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from eqaccel.patches.kind import Wrapping
 from eqaccel.patches.nequip.stepping import NequipStepping, unknown_parts
 from eqaccel.patches.wrapper import changed_methods
-from numpy.typing import NDArray
+from torch import Tensor
 
 
 class NequipWrapping(Wrapping):
@@ -28,6 +27,6 @@ class NequipWrapping(Wrapping):
         """See `Wrapping.dtype`; NequIP gives float64 whatever it computes in."""
         return torch.float64
 
-    def stress(self, virials: NDArray[np.float64], volumes: NDArray[np.float64]) -> NDArray[np.float64]:
+    def stress(self, virials: Tensor, volumes: Tensor) -> Tensor:
         """See `Wrapping.stress`; not a number where there is no volume."""
-        return np.where(volumes != 0, virials / np.abs(volumes), np.nan)
+        return torch.where(volumes != 0, virials / volumes.abs(), torch.nan)

@@ -366,8 +366,8 @@ def test_results_are_bitwise_the_same_again(device: torch.device) -> None:
     first, second = step(system), step(system)
     for name in ("energies", "forces", "virials"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
-    step._memory.send(step._evaluate(True))
-    outcome = step._unpack(step._memory.fetch(), system)
+    step._memory.results.send(step._evaluate(True))
+    outcome = step._unpack(step._memory.results.fetch(), system)
     assert np.array_equal(outcome.forces, first.forces)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eqaccel.step import Step, engine
+from eqaccel.step import Evaluation, engine, resident
 
 
 class FrozenRecording:
@@ -37,11 +37,12 @@ def record_on_cpus(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Non
     """Has steps on a CPU record too, where tests run on one."""
     if device.type != "cpu":
         return
-    plain = Step.__init__
+    plain = Evaluation.__init__
 
-    def recording(self: Step, *arguments: Any, **options: Any) -> None:
+    def recording(self: Evaluation, *arguments: Any, **options: Any) -> None:
         plain(self, *arguments, **options)
         self.not_captured = ""
 
-    monkeypatch.setattr(Step, "__init__", recording)
+    monkeypatch.setattr(Evaluation, "__init__", recording)
     monkeypatch.setattr(engine, "Capture", FrozenRecording)
+    monkeypatch.setattr(resident, "Capture", FrozenRecording)
