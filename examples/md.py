@@ -178,10 +178,10 @@ def results_table(runs: list[Run], difference: float, ensemble: str) -> PrettyTa
 
 
 def draw_speed(axes: Axes, labels: list[str], speeds: list[float], digits: int, factor: float, name: str) -> None:
-    """Draws a bar for each of two runs; the second is ``factor`` times as fast."""
-    bars = axes.bar(labels, speeds, color=["0.6", "tab:blue"])
-    first, second = (f"{speed:.{digits}f}" for speed in speeds)
-    axes.bar_label(bars, [first, f"{second}\n({factor:.1f}x faster)"])
+    """Draws a bar for each run; the last is ``factor`` times as fast as the first."""
+    bars = axes.bar(labels, speeds, color=[*["0.6"] * (len(speeds) - 1), "tab:blue"])
+    *others, last = (f"{speed:.{digits}f}" for speed in speeds)
+    axes.bar_label(bars, [*others, f"{last}\n({factor:.1f}x faster)"])
     axes.set(ylabel=name)
     axes.margins(y=0.2)
 

@@ -3,10 +3,12 @@
     python examples/torchsim_relax.py                                  # 200 cells of Cu and Au of 4 to 108 atoms
     python examples/torchsim_relax.py --structures 2000 --device cuda
     python examples/torchsim_relax.py --model my.model --dtype float32
+    python examples/torchsim_relax.py --device cuda --cuequivariance   # and as MACE's own converter makes it
 
 Positions and cells are relaxed by torch-sim's FIRE, as many cells at a time as ``--batch-atoms`` allows: those that
 have converged make room for others. One call patches torch-sim's wrapper of the model in place. The unpatched wrapper
-relaxes the first few cells only, because it takes long. Printed and saved to ``--out``: structures a second, how far
+relaxes the first few cells only, because it takes long; so does one whose model MACE has converted for cuEquivariance,
+if that is asked for. Printed and saved to ``--out``: structures a second, how far
 the relaxed energies differ, a picture and the relaxed structures. Energies are in eV, lengths in angstrom.
 """
 
@@ -97,22 +99,39 @@ def relax(
 
 
 def results_table(runs: list[Run], difference: float) -> PrettyTable:
-    """Returns the comparison as text, a column per run."""
-    before, after = runs
-    table = PrettyTable(["", before.label, after.label])
+    """Returns the comparison as text, a column per run; the first one is of the unpatched model."""
+    before = runs[0]
+    table = PrettyTable(["", *(run.label for run in runs)])
     table.align = "r"
     table.align[""] = "l"
     table.add_row(["structures", *(run.structures for run in runs)])
     table.add_row(["structures a second", *(f"{run.rate:.2f}" for run in runs)])
-    table.add_row(["speed-up", "1.00", f"{after.rate / before.rate:.2f}"])
+    table.add_row(["speed-up", *(f"{run.rate / before.rate:.2f}" for run in runs)])
     table.add_row(["structures a second of one core", *(f"{run.processor_rate:.2f}" for run in runs)])
-    table.add_row(["speed-up by processor time", "1.00", f"{after.processor_rate / before.processor_rate:.2f}"])
-    table.add_row(["largest difference of relaxed energies (meV/atom)", "", f"{1e3 * difference:.1e}"])
+    table.add_row(
+        ["speed-up by processor time", *(f"{run.processor_rate / before.processor_rate:.2f}" for run in runs)]
+    )
+    table.add_row(
+        ["largest difference of relaxed energies (meV/atom)", *[""] * (len(runs) - 1), f"{1e3 * difference:.1e}"]
+    )
     return table
 
 
+def converted(options: argparse.Namespace) -> MaceModel:
+    """Returns torch-sim's wrapper of the model as MACE converts it for cuEquivariance."""
+    import cuequivariance_torch  # noqa: F401  (MACE itself would build a slow model without it)
+    from mace.cli.convert_e3nn_cueq import run as convert
+
+    dtype = getattr(torch, options.dtype)
+    model = torch.load(options.model, map_location=options.device, weights_only=False).to(dtype)
+    default = torch.get_default_dtype()
+    converted = convert(model, device=options.device)
+    torch.set_default_dtype(default)
+    return MaceModel(converted, device=torch.device(options.device), dtype=dtype)
+
+
 def draw(runs: list[Run], relaxed: list[Atoms], title: str, path: Path) -> None:
-    """Draws how large the relaxed cells are, and structures a second of both runs."""
+    """Draws how large the relaxed cells are, and structures a second of all runs; the last is of the patched model."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(2, 1))
     figure.suptitle(title)
@@ -124,7 +143,7 @@ def draw(runs: list[Run], relaxed: list[Atoms], title: str, path: Path) -> None:
     left.set(xlabel="share of gold", ylabel="volume (A$^3$/atom)")
     left.legend(frameon=False)
     speeds = [run.rate for run in runs]
-    draw_speed(right, [run.label for run in runs], speeds, 2, speeds[1] / speeds[0], "structures a second")
+    draw_speed(right, [run.label for run in runs], speeds, 2, speeds[-1] / speeds[0], "structures a second")
     save_picture(figure, path)
 
 
@@ -138,6 +157,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--force-tol", type=float, default=0.02, help="largest force that is left, in eV/A")
     parser.add_argument("--max-steps", type=int, default=1000, help="on average, for each structure")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    parser.add_argument("--cuequivariance", action="store_true", help="relax with MACE's converted model too, on a GPU")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float64")
     parser.add_argument("--seed", type=int, default=0, help="of the structures")
     parser.add_argument("--out", type=Path, default=Path("eqaccel_relax"), help="folder of the results")
@@ -148,6 +168,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--batch-atoms: expected at least 108, the size of the largest cell")
     if options.device == "auto":
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.cuequivariance and options.device == "cpu":
+        parser.error("--cuequivariance: expected a GPU, for which it has kernels")
     return options
 
 
@@ -161,29 +183,34 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     structures = cells(options.structures, options.seed)
     print(f"{len(structures)} cells, {sum(map(len, structures))} atoms, on {options.device} in {options.dtype}")
 
-    before, _ = relax("unpatched", wrapper, structures[: options.reference_structures], options)
+    few = structures[: options.reference_structures]
+    before, _ = relax("unpatched", wrapper, few, options)
+    peers = [relax("cuEquivariance", converted(options), few, options)[0]] if options.cuequivariance else []
     begin = time.perf_counter()
     eqaccel.patch(wrapper)
     patch_seconds = time.perf_counter() - begin
     print(f"\n{eqaccel.report(wrapper)}\npatched and verified in {patch_seconds:.1f} s\n")
     # In the same batches, since torch-sim's steps depend a little on what is relaxed together.
-    same, _ = relax("patched", wrapper, structures[: options.reference_structures], options)
+    same, _ = relax("patched", wrapper, few, options)
     difference = max(abs(one - other) for one, other in zip(before.energies, same.energies, strict=True))
     after, relaxed = relax("patched", wrapper, structures, options)
 
-    print(results_table([before, after], difference))
+    print(f"{eqaccel.report(wrapper).rows[0]}\n")
+    runs = [before, *peers, after]
+    print(results_table(runs, difference))
     measured = {
         "atoms": sum(map(len, structures)),
         "patch_seconds": patch_seconds,
         "speedup": after.rate / before.rate,
         "processor_speedup": after.processor_rate / before.processor_rate,
         "max_energy_difference": difference,
-        "runs": [asdict(run) | {"rate": run.rate, "processor_rate": run.processor_rate} for run in (before, after)],
+        "runs": [asdict(run) | {"rate": run.rate, "processor_rate": run.processor_rate} for run in runs],
+        "step": eqaccel.report(wrapper).rows[0].note,
     }
     packages = ("torch", "mace-torch", "torch-sim-atomistic", "ase")
     results = save_results(options, processor(wrapper.device), packages, measured)
     ase.io.write(options.out / "relaxed.xyz", relaxed)
-    draw([before, after], relaxed, f"{options.model.stem}, {options.structures} cells", options.out / "relax.png")
+    draw(runs, relaxed, f"{options.model.stem}, {options.structures} cells", options.out / "relax.png")
     print(f"wrote results.json, relax.png and relaxed.xyz to {options.out}")
     return results
 

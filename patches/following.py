@@ -26,7 +26,6 @@ from torch import nn
 from eqaccel.errors import ExportError
 from eqaccel.step import SKIN, Evaluation, Step
 
-
 Kept = TypeVar("Kept", bound=Evaluation)
 
 
@@ -73,9 +72,7 @@ class Followed(ABC, Generic[Kept]):
         return ""
 
     @abstractmethod
-    def make(
-        self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype
-    ) -> Kept:
+    def make(self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype) -> Kept:
         """A step of such potentials."""
 
     def drop(self) -> None:
@@ -99,9 +96,7 @@ class Followed(ABC, Generic[Kept]):
 class FollowedStep(Followed[Step]):
     """The step of some models, for systems on the host."""
 
-    def make(
-        self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype
-    ) -> Step:
+    def make(self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype) -> Step:
         """See `Followed.make`."""
         return Step(potentials, cutoff, device, dtype, skin=self.skin, patient=self.patient)
 

@@ -1,9 +1,10 @@
 """Wrappers by which torch-sim runs models that eqaccel knows, whose whole step is made fast: same object, same results.
 
-`patch` gives a wrapper a class that derives from its own and computes by an `eqaccel.step.Step`: all structures of a
-state as one system, whose neighbours stay on the device. What that cannot do goes the wrapper's ordinary way: states
-and models that are set up otherwise, models that are not patched any more, hooks. Results have no gradients, as those
-of the wrappers have none. A change of the model between two calls is noticed, whatever it is.
+`patch` gives a wrapper a class that derives from its own and computes by an `eqaccel.step.ResidentStep`: all structures
+of a state as one system, which stays on the device as long as its neighbours serve. What that cannot do goes the
+wrapper's ordinary way: states and models that are set up otherwise, models that are not patched any more, hooks.
+Results have no gradients, as those of the wrappers have none. A change of the model between two calls is noticed,
+whatever it is.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class WrapperState(Reported[ResidentStep]):
 def _finish(
     wrapping: Wrapping, dtype: torch.dtype, energies: Tensor, forces: Tensor, virials: Tensor, cells: Tensor
 ) -> Tensor:
-    """Energies, forces and stresses as a wrapper gives them, one after the other; see `eqaccel.step.resident.Finish`."""
+    """Energies, forces and stresses as a wrapper gives them, one after the other; see `step.resident.Finish`."""
     volumes = (cells[:, 0] * torch.linalg.cross(cells[:, 1], cells[:, 2])).sum(1)
     stresses = wrapping.stress(virials, volumes[:, None, None])
     return torch.cat([energies, forces.flatten(), stresses.flatten()]).to(dtype)

@@ -49,7 +49,7 @@ class Known:
         self._positions = torch.zeros_like(like)
         labels = like.new_zeros((2, 2 * atoms + 3), dtype=torch.int64)
         self._labels, self._known_labels = labels  # numbers, structures and periods: of now, and of then
-        # Of then: positions in units of cell vectors; inverses of cells, for atoms with zeros where nothing is periodic;
+        # Of then: positions in units of cell vectors; inverses of cells, of atoms with zeros where nothing is periodic;
         # cells, completed, and which of their vectors are periods; the first atom of each structure, and the end.
         self._fractions = like.new_zeros((atoms, 3, 1))
         self._inverse_of_atoms = like.new_zeros((atoms, 3, 3))

@@ -15,9 +15,10 @@ from eqaccel.step.memory import Sent
 from eqaccel.step.system import System
 
 Finish = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""From energies (num_structures,), forces (num_atoms, 3), virials and cells (num_structures, 3, 3), float64, to results.
+"""From energies (num_structures,), forces (num_atoms, 3), virials and cells (num_structures, 3, 3) to results.
 
-The virials are symmetric. There may be more atoms and structures than those of the system, whose rows mean nothing.
+All of them are float64. The virials are symmetric. There may be more atoms and structures than those of the system,
+whose rows mean nothing.
 """
 
 
@@ -25,8 +26,8 @@ class ResidentStep(Evaluation):
     """Evaluates a potential on systems that are on its device.
 
     The device looks whether candidates serve, and the host reads the answer and how many edges there are. Both are
-    there before the potential is evaluated, so what the host does next goes on beside that. What does not serve comes by
-    the host, as in a `Step`.
+    there before the potential is evaluated, so what the host does next goes on beside that. What they do not serve for
+    comes by the host, as in a `Step`.
 
     Args:
         potential: See `Evaluation`.
@@ -67,8 +68,8 @@ class ResidentStep(Evaluation):
     def begin(self, given: Given) -> None:
         """Has a GPU begin with a system, if there is a recording: `take` takes it up.
 
-        So there is time to look at what the potential depends on. If it has changed, the step may still be dropped, after
-        `cancel`.
+        So there is time to look at what the potential depends on. If it has changed, the step may still be dropped,
+        after `cancel`.
 
         Args:
             given: What will be taken, or dropped.

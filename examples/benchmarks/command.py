@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eqaccel.benchmarks import (
+    batches,
     machines,
     matrices,
     model_tables,
@@ -128,6 +129,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         step_tables.format_table,
         step_tables.compact,
         step_tables.draw,
+    ),
+    "batches": Benchmark(
+        "steps of torch-sim's dynamics, of one cell and of several",
+        batches.add_arguments,
+        batches.run,
+        batches.format_table,
+        batches.compact,
+        batches.draw,
     ),
     "training": Benchmark(
         "steps of training on energies and forces",

@@ -22,6 +22,7 @@ END = "<!-- end of speed -->"
 
 _TITLES = {
     "step": "Steps of molecular dynamics with {library}",
+    "batches": "Steps of torch-sim's dynamics with {library}",
     "models": "Whole {library} models",
     "training": "Steps of training {library}",
     "kernels": "Fused convolution",
