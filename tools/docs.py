@@ -219,7 +219,8 @@ def engines() -> list[tuple[str, ...]]:
         if kind.wrapping:
             rows.append((kind.name, "torch-sim", f"`{kind.wrapping.class_name}`", step, *recorded))
         if kind.exporting:
-            rows.append((kind.name, "LAMMPS", "`pair_style eqaccel`", "model and forces", *recorded))
+            one_rank = ("yes", "yes, on one rank as a CUDA graph", "not run")
+            rows.append((kind.name, "LAMMPS", "`pair_style eqaccel`", "model and forces", *one_rank))
             rows.append((kind.name, "C++", "`eqaccel/model.h`", "model and forces", "yes", "yes", "not run"))
         rows.append((kind.name, "Python, training", "`eqaccel.patch(model)`", modules, "yes", "yes", "not run"))
     return rows
