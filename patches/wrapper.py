@@ -51,8 +51,8 @@ class WrapperState(Reported[ResidentStep]):
     method = "forward"
     _cutoff: tuple[Any, int, float] | None = None
     """The cutoff as the wrapper has it, the version of that tensor, and the number."""
-    _dtype: torch.dtype = torch.float64
-    """Of the results of the wrapper."""
+    _wrapper: Any = None
+    """The one that is computed for, while it is."""
 
     @property
     def wrapping(self) -> Wrapping:
@@ -64,7 +64,7 @@ class WrapperState(Reported[ResidentStep]):
         self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype
     ) -> ResidentStep:
         """See `Followed.make`."""
-        finish = functools.partial(_finish, self.wrapping, self._dtype)
+        finish = functools.partial(_finish, self.wrapping, self.wrapping.dtype(self._wrapper))
         return ResidentStep(potentials[0], cutoff, device, dtype, finish, skin=self.skin, patient=self.patient)
 
     def compute(self, wrapper: Any, state: Any) -> dict[str, Tensor] | None:
@@ -85,8 +85,9 @@ class WrapperState(Reported[ResidentStep]):
         given = Given(state.positions, state.row_vector_cell, state.atomic_numbers, state.system_idx, state.pbc)
         if self.step is not None:
             self.step.begin(given)
-        self._dtype = wrapping.dtype(wrapper)
+        self._wrapper = wrapper
         self.obstacle = self.follow([wrapping.model(wrapper)], wrapping.head(wrapper), self._cutoff_of(wrapper))
+        self._wrapper = None  # it holds this object itself
         if self.obstacle:
             return None
         assert self.step is not None

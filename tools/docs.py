@@ -183,7 +183,8 @@ def supported() -> str:
             "Made from the tables that the code reads. [Models](models.md) says what was run, and on which machines.",
             *table("GPUs that kernels are planned for", ("target", "plan"), rows),
             *table("CPUs", ("target", "plan"), processors),
-            *table("Kinds of models", ("kind", "", "files", "fast calculators and wrappers", "exported"), kinds()),
+            *table("Kinds of models", ("kind", "", "files"), kinds()),
+            *table("Models and engines", ("kind", "engine", "by", "what is fast", *BACKENDS), engines()),
             *table("Modules that are replaced", ("in models of", "module"), replaced()),
             *table("Operators", ("", ""), limits),
             *table("Tensor products", ("connection mode", "weights", *BACKENDS), modes()),
@@ -194,17 +195,34 @@ def supported() -> str:
 
 
 def kinds() -> list[tuple[str, ...]]:
-    """The kinds of models, and what engines get of them."""
+    """The kinds of models, and their files."""
+    return [
+        (
+            kind.name,
+            first_line(type(kind)),
+            "of torch.save" + (f"; {kind.file_format.name}" if kind.file_format else ""),
+        )
+        for kind in (*KINDS, OTHERS)
+    ]
+
+
+def engines() -> list[tuple[str, ...]]:
+    """What runs models, what they are run by there, and what of it is fast on each backend."""
+    step, modules = "neighbours, model and forces", "the modules below"
+    recorded = ("yes", "yes, as a CUDA graph", "not run")
     rows = []
     for kind in (*KINDS, OTHERS):
-        files = "of torch.save" + (f"; {kind.file_format.name}" if kind.file_format else "")
-        calculators = ["Calculator"] if kind.exporting else []
         if kind.stepping:
-            calculators.append(kind.stepping.class_name)
+            rows.append((kind.name, "ASE", f"`{kind.stepping.class_name}`", step, *recorded))
+        if kind.exporting:
+            rows.append((kind.name, "ASE, OpenMM", "`eqaccel.Calculator`", step, *recorded))
         if kind.wrapping:
-            calculators.append(kind.wrapping.class_name.rpartition(".")[2])
-        engines = "for LAMMPS, C++ and Python" if kind.exporting else "no"
-        rows.append((kind.name, first_line(type(kind)), files, ", ".join(calculators) or "none", engines))
+            rows.append((kind.name, "torch-sim", f"`{kind.wrapping.class_name}`", step, *recorded))
+        if kind.exporting:
+            one_rank = ("yes", "yes, on one rank as a CUDA graph", "not run")
+            rows.append((kind.name, "LAMMPS", "`pair_style eqaccel`", "model and forces", *one_rank))
+            rows.append((kind.name, "C++", "`eqaccel/model.h`", "model and forces", "yes", "yes", "not run"))
+        rows.append((kind.name, "Python, training", "`eqaccel.patch(model)`", modules, "yes", "yes", "not run"))
     return rows
 
 

@@ -19,7 +19,7 @@ from eqaccel.errors import StepWarning
 from eqaccel.ops import EdgePairs, EdgeTensors, GivenEdges, Neighbors, given_edges
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.capture import Capture, Recording
-from eqaccel.step.memory import ROOMY, Memory
+from eqaccel.step.memory import Memory
 from eqaccel.step.system import System
 
 PotentialFunction = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, Tensor]]
@@ -179,7 +179,7 @@ class Evaluation:
             if self.device.type == "cuda":
                 # Without room edges are only counted.
                 count = int(self._search_edges(1).num_edges)
-                if reason or not count <= self._memory.capacity <= max(ROOMY * self._memory.edge_slack * count, 1024):
+                if reason or not self._memory.has_right_capacity(count):
                     self._renew(reason or ("more edges" if count > self._memory.capacity else "fewer edges"), count)
             return
         assert self._memory is not None

@@ -16,8 +16,11 @@ _RANGE_SLACK = 1.1
 """The same for the edges of a range of atoms, whose number varies more."""
 _CANDIDATE_SLACK = 1.25
 """The same for candidates, which take little memory."""
-ROOMY = 1.25
-"""Room above which memory is given back when candidates are found anew."""
+_ROOMY = 1.25
+"""Room above which memory is given back when candidates are found anew, of what is made anew then."""
+_SWAPPED_ROOMY = 3.0
+"""The same where structures are swapped: of the last ones, which become fewer and fewer, few batches last as long as a
+recording takes, and little is computed for room that is empty."""
 _SWAPPED_SLACK = 1.2
 """Room for atoms, edges and more candidates where structures are swapped for others every few calls."""
 
@@ -62,6 +65,7 @@ class Memory:
             num_atoms = int(num_atoms * _SWAPPED_SLACK)
             num_structures = 1 if num_structures == 1 else 2 * num_structures + 8
         self.edge_slack = _SWAPPED_SLACK if swapped else _SLACK
+        self._roomy = _SWAPPED_ROOMY if swapped else _ROOMY
         self.num_results = 4 * num_atoms + 9 * (1 if num_structures == 1 else num_atoms)
         self.spare = 0 if device.type == "cpu" else max(8, num_atoms // 64)
         # A system is one piece of memory on either side, which moves at once; all of its entries take eight bytes.
@@ -94,7 +98,11 @@ class Memory:
             return True
         room, num_atoms = len(self.positions), sum(sizes)
         enough = num_atoms <= room and len(sizes) <= len(self.cells)
-        return self.is_swapped and enough and room <= ROOMY * _SWAPPED_SLACK * num_atoms
+        return self.is_swapped and enough and room <= self._roomy * _SWAPPED_SLACK * num_atoms
+
+    def has_right_capacity(self, num_edges: int) -> bool:
+        """Whether there is room for so many edges, and not too much."""
+        return num_edges <= self.capacity <= max(self._roomy * self.edge_slack * num_edges, 1024)
 
     def fill(self, sizes: tuple[int, ...], candidates: CandidateTensors) -> None:
         """Puts other structures in, or other candidates; there may be fewer."""

@@ -15,6 +15,7 @@ from eqaccel.patches.sevennet.files import SevennetFiles
 from eqaccel.patches.sevennet.parts import atomic_numbers, modalities, one_hot_in
 from eqaccel.patches.sevennet.stepping import SevennetStepping
 from eqaccel.patches.sevennet.swapping import SevennetSwapping
+from eqaccel.patches.sevennet.wrapping import SevennetWrapping
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import model_device, training_mode
 from torch import Tensor
@@ -32,6 +33,7 @@ class SevennetKind(ModelKind):
     swapping = SevennetSwapping()
     exporting = SevennetExporting()
     stepping = SevennetStepping()
+    wrapping = SevennetWrapping()
     file_format = SevennetFiles()
 
     def recognises(self, model: torch.nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from eqaccel.prepare import model_dtype, scalar_name
 from eqaccel.step import Outcome, System
 
-_SMALLEST_VOLUME = 1e-3  # cubic angstrom, which SevenNet divides by where there is no cell
+SMALLEST_VOLUME = 1e-3  # cubic angstrom, which SevenNet divides by where there is no cell
 
 
 class SevennetStepping(Stepping):
@@ -57,7 +57,7 @@ class SevennetStepping(Stepping):
         """See `Stepping.results`; arrays are of the dtype of the model, as SevenNet's."""
         scalar = np.dtype(scalar_name(model_dtype(calculator.model)))
         energy = float(outcome.energies[0].sum())
-        volume = max(abs(np.linalg.det(system.cells[0])), _SMALLEST_VOLUME)
+        volume = max(abs(np.linalg.det(system.cells[0])), SMALLEST_VOLUME)
         return {
             "free_energy": energy,
             "energy": energy,
