@@ -44,6 +44,8 @@ _HOMES = {
     "Calculator": "eqaccel.integrations.ase",
 }
 
+_ROOMS = ("o3", "training")
+
 __all__ = ["__version__", *_HOMES]
 
 
@@ -54,13 +56,13 @@ def __getattr__(name: str) -> Any:
         return version("eqaccel")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "o3":
-        return importlib.import_module("eqaccel.o3")
+    if name in _ROOMS:
+        return importlib.import_module(f"eqaccel.{name}")
     raise AttributeError(f"module 'eqaccel' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "o3"])
+    return sorted([*__all__, *_ROOMS])
 
 
 def _hand_over() -> None:

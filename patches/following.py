@@ -6,7 +6,6 @@ hand.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,9 +15,9 @@ import numpy as np
 import torch
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
-from eqaccel.patches.replacement import Entrance
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
+from eqaccel.patches.watch import Watch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -45,7 +44,7 @@ class FollowedStep:
     step: Step | None = None
     constants: NDArray[np.float64] | None = None
     renewals: int = 0
-    _watch: _Watch | None = None
+    _watch: Watch | None = None
     _settings: tuple[Any, ...] = ()
 
     def follow(self, models: Sequence[nn.Module], head: int, cutoff: float) -> str:
@@ -55,7 +54,7 @@ class FollowedStep:
             return ""
         self.renewals += self.step is not None
         self.drop()
-        watch = _Watch(models)
+        watch = Watch(models)
         if watch.obstacle:
             return watch.obstacle
         device, dtype = model_device(models[0]), self.kind.dtype(models[0])
@@ -184,77 +183,3 @@ def _untrained(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.requires_grad or not tensor.is_leaf:
         return tensor
     return torch.Tensor._make_subclass(type(tensor), tensor.detach(), False)
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class _Watch:
-    """What models consist of, to notice any change.
-
-    Args:
-        models: The models.
-
-    Attributes:
-        obstacle: Why the models cannot be taken as they are; empty if they can.
-    """
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self.obstacle = next(filter(None, map(_obstacle, models)), "")
-        # Where modules and tensors are, which come in this order.
-        self._holders: list[dict[Any, Any]] = []
-        self._names: list[Any] = []
-        self._modules: list[nn.Module] = []
-        self._tensors: list[torch.Tensor] = []
-        self._hooks: list[Any] = []
-        everything = [module for model in models for module in model.modules()]
-        for module in everything:
-            if not isinstance(module, torch.jit.ScriptModule):  # those hand out what they hold in new dictionaries
-                own = vars(module)
-                self._hooks += [own[name] for name in _HOOKS if name in own]
-                self._add(own["_modules"], self._modules)
-        for module in everything:
-            if isinstance(module, torch.jit.ScriptModule):
-                held = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-                self._add(dict(enumerate(held)), self._tensors)
-            else:
-                self._add(vars(module)["_parameters"], self._tensors)
-                self._add(vars(module)["_buffers"], self._tensors)
-        # A recording may still read the memory of tensors that have been given another one.
-        self._memory = [tensor.untyped_storage() for tensor in self._tensors]
-        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]  # others count no changes
-        self._state = self._now()
-
-    def _add(self, holder: dict[Any, Any], members: list[Any]) -> None:
-        found = {name: member for name, member in holder.items() if member is not None}
-        self._holders += [holder] * len(found)
-        self._names += found
-        members += found.values()
-
-    def _now(self) -> list[Any]:
-        # By functions of C alone: this is asked in every step.
-        types, places = map(type, self._modules), map(torch.Tensor.data_ptr, self._tensors)
-        return [*types, *places, *map(_version, self._counted)]
-
-    def holds(self) -> bool:
-        """Whether nothing has changed."""
-        present = map(dict.get, self._holders, self._names)
-        return (
-            not any(self._hooks)
-            and all(map(operator.is_, present, chain(self._modules, self._tensors)))
-            and self._now() == self._state
-        )
-
-
-_version = operator.attrgetter("_version")
-
-
-def _obstacle(model: nn.Module) -> str:
-    if not isinstance(model, Entrance):
-        return f"{type(model).__name__} is not patched (any more)"
-    if len({t.device for t in model.parameters()}) > 1:
-        return "its parameters are on several devices"
-    hooked = next(
-        (name for name, module in model.named_modules() if any(getattr(module, h, None) for h in _HOOKS)), None
-    )
-    return "" if hooked is None else f"{hooked or 'the model'} has hooks, which see the ordinary calls"

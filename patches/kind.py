@@ -3,19 +3,21 @@
 A kind says everything that eqaccel has to know of a library of models. Its class, a `ModelKind`, recognises a model and
 runs it on a structure; a `ModuleKind` that is no `ModelKind` knows modules, and not what they are run on. `Swapping`
 says which modules of it are replaced, `Exporting` turns it into a module for files, `Stepping` speaks for the ASE
-calculators of its library, and `Wrapping` for the wrappers by which torch-sim runs its models.
+calculators of its library, `Wrapping` for the wrappers by which torch-sim runs its models, and `Training` for how
+programs that train call them.
 Each kind has a folder here, and a place in the table of `eqaccel.patches.finder`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from eqaccel.patches.batch import Batch, Extent, Field, Per
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
@@ -45,6 +47,7 @@ class ModuleKind(ABC):
         exporting: How a model becomes a file; None if that is not possible.
         stepping: How the ASE calculators of the kind's library compute; None if it has none that eqaccel knows.
         wrapping: How torch-sim's wrappers of the models compute; None if it has none that eqaccel knows.
+        training: How models are called in a step of training; None if no GPU can record that.
         file_format: The files of its own that the kind's library writes; None if it has none besides `torch.save`.
     """
 
@@ -53,6 +56,7 @@ class ModuleKind(ABC):
     exporting: Exporting | None = None
     stepping: Stepping | None = None
     wrapping: Wrapping | None = None
+    training: Training | None = None
     file_format: FileFormat | None = None
 
     @abstractmethod
@@ -258,6 +262,51 @@ class Wrapping(ABC):
             virials: (num_structures, 3, 3), derivatives of energies in the strain, eV.
             volumes: (num_structures, 1, 1), determinants of cells, which may be zero or negative.
         """
+
+
+class Training(ABC):
+    """How the models of a kind are called in a step of training, in words of `eqaccel.training`.
+
+    Attributes:
+        fields: How the inputs lie that a model may read.
+        outputs: What there is an entry for in what a model gives; what is not named here is not given.
+        receiver_row: Row of the edge index that holds the receivers.
+        gives_inputs: Whether a model gives what it has read as well.
+    """
+
+    gives_inputs: bool = False
+    fields: Mapping[str, Field]
+    outputs: Mapping[str, Per]
+    receiver_row: int
+
+    @abstractmethod
+    def obstacle(self, model: nn.Module) -> str:
+        """Why no call of the model can be recorded; empty if it can."""
+
+    @abstractmethod
+    def batch(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch | str | None:
+        """What a call is made with; why that cannot be recorded; or None, if it belongs to no step of training."""
+
+    @abstractmethod
+    def blank(self, model: nn.Module, batch: Batch, room: Extent) -> dict[str, Tensor]:
+        """Inputs like those of a batch, for a structure of blank atoms that fills a room."""
+
+    @abstractmethod
+    def call(
+        self, forward: Callable[..., Mapping[str, Any]], inputs: dict[str, Tensor], options: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Calls a model, by its `forward`, with inputs and options of a batch."""
+
+    def read(self, inputs: Mapping[str, Any], options: Mapping[str, Any], extent: Extent) -> Batch | str:
+        """A batch of those inputs that a model may read; or why it cannot be recorded."""
+        found = {name: value for name, value in inputs.items() if name in self.fields}
+        for name, value in found.items():
+            if not isinstance(value, Tensor) or value.grad_fn is not None:
+                return f"its '{name}' is no tensor, or depends on others that may need gradients"
+            if value.size(self.fields[name].dim) != self.fields[name].length(extent):
+                return f"its '{name}' has {value.size(self.fields[name].dim)} rows for {extent}"
+        detached = {name: value.detach() for name, value in found.items()}
+        return Batch(detached, extent, tuple(sorted(options.items())))
 
 
 class FileFormat(ABC):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,25 +21,40 @@ class Capture:
     """
 
     def __init__(self, body: Callable[[bool], Tensor], device: torch.device) -> None:
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS):
-                body(True)
-        torch.cuda.current_stream(device).wait_stream(stream)
+        stream = warmed_stream(lambda: body(True), device)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: only what this one does is recorded.
-        try:
-            with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
-                self._output = body(False)
-        except BaseException:
-            _end_recording(device)
-            raise
+        with recorded(self._graph, stream, device):
+            self._output = body(False)
 
     def replay(self) -> Tensor:
         """Runs it on the current stream; the result is overwritten by the next run."""
         self._graph.replay()
         return self._output
+
+
+def warmed_stream(run: Callable[[], object], device: torch.device) -> torch.cuda.Stream:
+    """A stream on which something has run as often as it takes until it can be recorded."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UPS):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return stream
+
+
+@contextmanager
+def recorded(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: torch.device, pool: tuple[int, int] | None = None
+) -> Iterator[None]:
+    """What a GPU is told inside of it becomes a graph, in memory of a pool or of its own; it is not done yet."""
+    # Other threads may use the device meanwhile: only what this one does is recorded.
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+    except BaseException:
+        _end_recording(device)
+        raise
 
 
 def _end_recording(device: torch.device) -> None:

@@ -12,6 +12,7 @@ from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.mace.export import MaceExporting
 from eqaccel.patches.mace.stepping import MaceStepping
 from eqaccel.patches.mace.swapping import MaceSwapping
+from eqaccel.patches.mace.training import MaceTraining
 from eqaccel.patches.mace.wrapping import MaceWrapping
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import model_device
@@ -46,6 +47,7 @@ class MaceKind(ModelKind):
     exporting = MaceExporting()
     stepping = MaceStepping()
     wrapping = MaceWrapping()
+    training = MaceTraining()
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether the model is one of MACE's classes, or derives from one."""

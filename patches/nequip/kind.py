@@ -13,6 +13,7 @@ from eqaccel.patches.nequip.export import NequipExporting
 from eqaccel.patches.nequip.files import NequipFiles
 from eqaccel.patches.nequip.stepping import NequipStepping
 from eqaccel.patches.nequip.swapping import NequipSwapping
+from eqaccel.patches.nequip.training import NequipTraining
 from eqaccel.patches.nequip.wrapping import NequipWrapping
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import model_device, training_mode
@@ -40,6 +41,7 @@ class NequipKind(ModelKind):
     exporting = NequipExporting()
     stepping = NequipStepping()
     wrapping = NequipWrapping()
+    training = NequipTraining()
     file_format = NequipFiles()
 
     def recognises(self, model: torch.nn.Module) -> bool:
