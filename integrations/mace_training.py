@@ -22,6 +22,7 @@ import eqaccel
 from eqaccel.errors import PatchError
 
 PROGRAM = "mace_run_train"
+CAPTURE = "--eqaccel_capture"
 PARAMETERS, COPY = "get_params_options", "deepcopy"
 """What MACE's program calls these two functions."""
 
@@ -30,7 +31,8 @@ def run(arguments: Sequence[str]) -> None:
     """Runs MACE's training program, in this process, on a patched model.
 
     Args:
-        arguments: The options of `mace_run_train`. A distributed run starts this on every rank, as MACE's own program.
+        arguments: The options of `mace_run_train`, and `--eqaccel_capture`, which records steps as CUDA graphs. A
+            distributed run starts this on every rank, as MACE's own program.
 
     Raises:
         PatchError: If mace-torch is missing or is a version that this does not fit; if the model cannot be patched,
@@ -39,26 +41,33 @@ def run(arguments: Sequence[str]) -> None:
         SystemExit: From MACE's own reading of the options.
     """
     program = _program()
-    with mock.patch.object(sys, "argv", [PROGRAM, *arguments]), patched(program):
+    own = [argument for argument in arguments if argument != CAPTURE]
+    with mock.patch.object(sys, "argv", [PROGRAM, *own]), patched(program, CAPTURE in arguments):
         program.main()
 
 
 @contextlib.contextmanager
-def patched(program: ModuleType) -> Iterator[None]:
+def patched(program: ModuleType, capture: bool = False) -> Iterator[None]:
     """Models that MACE's program trains are patched, and those that it writes are not.
 
     Args:
         program: The module `mace.cli.run_train`.
+        capture: Whether steps are recorded, see `eqaccel.training.capture`; the log says in the end what was.
     """
     parameters: Callable[..., Any] = getattr(program, PARAMETERS)
+    recorders = []
 
     def parameters_of_patched(settings: Any, model: nn.Module) -> Any:
         report = eqaccel.report(eqaccel.patch(model))
         logging.info("%d modules run on kernels of eqaccel", report.accelerated)
+        if capture:
+            recorders.append(eqaccel.training.capture(model))
         return parameters(settings, model)
 
     with mock.patch.object(program, PARAMETERS, parameters_of_patched), mock.patch.object(program, COPY, plain_copy):
         yield
+    for recorder in recorders:
+        logging.info("recorded steps of training: %s", recorder)
 
 
 def plain_copy(original: Any) -> Any:

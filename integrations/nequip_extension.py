@@ -21,11 +21,14 @@ SEARCH = "nequip.model.modify_utils"
 """Where nequip searches a model for modifiers."""
 
 
-def enable_eqaccel(_: type, model: Any, verify: bool = True, deterministic: bool = True) -> Any:
+def enable_eqaccel(_: type, model: Any, verify: bool = True, deterministic: bool = True, capture: bool = False) -> Any:
     """Accelerate NequIP models with eqaccel, on CPUs and GPUs, for training and inference."""
     import eqaccel
 
-    return eqaccel.patch(model, verify=verify, deterministic=deterministic)
+    eqaccel.patch(model, verify=verify, deterministic=deterministic)
+    if capture:
+        eqaccel.training.capture(model)
+    return model
 
 
 def register() -> None:

@@ -23,6 +23,7 @@ ROOMS = [
     "prepare",
     "step",
     "patches",
+    "training",
     "integrations",
     "command",
 ]

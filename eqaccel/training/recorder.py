@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from eqaccel.errors import PatchError, StepWarning
+from eqaccel.ops import GivenEdges, given_edges
 from eqaccel.patches.batch import Batch, Extent, PaddedBatch
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.kind import ModelKind, Training
 from eqaccel.patches.replacement import RECORDERS, Entrance
 from eqaccel.patches.torch_state import model_device, rounding_unit
 from eqaccel.patches.watch import Watch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-
-from eqaccel.errors import PatchError, StepWarning
-from eqaccel.ops import GivenEdges, given_edges
 from eqaccel.training.recording import Gradients, Recording
 
 _MOST = 24
@@ -80,14 +80,15 @@ class Recorder:
         not_captured: Why nothing is recorded (any more); empty if it is.
     """
 
+    devices = ("cuda",)
+    """Where models are recorded."""
+
     def __init__(self, model: nn.Module, training: Training | None) -> None:
         self._model = ref(model)
         self._training = training
         self.replays = self.recordings = 0
         self.ordinary: Counter[str] = Counter()
         self.not_captured = "" if training is not None else f"{type(model).__name__} is of a kind that is not recorded"
-        if model_device(model).type != "cuda":
-            self.not_captured = "the model is on a CPU"
         self._watch: Watch | None = None
         self._parameters: list[nn.Parameter] = []
         self._rooms: OrderedDict[tuple[Any, ...], _Room] = OrderedDict()
@@ -139,12 +140,16 @@ class Recorder:
 
     def _follow(self, model: nn.Module) -> str:
         """Forgets recordings of a model that has changed; returns what keeps the model from being recorded."""
+        device = model_device(model).type
+        if device not in self.devices:
+            return f"the model is on a {device.upper()}"
         if self._watch is None or self._watch.obstacle or not self._watch.holds():
             self._forget()
             self._watch = Watch([model], trained=True)
             self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         assert self._training is not None
-        return self._watch.obstacle or self._training.obstacle(model) or ("" if self._parameters else "nothing is trained")
+        obstacle = self._watch.obstacle or self._training.obstacle(model)
+        return obstacle or ("" if self._parameters else "nothing is trained")
 
     def _forget(self) -> None:
         self._rooms.clear()
@@ -174,7 +179,8 @@ class Recorder:
         self._seen[key] += 1
         if self._seen[key] < 2:
             return None
-        model: Any = self._model()
+        model = self._model()
+        assert model is not None
         blank = self._training.blank(model, batch, extent)
         room = _Room(extent, signature, PaddedBatch(blank, self._training.fields))
         if len(self._rooms) >= _MOST:
@@ -337,7 +343,9 @@ class _Room:
     def suits(self, extent: Extent) -> bool:
         """Whether a batch leaves not too much of it empty."""
         grown = extent.grown()
-        return all(own <= max(_ROOMY * count, other) for own, count, other in zip(self.extent, extent, grown, strict=True))
+        return all(
+            own <= max(_ROOMY * count, other) for own, count, other in zip(self.extent, extent, grown, strict=True)
+        )
 
 
 @dataclass(eq=False)

@@ -29,8 +29,16 @@ import eqaccel
 
 RATE = 1e-4  # of Adam: random weights stay finite over the steps that are timed
 
+
+def captured(model: torch.nn.Module, _device: str) -> torch.nn.Module:
+    """A patched model whose steps are recorded."""
+    eqaccel.training.capture(eqaccel.patch(model))
+    return model
+
+
 CONTENDERS: dict[str, tuple[str, Callable[[type[ModelCase]], Variant]]] = {
     "eqaccel": ("eqaccel", lambda case: lambda model, device: eqaccel.patch(model)),
+    "captured": ("eqaccel, captured", lambda case: captured),
     "e3nn": ("e3nn", lambda case: lambda model, device: model),
     **{word: (name, lambda case, name=name: case.variants[name]) for word, name in PEERS.items()},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -18,9 +19,11 @@ from ase.io import write
 from eqaccel.integrations import mace_training
 from eqaccel.patches.torch_state import default_dtype
 from mace.cli import run_train
+from training_recordings import ComputedAgain
 
 from eqaccel.__main__ import main
 from eqaccel.errors import PatchError
+from eqaccel.training import recorder
 
 OPTIONS = shlex.split("""
 --name=copper --seed=1 --device=cpu --default_dtype=float64 --E0s=average --valid_fraction=0.34 --batch_size=2
@@ -61,6 +64,10 @@ def patched(arguments: list[str]) -> None:
     assert main(["mace_run_train", *arguments]) == 0
 
 
+def captured(arguments: list[str]) -> None:
+    assert main(["mace_run_train", mace_training.CAPTURE, *arguments]) == 0
+
+
 def train(program: Program, data: Path, folder: Path, epochs: int) -> dict[str, torch.Tensor]:
     """Trains on, from the checkpoints in a folder if it has any, and gives the weights of the file that is written."""
     with default_dtype(torch.get_default_dtype()):  # MACE's program sets it
@@ -95,6 +102,17 @@ def test_training_goes_on_with_and_without_a_patch(
         assert_equal_weights(weights, second["plain", "plain"])
     name = "products.0.linear.weight"
     assert not torch.equal(first["plain"][name], second["plain", "plain"][name])
+
+
+def test_steps_may_be_recorded(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are the same, and the log says what was recorded."""
+    monkeypatch.setattr(recorder, "Recording", ComputedAgain)
+    monkeypatch.setattr(recorder.Recorder, "devices", ("cpu",))
+    weights = train(captured, data, tmp_path / "captured", 3)
+    assert re.search(r"recorded steps of training: [1-9]\d* calls replayed, 1 recordings made", caplog.text)
+    assert_equal_weights(weights, train(patched, data, tmp_path / "patched", 3))
 
 
 def test_another_version_of_mace_is_refused(

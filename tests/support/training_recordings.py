@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from eqaccel.training import Recorder, recorder
 from torch import Tensor
 
 import eqaccel
+from eqaccel.training import Recorder, recorder
 
 
 class ComputedAgain:
-    """Stands in for `Recording`, and refuses what that cannot do: another backward pass, or outputs of earlier calls."""
+    """Stands in for `Recording`, without a GPU."""
 
     def __init__(
         self, run: Callable[[bool], Sequence[Tensor]], parameters: Sequence[Tensor], device: torch.device, pool: Any
@@ -48,8 +48,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module) -> Recorde
     if next(model.parameters()).device.type == "cpu":
         monkeypatch.setattr(recorder, "Recording", ComputedAgain)
     made = eqaccel.training.capture(model)
-    if next(model.parameters()).device.type == "cpu":
-        made.not_captured = ""
+    made.devices = ("cpu", "cuda")
     return made
 
 
