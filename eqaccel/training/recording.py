@@ -87,4 +87,3 @@ class Recording:
         # What autograd has kept for this gradient is of no more use, and its memory is one for other recordings.
         self._outputs = [output.detach() for output in self._outputs]
         self.wanted = wanted
-
