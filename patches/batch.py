@@ -30,7 +30,7 @@ class Extent(NamedTuple):
         return enough and self.structures < room.structures
 
     def grown(self) -> Extent:
-        """Room for these and a few more, in sizes that differ by an eighth at most and 1/16 at least."""
+        """Room for these and a few more, in sizes that differ by 1/16 at most and 1/32 at least."""
         nodes = _rounded(self.nodes + 1)
         while self.nodes + num_blank(nodes) > nodes:
             nodes = _rounded(nodes + 1)
@@ -43,7 +43,7 @@ def num_blank(nodes: int) -> int:
 
 
 def _rounded(count: int) -> int:
-    step = max(1, 1 << max(count.bit_length() - 4, 0))
+    step = max(1, 1 << max(count.bit_length() - 5, 0))
     return -(-count // step) * step
 
 

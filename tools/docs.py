@@ -23,7 +23,7 @@ from eqaccel.patches.finder import KINDS, OTHERS
 from eqaccel.patches.replacement import Replacement
 
 import eqaccel
-from eqaccel import errors, o3, settings
+from eqaccel import errors, o3, settings, training
 from eqaccel.__main__ import main
 from eqaccel.families import linear, polynomial, tensor_product
 from eqaccel.families.tensor_product import ConnectionMode
@@ -116,6 +116,11 @@ def reference() -> str:
         "Imported from `eqaccel.o3`.",
         "",
         *entries(map(home, e3nn_names())),
+        "## Training",
+        "",
+        "Imported from `eqaccel.training`.",
+        "",
+        *entries(home(f"training.{name}") for name in training.__all__),
         "## Parts of specs",
         "",
         "Imported from `eqaccel.families.tensor_product`, `eqaccel.families.polynomial` and `eqaccel.families.linear`.",

@@ -7,6 +7,7 @@
 #include "matrix_product.h"
 
 #include <ATen/Context.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -15,6 +16,7 @@
 #include "differentiate.h"
 #include "kernel_call.h"
 #include "operators.h"
+#include "silu.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -166,6 +168,49 @@ Tensor on_meta_shared(const Tensor&, int64_t, const Tensor& a, const Tensor& b, 
 // torch's own product knows what autocast makes of its operands.
 Tensor under_autocast(const Tensor&, int64_t, const Tensor& a, const Tensor& b) { return at::mm(a, b); }
 
+// Where a tensor is in the graph of autograd, for what stands in its place later.
+struct Place : torch::CustomClassHolder {
+  explicit Place(torch::autograd::Edge edge) : edge(std::move(edge)) {}
+  torch::autograd::Edge edge;
+};
+
+// The operand `a` of a product, kept for the gradient of `b`. Activations of many edges, and their gradients, are not
+// kept but made again: what they are made of is kept anyway, and in training on forces this halves what is kept of the
+// hidden layers.
+struct KeptOperand {
+  static constexpr int64_t large = 8 << 20;  // bytes from which on memory is worth a kernel
+
+  static void save(AutogradContext& context, const Tensor& a, variable_list& saved) {
+    // Those of torch.func and of tracing, and dual ones, are more than their values.
+    const bool is_plain = !at::isTensorSubclassLike(a) && !has_tangent(a);
+    const auto recipe = is_plain && a.numel() * int64_t(a.element_size()) >= large ? silu_recipe(a) : std::nullopt;
+    if (!recipe) {
+      saved.push_back(a);
+      return;
+    }
+    saved.insert(saved.end(), recipe->operands.begin(), recipe->operands.end());
+    saved.push_back(recipe->source.payload);
+    auto& data = context.saved_data;
+    data["silu_key"] = recipe->source.key;
+    data["silu_factor"] = recipe->source.factor;
+    data["silu_scale"] = recipe->source.scale;
+    data["silu_place"] = c10::IValue::make_capsule(c10::make_intrusive<Place>(torch::autograd::impl::gradient_edge(a)));
+  }
+
+  static Tensor restore(AutogradContext* context, variable_list kept) {
+    auto& data = context->saved_data;
+    if (data.find("silu_key") == data.end()) return kept[0];
+    const SiluSource source{kept.back(), data["silu_key"].toInt(), data["silu_factor"].toDouble(),
+                            data["silu_scale"].toDouble()};
+    kept.pop_back();
+    const Tensor a = SiluRecipe{source, std::move(kept)}.make();
+    // As if it had been kept: gradients reach the tensor that it stands for.
+    torch::autograd::impl::set_gradient_edge(
+        a, c10::static_intrusive_pointer_cast<Place>(data["silu_place"].toCapsule())->edge);
+    return a;
+  }
+};
+
 // Bilinear.
 struct Product {
   static constexpr bool is_traceable = false;
@@ -173,22 +218,24 @@ struct Product {
   static constexpr auto compute = call;
 
   // Each operand is for the gradient of the other.
-  static void save(AutogradContext& context, const Source& s, variable_list operands) {
-    if (!operands[1].requires_grad()) operands[0] = Tensor();
-    operands.push_back(s.payload);
-    context.save_for_backward(std::move(operands));
+  static void save(AutogradContext& context, const Source& s, const variable_list& operands) {
+    variable_list saved{operands[1], s.payload};
+    if (operands[1].requires_grad()) KeptOperand::save(context, operands[0], saved);
+    context.save_for_backward(std::move(saved));
     context.saved_data["key"] = s.key;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const Tensor &a = saved[0], &b = saved[1], &g = gradients[0];
-    const Source s{saved[2], context->saved_data["key"].toInt()};
+    const Tensor &b = saved[0], &g = gradients[0];
+    const Source s{saved[1], context->saved_data["key"].toInt()};
     variable_list results(2);
     if (context->needs_input_grad(0)) results[0] = call(s, g, b.t());
+    if (!context->needs_input_grad(1)) return results;
+    const Tensor a = KeptOperand::restore(context, {saved.begin() + 2, saved.end()});
     // In the layout of `b`: what is transposed back to that of a parameter is its gradient without a copy.
     const bool by_columns = b.sym_stride(0) == 1 && b.sym_size(1) > 1;
-    if (context->needs_input_grad(1)) results[1] = by_columns ? at::mm(g.t(), a).t() : at::mm(a.t(), g);
+    results[1] = by_columns ? at::mm(g.t(), a).t() : at::mm(a.t(), g);
     return results;
   }
 

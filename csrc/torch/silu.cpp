@@ -1,5 +1,7 @@
-// eqaccel::silu, factor * y / (1 + exp(-y)) of y = scale * x, and its first two derivatives: each is one kernel over all elements. Where
-// the second is differentiated itself, it is composed of torch's operators.
+// eqaccel::silu, factor * y / (1 + exp(-y)) of y = scale * x, and its first two derivatives: each is one kernel over all
+// elements. Where the second is differentiated itself, it is composed of torch's operators.
+#include "silu.h"
+
 #include <torch/library.h>
 
 #include <tuple>
@@ -10,11 +12,7 @@
 namespace eqaccel::ops {
 namespace {
 
-struct Problem {
-  Tensor payload;
-  int64_t key;
-  double factor, scale;  // in the kernels too; derivatives beyond the second need them here
-};
+using Problem = SiluSource;
 using SecondGradients = std::tuple<Tensor, Tensor>;  // with respect to gz and x
 
 Tensor call_forward(const Problem& p, const Tensor& x) {
@@ -131,6 +129,22 @@ struct Backward : Kept {
   }
 };
 
+// The recipe of what a node of autograd has given, if it is of this operator.
+template <class Operator>
+std::optional<SiluRecipe> recipe_of(torch::autograd::Node* producer) {
+  auto* const node = dynamic_cast<torch::autograd::CppNode<Operator>*>(producer);
+  if (node == nullptr) return std::nullopt;
+  try {
+    variable_list saved = node->ctx_.get_saved_variables();
+    Problem problem = Kept::problem(&node->ctx_, saved);
+    saved.pop_back();
+    for (Tensor& operand : saved) operand = operand.detach();
+    return SiluRecipe{std::move(problem), std::move(saved)};
+  } catch (const c10::Error&) {  // a backward pass has given them back
+    return std::nullopt;
+  }
+}
+
 SecondGradients composed(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
   const Tensor y = p.scale * x, s = at::sigmoid(y), rest = at::sigmoid(-y);
   const double first = p.factor * p.scale, second = first * p.scale;
@@ -188,4 +202,17 @@ TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("silu", forward
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("silu", forward_autocast); }
 
 }  // namespace
+
+Tensor SiluRecipe::make() const {
+  const at::NoGradGuard values_alone;
+  return operands.size() == 1 ? call_forward(source, operands[0]) : call_backward(source, operands[0], operands[1]);
+}
+
+std::optional<SiluRecipe> silu_recipe(const Tensor& t) {
+  const auto& producer = t.grad_fn();
+  if (!producer) return std::nullopt;
+  auto recipe = recipe_of<Forward>(producer.get());
+  return recipe ? recipe : recipe_of<Backward>(producer.get());
+}
+
 }  // namespace eqaccel::ops

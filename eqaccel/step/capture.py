@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def warmed_stream(run: Callable[[], object], device: torch.device) -> torch.cuda
 
 @contextmanager
 def recorded(
-    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: torch.device, pool: tuple[int, int] | None = None
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, device: torch.device, pool: Any = None
 ) -> Iterator[None]:
     """What a GPU is told inside of it becomes a graph, in memory of a pool or of its own; it is not done yet."""
     # Other threads may use the device meanwhile: only what this one does is recorded.

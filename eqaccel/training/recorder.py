@@ -26,8 +26,8 @@ from eqaccel.training.recording import Gradients, Recording
 _MOST = 24
 """Recordings that are kept; the one that was used longest ago goes first."""
 
-_ROOMY = 1.25
-"""Room that a batch may leave empty, of what it has, before it gets a recording of its own."""
+_ROOMY = 1.125
+"""Room that a batch may have, of what it would get, before it gets a recording of its own."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute values."""
@@ -342,10 +342,7 @@ class _Room:
 
     def suits(self, extent: Extent) -> bool:
         """Whether a batch leaves not too much of it empty."""
-        grown = extent.grown()
-        return all(
-            own <= max(_ROOMY * count, other) for own, count, other in zip(self.extent, extent, grown, strict=True)
-        )
+        return all(own <= _ROOMY * needed for own, needed in zip(self.extent, extent.grown(), strict=True))
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Recording:
         run: Gives outputs, from tensors that stay where they are; takes a flag, whether this is a run before.
         parameters: What the gradients are of.
         device: The GPU.
-        pool: The pool.
+        pool: The pool, by its handle.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Recording:
         run: Callable[[bool], Sequence[Tensor]],
         parameters: Sequence[Tensor],
         device: torch.device,
-        pool: tuple[int, int] | None,
+        pool: Any,
     ) -> None:
         self._parameters, self._device, self._pool = list(parameters), device, pool
 
@@ -60,7 +61,8 @@ class Recording:
         wanted = tuple(cotangent is not None for cotangent in cotangents)
         if self.wanted is None:
             self._record(wanted)
-        for to, cotangent in zip(self._cotangents, filter(_is_given, cotangents), strict=True):
+        given = [cotangent for cotangent in cotangents if cotangent is not None]
+        for to, cotangent in zip(self._cotangents, given, strict=True):
             to[: len(cotangent)].copy_(cotangent)
             to[len(cotangent) :].zero_()
         self._backward.replay()
@@ -85,7 +87,3 @@ class Recording:
         # What autograd has kept for this gradient is of no more use, and its memory is one for other recordings.
         self._outputs = [output.detach() for output in self._outputs]
         self.wanted = wanted
-
-
-def _is_given(cotangent: Tensor | None) -> bool:
-    return cotangent is not None

@@ -54,7 +54,7 @@ class MaceTraining(Training):
 
     def batch(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch | str | None:
         """See `Training.batch`."""
-        if not kwargs.get("training", False):
+        if not kwargs.get("training", args[1] if len(args) > 1 else False):
             return None
         others = [name for name, value in kwargs.items() if name not in _RECORDED and name != "data" and value]
         if others or len(args) + ("data" in kwargs) != 1:
