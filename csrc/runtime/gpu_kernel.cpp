@@ -11,8 +11,8 @@
 namespace eqaccel {
 namespace {
 
-constexpr int64_t max_grid = 2147483647;
-constexpr unsigned copy_threads = 256;
+constexpr int64_t max_grid = 2147483647;  // blocks that CUDA and HIP launch at most
+constexpr unsigned copy_threads = 256;  // of a block that copies or adds rows
 // What the bounds of eq_gather_gx allow.
 constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_gather_threads;
 // Gradients of x are gathered from so many bytes at a time, or from a part of the edges where these are very many.

@@ -12,7 +12,7 @@ from eqaccel.families.polynomial.spec import MAX_POWER, PolynomialSpec
 NAME = "polynomial"
 """Of the family."""
 
-_ROW_THREADS = 128
+_ROW_THREADS = 128  # of a GPU block; each takes rows of its own, so results do not depend on it
 
 
 @functools.lru_cache(maxsize=64)
