@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -107,6 +108,13 @@ def test_a_kind_of_model_is_one_folder() -> None:
             parts = name.split(".")
             if parts[:2] == ["eqaccel", "patches"]:
                 assert not foreign & set(parts[2:3]), f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_one_file_knows_the_architecture_of_tensor_cores() -> None:
+    folders = [ROOT / name for name in ("csrc", "eqaccel", "patches", "integrations")]
+    files = [file for folder in folders for suffix in ("py", "h", "cpp") for file in folder.rglob(f"*.{suffix}")]
+    lines = [(file.name, re.split("//|#", line)[0]) for file in files for line in file.read_text().splitlines()]
+    assert {name for name, code in lines if "sm_90a" in code} == {"matrix_product.h"}
 
 
 def test_no_test_imports_another() -> None:
