@@ -25,6 +25,7 @@ ROOMS = [
     "families",
     "runtime",
     "ops",
+    "testing",
     "o3",
     "prepare",
     "step",
