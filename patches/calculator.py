@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import StructureError
+from eqaccel.prepare import combined_calculators
 from eqaccel.step import Step, System
 
 _STATE = "_eqaccel_step"
@@ -222,9 +223,7 @@ def _calculators_in(target: Any, path: str) -> Iterator[tuple[str, Any]]:
         members = {str(number): member for number, member in enumerate(target)}
     else:
         yield path, target
-        # ASE's combinations have a mixer of calculators, and had the calculators themselves before.
-        calculators = getattr(getattr(target, "mixer", target), "calcs", ())
-        members = {f"calcs.{number}": member for number, member in enumerate(calculators)}
+        members = combined_calculators(target)
     for name, member in members.items():
         yield from _calculators_in(member, f"{path}.{name}".lstrip("."))
 

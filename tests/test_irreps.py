@@ -7,14 +7,10 @@ import os
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads its constants by pickle
 
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from e3nn import o3
 
-from eqaccel import errors, settings
 from eqaccel.errors import IrrepsError
 from eqaccel.irreps import Irrep, Irreps, MulIrrep
 
@@ -96,46 +92,3 @@ def test_errors_quote_the_part(value: object, part: str) -> None:
     with pytest.raises(IrrepsError, match="expected") as caught:
         Irreps(value)
     assert part in str(caught.value)
-
-
-def test_errors_are_of_usual_kinds() -> None:
-    for name in ("IrrepsError", "SpecError", "OperandError", "GraphError", "PatchError", "VerificationError"):
-        assert issubclass(getattr(errors, name), (errors.EqaccelError, ValueError))
-        assert issubclass(getattr(errors, name), ValueError)
-    assert issubclass(errors.UnsupportedError, errors.SpecError)
-    assert issubclass(errors.UnsupportedError, NotImplementedError)
-    assert issubclass(errors.AlreadyPatchedError, errors.PatchError)
-    failure = pickle.loads(pickle.dumps(errors.MissingCompilerError("none", log="searched")))
-    assert (str(failure), failure.log) == ("none", "searched")
-    assert isinstance(failure, RuntimeError)
-
-
-def test_settings_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in settings.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert settings.current() == settings.Settings()
-    monkeypatch.setenv("EQACCEL_TUNE", "1")
-    assert settings.current() == settings.Settings(tune=True)
-    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "2.5")
-    assert settings.current().compile_limit == 2.5
-    monkeypatch.setenv("EQACCEL_COMPILE_LIMIT", "soon")
-    with pytest.raises(errors.SettingsError, match="EQACCEL_COMPILE_LIMIT: expected seconds > 0, got 'soon'"):
-        settings.current()
-
-
-def test_a_yes_and_a_no_in_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in ("1", "true", "True", "YES", " on\n"):
-        monkeypatch.setenv("EQACCEL_TUNE", text)
-        assert settings.current().tune is True, text
-    for text in ("0", "False", "no", "OFF", " ", ""):
-        monkeypatch.setenv("EQACCEL_TUNE", text)
-        assert settings.current().tune is False, text
-    monkeypatch.setenv("EQACCEL_TUNE", "maybe")
-    with pytest.raises(errors.SettingsError, match=r"EQACCEL_TUNE.*'maybe'"):
-        settings.current()
-
-
-def test_these_rooms_import_numpy_only(tmp_path: Path) -> None:
-    code = "import eqaccel.families, eqaccel.settings, sys; print({'torch', 'e3nn', 'mace'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert found.stdout.strip() == "set()"

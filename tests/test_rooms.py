@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from folders import ROOT
+from folders import ROOT, TESTS
+
+from eqaccel.targets import Target
 
 ROOMS = [
     "errors",
@@ -19,6 +25,7 @@ ROOMS = [
     "families",
     "runtime",
     "ops",
+    "testing",
     "o3",
     "prepare",
     "step",
@@ -103,3 +110,35 @@ def test_a_kind_of_model_is_one_folder() -> None:
             parts = name.split(".")
             if parts[:2] == ["eqaccel", "patches"]:
                 assert not foreign & set(parts[2:3]), f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_one_file_knows_the_architecture_of_tensor_cores() -> None:
+    folders = [ROOT / name for name in ("csrc", "eqaccel", "patches", "integrations")]
+    files = [file for folder in folders for suffix in ("py", "h", "cpp") for file in folder.rglob(f"*.{suffix}")]
+    lines = [(file.name, re.split("//|#", line)[0]) for file in files for line in file.read_text().splitlines()]
+    assert {name for name, code in lines if "sm_90a" in code} == {"matrix_product.h"}
+
+
+def test_no_test_imports_another() -> None:
+    """What tests share stands in tests/support."""
+    for file in TESTS.rglob("*.py"):
+        others = [name for name in _imports(file) if name.split(".")[0].startswith("test_") or name == "conftest"]
+        assert not others, f"{file.relative_to(ROOT)} imports {others}"
+
+
+def test_folders_of_tests_are_rooms() -> None:
+    """Rooms that are one file have their tests beside these folders."""
+    folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.glob("*/**/test_*.py")}
+    assert folders == {room for room in ROOMS if len(_files(room)) > 1} | {"examples"}
+
+
+def test_all_that_targets_say_is_read() -> None:
+    text = "".join(file.read_text() for room in ROOMS if room != "targets" for file in _files(room))
+    for field in fields(Target):
+        assert f"target.{field.name}" in text, f"nobody asks for {field.name} of a target"
+
+
+def test_these_rooms_import_numpy_only(tmp_path: Path) -> None:
+    code = "import eqaccel.families, eqaccel.settings, sys; print({'torch', 'e3nn', 'mace'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert found.stdout.strip() == "set()"

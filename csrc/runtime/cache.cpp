@@ -24,9 +24,9 @@ namespace eqaccel::cache {
 namespace {
 
 constexpr char magic[] = "EQACCEL-ENTRY-1\n";
-constexpr std::size_t digest_size = 64;
+constexpr std::size_t digest_size = 64;  // of SHA-256, in hexadecimal digits
 constexpr std::size_t trailer_size = 2 * sizeof(uint64_t) + digest_size + sizeof(magic) - 1;
-constexpr double hour = 3600;
+constexpr double hour = 3600;  // seconds
 
 std::atomic<int64_t> hits{0}, misses{0};
 

@@ -10,7 +10,7 @@
 namespace eqaccel {
 namespace {
 
-constexpr unsigned pack_threads = 256;
+constexpr unsigned pack_threads = 256;  // of a block that prepares B
 // What a tile costs besides its columns, in columns (measured on an H200).
 constexpr int64_t tile_overhead = 24;
 

@@ -18,7 +18,7 @@ namespace eqaccel::ops {
 namespace {
 
 constexpr std::size_t page = 2 << 20;  // huge, which Linux gives where it can
-constexpr std::size_t most_kept = std::size_t(1) << 30;
+constexpr std::size_t most_kept = std::size_t(1) << 30;  // bytes that are free, for later results
 
 // Sizes that differ by less than an eighth share a block, so that a neighbour list may change a little.
 std::size_t block_size(std::size_t bytes) {

@@ -6,7 +6,7 @@ own. Knows no family, and must not know torch, compilers or devices.
 
 from eqaccel.codegen.direction import OUTPUTS, Direction, Result
 from eqaccel.codegen.payload import SCALAR_BYTES, SCALARS, pack, payload_key, translation_unit
-from eqaccel.codegen.preludes import flatten_prelude
+from eqaccel.codegen.preludes import family_prelude, flatten_prelude
 
 __all__ = [
     "OUTPUTS",
@@ -14,6 +14,7 @@ __all__ = [
     "SCALAR_BYTES",
     "Direction",
     "Result",
+    "family_prelude",
     "flatten_prelude",
     "pack",
     "payload_key",

@@ -6,8 +6,17 @@ any family of kernels computes. The name is not that of the function `eqaccel.wa
 """
 
 from eqaccel.prepare.compilation import WarmKernel, Warmup, warmup
-from eqaccel.prepare.held import held_modules, model_dtype
+from eqaccel.prepare.held import combined_calculators, held_modules, model_dtype
 from eqaccel.prepare.task import scalar_name
 from eqaccel.prepare.tuning import Choice
 
-__all__ = ["Choice", "WarmKernel", "Warmup", "held_modules", "model_dtype", "scalar_name", "warmup"]
+__all__ = [
+    "Choice",
+    "WarmKernel",
+    "Warmup",
+    "combined_calculators",
+    "held_modules",
+    "model_dtype",
+    "scalar_name",
+    "warmup",
+]

@@ -63,13 +63,18 @@ def _in_calculator(target: Any, path: str) -> list[tuple[str, nn.Module]]:
     if held:
         found = [(_joined(path, name), model) for name, model in held.items() if isinstance(model, nn.Module)]
         return found if len(found) == len(held) else []
-    # ASE's combinations have a mixer of calculators, and had the calculators themselves before.
-    calculators = getattr(getattr(target, "mixer", target), "calcs", ())
     return [
         entry
-        for number, calculator in enumerate(calculators)
-        for entry in _in_calculator(calculator, _joined(path, f"calcs.{number}"))
+        for name, calculator in combined_calculators(target).items()
+        for entry in _in_calculator(calculator, _joined(path, name))
     ]
+
+
+def combined_calculators(target: Any) -> dict[str, Any]:
+    """The calculators that a combination of ASE consists of, by their path in it; none of anything else."""
+    # Combinations have a mixer of calculators, and had the calculators themselves before.
+    calculators = getattr(getattr(target, "mixer", target), "calcs", ())
+    return {f"calcs.{number}": calculator for number, calculator in enumerate(calculators)}
 
 
 def _joined(path: str, name: str) -> str:

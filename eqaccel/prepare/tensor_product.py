@@ -12,10 +12,10 @@ from eqaccel.codegen import OUTPUTS, Direction
 from eqaccel.ops import Graph, KernelModule
 from eqaccel.prepare.task import Device, Task
 
-_NEIGHBOURS = 60
-_CPU_NODES, _GPU_NODES = 200, 2000
+_NEIGHBOURS = 60  # edges that a node receives
+_CPU_NODES, _GPU_NODES = 200, 2000  # of a problem that is timed, if its operands fit into memory
 _LOCAL_RANGE = 64  # neighbours in space are near each other in memory
-_CPU_BYTES = 512 * 2**20
+_CPU_BYTES = 512 * 2**20  # of the operands of a problem on a CPU
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from eqaccel.patches.kind import Exporting, FileFormat, ModelKind
 from torch import nn
 
 from eqaccel.errors import ExportError
+from eqaccel.prepare import combined_calculators
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -136,7 +137,7 @@ def _addition(holder: Any) -> str | None:
     if isinstance(holder, nn.Module):
         computes = type(holder).forward is not nn.Module.forward
         return f"{type(holder).__name__} has a forward method of its own" if computes else None
-    if hasattr(holder, "mixer") or hasattr(holder, "calcs"):
+    if combined_calculators(holder):
         return f"{type(holder).__name__} combines calculators"
     units = [name for name in ("energy_units_to_eV", "length_units_to_A") if getattr(holder, name, 1.0) != 1.0]
     return f"{type(holder).__name__} converts units ({', '.join(units)})" if units else None

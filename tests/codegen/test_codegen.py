@@ -11,8 +11,8 @@ import pytest
 from hosts import assemble_hip, needs_hipcc
 
 from eqaccel import runtime
-from eqaccel.codegen import Direction
-from eqaccel.families.tensor_product import TensorProductSpec, body_of, make_plan, payload, plan_of, source
+from eqaccel.codegen import SCALAR_BYTES, Direction
+from eqaccel.families.tensor_product import TensorProductSpec, body_of, make_plan, payload
 from eqaccel.targets import TARGETS, host_target
 
 MAIN = {
@@ -31,25 +31,30 @@ SPECS = {
 }
 
 
+def shipped(spec: TensorProductSpec, backend: str, scalar: str, direction: Direction, arch: str) -> str:
+    """The source that a machine finds in a payload."""
+    return runtime.Program(payload(spec)[0]).source(backend, scalar, direction.value, arch)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", MAIN)
 def test_main_cuda_kernels_compile_without_spills(name: str, direction: Direction, arch: str) -> None:
-    plan = make_plan(SPECS[name], direction, TARGETS["sm_90"], 4)
-    _, log = runtime.compile_cuda(source(plan), arch)
-    resources = runtime.resources(log)
-    for number in range(len(plan.kernels)):
-        kernel = resources[f"eq_main_{number}"]
+    _, log = runtime.compile_cuda(shipped(SPECS[name], "cuda", "float32", direction, arch), arch)
+    kernels = [uses for kernel, uses in runtime.resources(log).items() if kernel.startswith("eq_main_")]
+    assert kernels
+    for kernel in kernels:
         assert kernel["spill_store_bytes"] == 0, log
         assert kernel["registers"] <= 255
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("scalar_bytes", [4, 8])
+@pytest.mark.parametrize("scalar", SCALAR_BYTES)
 @pytest.mark.parametrize("name", OTHERS)
-def test_every_cuda_kernel_compiles(name: str, scalar_bytes: int, arch: str) -> None:
+def test_every_cuda_kernel_compiles(name: str, scalar: str, arch: str) -> None:
     for direction in Direction:
-        runtime.compile_cuda(source(make_plan(SPECS[name], direction, TARGETS["sm_90"], scalar_bytes)), arch)
+        code, _ = runtime.compile_cuda(shipped(SPECS[name], "cuda", scalar, direction, arch), arch)
+        assert code.startswith(b"\x7fELF")
 
 
 # Dense matrices of more and of fewer channels than lanes, and pairs of every kind.
@@ -70,32 +75,31 @@ MODES = TensorProductSpec(
 
 
 @pytest.mark.parametrize(
-    ("arch", "scalar_bytes", "directions"),
+    ("arch", "scalar", "directions"),
     [
-        ("sm_90", 4, tuple(Direction)),
-        ("sm_75", 4, (Direction.BACKWARD,)),
-        ("sm_80", 8, (Direction.FORWARD,)),
-        ("sm_100", 8, (Direction.DOUBLE_BACKWARD,)),
+        ("sm_90", "float32", tuple(Direction)),
+        ("sm_75", "float32", (Direction.BACKWARD,)),
+        ("sm_80", "float64", (Direction.FORWARD,)),
+        ("sm_100", "float64", (Direction.DOUBLE_BACKWARD,)),
     ],
 )
 def test_cuda_kernels_of_every_mode_compile_without_spills(
-    arch: str, scalar_bytes: int, directions: tuple[Direction, ...]
+    arch: str, scalar: str, directions: tuple[Direction, ...]
 ) -> None:
     for direction in directions:
-        plan = plan_of(MODES, direction, TARGETS[arch], scalar_bytes)
-        _, log = runtime.compile_cuda(source(plan), arch)
+        _, log = runtime.compile_cuda(shipped(MODES, "cuda", scalar, direction, arch), arch)
         assert runtime.resources(log)["eq_main_0"]["spill_store_bytes"] == 0, log
 
 
 @needs_hipcc
 @pytest.mark.parametrize("direction", Direction)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
-    assemble_hip(source(make_plan(SPECS["mp0-second"], direction, TARGETS["gfx90a"], 4)), tmp_path)
+    assemble_hip(shipped(SPECS["mp0-second"], "hip", "float32", direction, "gfx90a"), tmp_path)
 
 
 @needs_hipcc
 def test_hip_text_of_every_mode_compiles(tmp_path: Path) -> None:
-    assemble_hip(source(plan_of(MODES, Direction.DOUBLE_BACKWARD, TARGETS["gfx90a"], 4)), tmp_path)
+    assemble_hip(shipped(MODES, "hip", "float32", Direction.DOUBLE_BACKWARD, "gfx90a"), tmp_path)
 
 
 def test_payload_is_reproducible_and_names_its_paths() -> None:

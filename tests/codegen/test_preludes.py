@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from folders import ROOT
 from hosts import assemble_hip, needs_hipcc, needs_nvrtc
 
 from eqaccel import families, runtime
@@ -77,6 +78,20 @@ def test_every_line_follows_the_marker_of_its_file(name: str, backend: str) -> N
             number += 1
         else:
             number += 1
+
+
+def test_numbers_of_the_machine_say_where_they_come_from() -> None:
+    """Sizes of blocks, chunks and parts, which were measured or follow from something: a comment says from what."""
+    files = [*FOLDER.glob("cpu*.h"), *FOLDER.glob("gpu_work_split.h"), ROOT / "csrc/runtime/work_split.h"]
+    found = 0
+    for file in files:
+        explained = False
+        for line in file.read_text().splitlines():
+            number = re.match(r"constexpr (int|int64_t) .*= [\d<< ]+[,;]", line)
+            explained = line.startswith("//") or (explained and line.startswith("constexpr")) or "//" in line
+            assert explained or not number, f"{file.name}: {line}"
+            found += bool(number)
+    assert found >= 10
 
 
 def with_fault(backend: str, arch: str | None = None) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from folders import EXAMPLES
+from patch_checks import RELATIVE
 
 from eqaccel import PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
@@ -65,7 +66,7 @@ def test_kernels_write_their_results(tmp_path, capsys):
     own = [row for row in written["rows"] if row["implementation"] == "eqaccel (ir_mul)"]
     assert [(row["graph"], row["nodes"]) for row in own] == [("local-12x4", 12), ("radius-40x8", 40)]
     for row in own:
-        assert row["error"] < 1e-13
+        assert row["error"] < 450 * sys.float_info.epsilon  # sums of some ten terms, the largest of which do not cancel
         for direction in ("forward", "backward", "double_backward"):
             assert row[direction]["ratio"] == 1
             assert row[direction]["of_memory"] > 0
@@ -465,7 +466,7 @@ def test_models_compare_patched_with_unpatched(tmp_path):
     bench("models", *TINY, *small, "--models", "mp0-medium", "--compare", "none", "--json", tmp_path / "result.json")
     results = json.loads((tmp_path / "result.json").read_text())
     plain, fused = results["rows"]
-    assert fused["force_difference"] < 1e-11
+    assert fused["force_difference"] < RELATIVE
     assert plain["call"]["ratio"] == pytest.approx(plain["call"]["median_ms"] / fused["call"]["median_ms"])
     for row in (plain, fused):
         assert row["atoms"] == 8

@@ -18,6 +18,8 @@ from eqaccel.benchmarks.command import main
 from eqaccel.benchmarks.graphs import make_graph
 from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.benchmarks.structures import water
+from eqaccel.patches.rounding import STAGES
+from patch_checks import RELATIVE
 
 from eqaccel import TensorProductSpec
 
@@ -46,7 +48,10 @@ def rows(folder: Path, *options: str, kind: str = "models") -> list[dict]:
 
 @pytest.mark.usefixtures("two_layers")
 @pytest.mark.parametrize(
-    ("dtype", "limit", "compared"), [("float32", 1e-5, True), ("float64", 1e-11, False)], ids=["float32", "float64"]
+    ("dtype", "limit", "compared"),
+    # Beside the plain model in float64: a network in float32 rounds once a stage.
+    [("float32", 2 * STAGES * torch.finfo(torch.float32).eps, True), ("float64", RELATIVE, False)],
+    ids=["float32", "float64"],
 )
 def test_patched_unpatched_and_peers_that_are_not_installed(
     dtype: str,
@@ -92,7 +97,7 @@ def test_steps_as_they_come_and_patched(tmp_path: Path, capsys: pytest.CaptureFi
         if row["implementation"] == "e3nn compiled":
             assert row["note"].startswith("NotImplementedError: NequIP compiles packaged models")
             continue
-        assert row["force_difference"] < 1e-11
+        assert row["force_difference"] < RELATIVE
         assert row["step"]["repetitions"] == 2
         assert row.get("rebuilds", 1) >= 1
     assert "nequip-water, water-24" in capsys.readouterr().out
@@ -128,5 +133,5 @@ def test_training_as_it_comes_and_patched(tmp_path: Path) -> None:
     assert torch.get_default_dtype() == before
     for row in (fused, plain):
         assert row["atoms"] == 6
-        assert max(row["loss_difference"], row["gradient_difference"]) < 1e-12
+        assert max(row["loss_difference"], row["gradient_difference"]) < RELATIVE
     assert fused["operators"] < plain["operators"]

@@ -24,6 +24,7 @@ from eqaccel.benchmarks.command import main
 from eqaccel.benchmarks.families import Family
 from eqaccel.benchmarks.report import load
 from eqaccel.benchmarks.structures import TEMPERATURE, make_sample, make_system, read_system
+from patch_checks import RELATIVE
 
 COMMON = ["step", "--device", "cpu", "--threads", "1"]
 
@@ -243,7 +244,7 @@ def test_steps_of_mace_as_it_comes_and_patched(tmp_path: Path) -> None:
     assert torch.get_default_dtype() == before
     own, plain, peer = found["rows"]
     assert (own["implementation"], plain["implementation"]) == ("eqaccel", "e3nn")
-    assert max(own["force_difference"], plain["force_difference"]) < 1e-11
+    assert max(own["force_difference"], plain["force_difference"]) < RELATIVE
     for row in (own, plain):
         assert row["atoms"] == 8
         assert row["step"]["repetitions"] == 2

@@ -15,6 +15,7 @@ pytest.importorskip("nequip", reason="needs nequip")
 pytest.importorskip("matplotlib")
 
 import nequip_models as nm
+from patch_checks import RELATIVE
 
 TINY = ("--preset", "S", "--device", "cpu", "--dtype", "float64", "--interval", "2")
 
@@ -37,10 +38,11 @@ def test_water_box(md_nequip: types.ModuleType, tmp_path: Path, capsys: pytest.C
     assert "layer1_convnet.conv.tp_scatter" in text
     assert "ms per step" in text
     assert results["atoms"] == 24
-    assert results["max_force_difference"] < 1e-10  # eV/A: rounding in double precision, with room for the sums
+    assert results["max_force_difference"] < 100 * RELATIVE  # eV/A: no force is as large as 100
     before, after = results["runs"]
     assert np.abs(after["energies"]).max() < 1, "meV per atom: the run does not conserve energy"
-    np.testing.assert_allclose(after["energies"][:5], before["energies"], atol=1e-6)
+    # In meV an atom, of some eV: 1e-10 of them.
+    np.testing.assert_allclose(after["energies"][:5], before["energies"], rtol=0, atol=1e-6)
     assert len(ase.io.read(tmp_path / "patched.traj", index=":")) == 11
     assert (tmp_path / "md.png").read_bytes().startswith(b"\x89PNG")
 
@@ -60,4 +62,4 @@ def test_model_and_structure_from_files(md_nequip: types.ModuleType, tmp_path: P
     files = ("--model", str(model), "--structure", str(structure))
     results = md_nequip.main([*TINY, *files, "--steps", "2", "--reference-steps", "2", "--out", str(tmp_path)])
     assert results["atoms"] == 8
-    assert results["max_force_difference"] < 1e-10
+    assert results["max_force_difference"] < 100 * RELATIVE

@@ -38,7 +38,8 @@ def test_a_molecule_in_water(tmp_path: Path, example: types.ModuleType) -> None:
     before, after = results["runs"]
     assert (before["label"], after["label"]) == ("unpatched", "patched")
     assert (len(before["step_ms"]), len(after["step_ms"])) == (2, 4)
-    np.testing.assert_allclose(after["energies"][:3], before["energies"], atol=1e-3)  # meV per atom
+    # In meV an atom: what OpenMM's CPU platform adds up in single precision.
+    np.testing.assert_allclose(after["energies"][:3], before["energies"], rtol=0, atol=1e-3)
     assert json.loads((tmp_path / "results.json").read_text()) == results
     assert (tmp_path / "mlmm.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "alanine_dipeptide.model").is_file()

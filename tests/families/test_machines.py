@@ -46,6 +46,15 @@ def test_every_class_has_a_plan_that_fits(name: str, direction: Direction, scala
         assert sorted(p.number for s in plan.segments for p in s.paths) == list(range(len(spec.paths)))
 
 
+BYTES_OF_ONE_CLASS = {"mp0-first": 177251, "mp0-second": 390844, "mace-large": 793209, "nequip-l": 1254185}
+"""Of payloads at commit 294c58d, which had the plans of one class of GPUs."""
+
+
+@pytest.mark.parametrize("name", BYTES_OF_ONE_CLASS)
+def test_payloads_for_all_classes_are_hardly_larger(name: str) -> None:
+    assert len(payload(PROBLEMS[name].spec)[0]) <= 1.3 * BYTES_OF_ONE_CLASS[name]
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_plans_of_all_classes_compute_the_same(direction: Direction) -> None:
     spec = TensorProductSpec.channelwise("5x0e+5x1o+5x2e", "0e+1o+2e", "5x0e+5x1o+5x2e+5x3o")

@@ -18,7 +18,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.md.velocitydistribution import thermalize_momenta
-from lammps_runs import BAR, BOXES, RTOL_SINGLE, frame_of, simulate, write_data
+from lammps_runs import BAR, BOXES, RTOL, RTOL_RUN, RTOL_SINGLE, frame_of, simulate, write_data
 from mace.calculators import MACECalculator
 
 import eqaccel
@@ -62,7 +62,7 @@ def exported(tmp_path_factory):
     return folder
 
 
-def assert_equals_ase(frame, atoms: Atoms, calculator: MACECalculator, eps: float = 1e-10) -> None:
+def assert_equals_ase(frame, atoms: Atoms, calculator: MACECalculator, eps: float = RTOL_RUN) -> None:
     """Energy and forces to eps, stress to a hundred times that, relative to the largest."""
     atoms.calc = calculator
     energy, forces = atoms.get_potential_energy(), atoms.get_forces()
@@ -116,7 +116,7 @@ def test_any_number_of_ranks_gives_the_same_run(kind, grids, device, exported, t
         ranks = int(np.prod([int(number) for number in grid.split()]))
         frames = simulate(tmp_path, commands, ranks, processors=grid, **options)
         for frame, alone in zip(frames, expected, strict=True):
-            np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=1e-11)
+            np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=2 * RTOL)  # both runs round
 
 
 @pytest.mark.parametrize("change", ["none", "compression", "deposit"])
@@ -144,9 +144,9 @@ def test_lists_on_the_device_give_the_same_run(change, device, exported, tmp_pat
         assert f"for {reasons[change]}" in log
     for frame, host in zip(frames["device"], frames["host"], strict=True):
         scale = np.abs(host.forces).max()
-        np.testing.assert_allclose(frame.forces, host.forces, rtol=0, atol=1e-9 * scale)
-        np.testing.assert_allclose(frame.energies, host.energies, rtol=1e-10)
-        np.testing.assert_allclose(frame.virial, host.virial, rtol=0, atol=1e-9 * np.abs(host.virial).max())
+        np.testing.assert_allclose(frame.forces, host.forces, rtol=0, atol=10 * RTOL_RUN * scale)
+        np.testing.assert_allclose(frame.energies, host.energies, rtol=RTOL_RUN)
+        np.testing.assert_allclose(frame.virial, host.virial, rtol=0, atol=10 * RTOL_RUN * np.abs(host.virial).max())
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -187,7 +187,7 @@ def test_example_agrees_on_all_ranks_and_draws(tmp_path):
     assert "LAMMPS, 2 ranks" in done.stdout
     results = json.loads((tmp_path / "out/results.json").read_text())
     one, two = results["runs"]
-    assert max(two["force_difference"]) < 1e-11
+    assert max(two["force_difference"]) < 2 * RTOL  # eV/A, of forces of about one
     np.testing.assert_allclose(two["energies"], one["energies"], rtol=0, atol=1e-6)  # printed to 12 digits
     assert np.ptp(one["energies"]) < 5  # meV per atom
     assert (tmp_path / "out/nve.png").read_bytes().startswith(b"\x89PNG")

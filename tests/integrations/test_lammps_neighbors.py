@@ -7,7 +7,19 @@ import itertools
 import numpy as np
 import pytest
 from ase import Atoms
-from lammps_runs import BOXES, ELEMENTS, RTOL, assert_frame, frame_of, lmp, placed, simulate, toy_results, write_data
+from lammps_runs import (
+    BOXES,
+    ELEMENTS,
+    RTOL,
+    RTOL_RUN,
+    assert_frame,
+    frame_of,
+    lmp,
+    placed,
+    simulate,
+    toy_results,
+    write_data,
+)
 from lammps_toy import save_toy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -78,7 +90,7 @@ def test_bonds_that_appear_in_a_run(ranks, folder):
     frames = simulate(folder, commands, ranks, before=BONDED)
     assert float((folder / "made.txt").read_text().split()[1]) > 3
     for frame in frames:
-        assert_frame(frame, placed(atoms, frame), rtol=1e-10)
+        assert_frame(frame, placed(atoms, frame), rtol=RTOL_RUN)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -95,7 +107,7 @@ def test_molecules_that_are_deposited(ranks, folder):
     for frame in frames:
         symbols = [ELEMENTS[kind - 1] for kind in frame.types]
         there = Atoms(symbols, frame.positions, cell=atoms.cell, pbc=atoms.pbc)
-        assert_frame(frame, there, rtol=1e-10)
+        assert_frame(frame, there, rtol=RTOL_RUN)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -110,9 +122,9 @@ def test_bonds_of_another_style_are_its_own(ranks, folder):
     (only,) = simulate(folder, commands, ranks, style="lj/cut 3.0", coeff="* * 0.01 1.5", before=BONDED)
     known = np.array(atoms.symbols) != "Si"
     energies, forces, _ = toy_results(atoms[known])
-    np.testing.assert_allclose((some.energies - only.energies)[known], energies, atol=RTOL)
+    np.testing.assert_allclose((some.energies - only.energies)[known], energies, rtol=RTOL, atol=RTOL)
     scale = np.abs(forces).max()
-    np.testing.assert_allclose((some.forces - only.forces)[known], forces, atol=RTOL * scale)
+    np.testing.assert_allclose((some.forces - only.forces)[known], forces, rtol=0, atol=RTOL * scale)
     np.testing.assert_allclose((some.forces - only.forces)[~known], 0, atol=RTOL * scale)
 
 
@@ -171,7 +183,7 @@ def test_trial_moves_onto_another_atom_are_rejected(fix, ranks, folder):
     *_, frame = simulate(folder, f"{region}fix mc all {fix}\nrun 6", ranks, before="atom_modify map yes")
     assert frame.step == 6
     np.testing.assert_array_equal(frame.positions, expected.positions)
-    np.testing.assert_allclose(frame.forces, expected.forces, rtol=0, atol=1e-10 * np.abs(expected.forces).max())
+    np.testing.assert_allclose(frame.forces, expected.forces, rtol=0, atol=RTOL_RUN * np.abs(expected.forces).max())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

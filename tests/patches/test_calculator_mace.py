@@ -23,6 +23,7 @@ from ase.optimize import BFGS
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.rounding import ROUNDING
 from mace.calculators import MACECalculator
+from patch_checks import RELATIVE
 from recordings import record_on_cpus
 from stepping_checks import assert_same_in_pieces, without_pairs
 from structures import crystal_and_molecule
@@ -189,7 +190,9 @@ class Doubling(MACECalculator):
 def test_a_derived_class_keeps_its_methods(device: torch.device) -> None:
     atoms = structures(device)[0]
     own = patch(Doubling(models=model(seed=0).double(), device=str(device), default_dtype="float64"))
-    assert results(own, atoms)["energy"] == pytest.approx(2 * results(calculator(device), atoms)["energy"], rel=1e-12)
+    assert results(own, atoms)["energy"] == pytest.approx(
+        2 * results(calculator(device), atoms)["energy"], rel=RELATIVE
+    )
     assert "Doubling has a calculate method of its own" in report(own).rows[0].note
 
 
@@ -237,7 +240,7 @@ def test_sums_of_calculators(device: torch.device) -> None:
     total = patch(SumCalculator([calculator(device), calculator(device)]))
     atoms.calc = total
     single = results(calculator(device), atoms)
-    assert atoms.get_potential_energy() == pytest.approx(2 * single["energy"], rel=1e-12)
+    assert atoms.get_potential_energy() == pytest.approx(2 * single["energy"], rel=RELATIVE)
     assert [row.path for row in report(total).rows[:2]] == ["calcs.0.calculate", "calcs.1.calculate"]
 
 
@@ -278,7 +281,7 @@ def test_a_changed_model_is_noticed(
     fast, plain = patch(calculator(device)), calculator(device)
     atoms = structures(device)[0]
     before = results(fast, atoms)
-    assert results(fast, atoms)["energy"] == pytest.approx(before["energy"], rel=1e-12)
+    assert results(fast, atoms)["energy"] == pytest.approx(before["energy"], rel=RELATIVE)
     assert sum(step_state(fast).step.captures.values()) == 1
     for calc in (fast, plain):
         change(calc.models[0])

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import sabotage as sb
 import torch
-from eqaccel.patches import coefficients, comparison, counting, nodes, rounding, structures, verify
+from eqaccel.patches import coefficients, comparison, counting, nodes, operators, rounding, structures, verify
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.mace import swapping as mace_swapping
@@ -18,6 +18,7 @@ from eqaccel.patches.torch_state import default_dtype
 
 from eqaccel import patch, report
 from eqaccel.errors import CompileError, MissingCompilerError, PatchError, SharedMemoryError, VerificationError
+from eqaccel.families import FAMILIES
 from eqaccel.wigner import wigner_3j
 
 FAMILY = "mace" if find_spec("mace") else "nequip" if find_spec("nequip") else ""
@@ -52,6 +53,12 @@ def test_sabotage_is_caught(model: Model, sabotage: sb.Sabotage, device: torch.d
     assert catch is not None
     assert not catch.error <= catch.bound
     assert_restored(model, modules, state)
+
+
+def test_kernels_of_every_family_are_compared_by_themselves() -> None:
+    """But those of matrix products, whose errors whole models show, and of neighbours, which have no derivatives."""
+    compared = {kind.family.name for kind in operators._CASES}
+    assert compared == set(FAMILIES) - {"matrix_product", "neighbors"}
 
 
 def test_float64_kernels_that_do_not_fit_a_gpu_leave_the_check_to_the_cpu(model, monkeypatch) -> None:

@@ -32,6 +32,9 @@ ELEMENTS = DESCRIPTION["type_names"]
 RTOL = 20 * ROUNDING * np.finfo(np.float64).eps
 """Bound of comparisons of one frame, relative to the largest force: that of a network, of vectors that are differences
 of positions twenty times as long (boxes of 24 angstrom, atoms 1.3 apart)."""
+RTOL_RUN = 20 * RTOL
+"""After some ten steps of a run or a relaxation, in which what rounding moved atoms by grows: less than 1.4 times a
+step."""
 RTOL_SINGLE = FACTOR * STAGES * float(np.finfo(np.float32).eps)
 """Of float32 models: each stage rounds what it hands on, and two evaluations are both random sums of roundings."""
 BOXES = {

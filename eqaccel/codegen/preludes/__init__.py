@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib import resources
 
 _INCLUDE = re.compile(r'#include "(.+)"')
+_MACHINES = {"cpu": "cpu", "cuda": "gpu", "hip": "gpu"}  # the words that names of files begin with, by backend
 
 
 def read_prelude(name: str, package: str | None = None) -> str:
@@ -48,3 +49,14 @@ def flatten_prelude(name: str, backend: str, package: str | None = None) -> str:
                 yield "" if include or line == "#pragma once" else line
 
     return "".join(f"{line}\n" for line in (*lines_of(name), '#line 1 "body.cpp"'))
+
+
+def family_prelude(name: str, backend: str, package: str) -> str:
+    """What stands in front of the bodies of a family: its file `cpu_<name>.h` or `gpu_<name>.h`, flattened.
+
+    Args:
+        name: What both files are named after.
+        backend: "cpu", "cuda" or "hip".
+        package: The family, in whose folder they are.
+    """
+    return flatten_prelude(f"{_MACHINES[backend]}_{name}.h", backend, package)

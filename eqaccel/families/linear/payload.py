@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from itertools import pairwise
 
-from eqaccel.codegen import SCALAR_BYTES, Direction, Result, check, flatten_prelude, pack
+from eqaccel.codegen import SCALAR_BYTES, Direction, Result, check, family_prelude, pack
 from eqaccel.families.linear.body import print_linear
 from eqaccel.families.linear.plan import SHAPES, LinearPlan, make_plan
 from eqaccel.families.linear.reference import execute_linear
@@ -84,7 +84,7 @@ def _path_lines(spec: LinearSpec) -> list[str]:
 
 def linear_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_linear_weights.h" if backend == "cpu" else "gpu_linear_weights.h", backend, __package__)
+    return family_prelude("linear_weights", backend, __package__)
 
 
 def explain(spec: LinearSpec, direction: Direction) -> str:

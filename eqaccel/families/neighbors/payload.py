@@ -9,7 +9,7 @@ from eqaccel.codegen import SCALAR_BYTES, flatten_prelude, pack
 NAME = "neighbors"
 """Of the family."""
 
-_THREADS = 128
+_THREADS = 128  # of a GPU block: four warps
 
 
 @functools.cache

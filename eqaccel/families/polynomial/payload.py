@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen import Direction, check, flatten_prelude, pack
+from eqaccel.codegen import Direction, check, family_prelude, pack
 from eqaccel.families.polynomial.body import print_polynomial
 from eqaccel.families.polynomial.reference import execute_polynomial
 from eqaccel.families.polynomial.spec import MAX_POWER, PolynomialSpec
@@ -12,7 +12,7 @@ from eqaccel.families.polynomial.spec import MAX_POWER, PolynomialSpec
 NAME = "polynomial"
 """Of the family."""
 
-_ROW_THREADS = 128
+_ROW_THREADS = 128  # of a GPU block; each takes rows of its own, so results do not depend on it
 
 
 @functools.lru_cache(maxsize=64)
@@ -41,7 +41,7 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
 
 def polynomial_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_polynomial.h" if backend == "cpu" else "gpu_polynomial.h", backend, __package__)
+    return family_prelude("polynomial", backend, __package__)
 
 
 def explain(spec: PolynomialSpec, direction: Direction) -> str:

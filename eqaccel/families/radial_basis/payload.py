@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen import Direction, check, flatten_prelude, pack
+from eqaccel.codegen import Direction, check, family_prelude, pack
 from eqaccel.families.radial_basis.body import print_radial_basis
 from eqaccel.families.radial_basis.reference import execute_radial_basis
 from eqaccel.families.radial_basis.spec import RadialBasisSpec
@@ -12,7 +12,7 @@ from eqaccel.families.radial_basis.spec import RadialBasisSpec
 NAME = "radial_basis"
 """Of the family."""
 
-_ROW_THREADS = 128
+_ROW_THREADS = 128  # of a GPU block; each takes rows of its own, so results do not depend on it
 
 
 @functools.lru_cache(maxsize=64)
@@ -34,7 +34,7 @@ def radial_payload(spec: RadialBasisSpec) -> tuple[bytes, int]:
 
 def radial_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_radial_basis.h" if backend == "cpu" else "gpu_radial_basis.h", backend, __package__)
+    return family_prelude("radial_basis", backend, __package__)
 
 
 def explain(spec: RadialBasisSpec, direction: Direction) -> str:

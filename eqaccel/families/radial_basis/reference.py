@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.radial_basis.spec import RadialBasisSpec
 
-_SERIES_BELOW = 1.5
-_SERIES_TERMS = 14
+_SERIES_BELOW = 1.5  # of k r: terms of derivatives cancel there
+_SERIES_TERMS = 14  # what is left out is below 1.5^28 / 28!, far less than rounding
 
 
 class _Function(NamedTuple):

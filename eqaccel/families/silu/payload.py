@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen import Direction, check, flatten_prelude, pack
+from eqaccel.codegen import Direction, check, family_prelude, pack
 from eqaccel.families.silu.body import print_silu
 from eqaccel.families.silu.reference import execute_silu
 from eqaccel.families.silu.spec import SiluSpec
@@ -12,8 +12,8 @@ from eqaccel.families.silu.spec import SiluSpec
 NAME = "silu"
 """Of the family."""
 
-_ROW_THREADS = 256
-_THREAD_ELEMENTS = 4
+_ROW_THREADS = 256  # of a GPU block; each takes rows of its own, so results do not depend on it
+_THREAD_ELEMENTS = 4  # of a GPU thread
 
 
 @functools.lru_cache(maxsize=64)
@@ -35,7 +35,7 @@ def silu_payload(spec: SiluSpec) -> tuple[bytes, int]:
 
 def silu_prelude(backend: str) -> str:
     """The text in front of every body of a backend."""
-    return flatten_prelude("cpu_silu.h" if backend == "cpu" else "gpu_silu.h", backend, __package__)
+    return family_prelude("silu", backend, __package__)
 
 
 def explain(spec: SiluSpec, direction: Direction) -> str:

@@ -52,55 +52,34 @@ def execute(
     receiver = np.arange(edges) if receiver is None else receiver
     sender = np.arange(edges) if sender is None else sender
     rows = edges if num_receivers is None else num_receivers
-    w = np.broadcast_to(w, (edges, w.shape[-1]))
-    c = None if c is None else np.broadcast_to(c, (edges, c.shape[-1]))
-    dtype = x.dtype
-    z = np.zeros((rows, plan.spec.z_dim), dtype)
-    gx_edge = np.zeros((edges, plan.spec.x_dim), dtype)
-    gy, gw = np.zeros_like(y), np.zeros((edges, plan.spec.weight_numel), dtype)
-    z_edge = np.zeros((edges, plan.spec.z_dim), dtype)
-    matrices = _evaluate(plan, y, absolute)
-    tangents = None if b is None else _evaluate(plan, b, absolute)
-    # By einsum, not by BLAS, whose last digits depend on the kind of CPU: payloads hold checksums from here.
-    x_edge = x[sender]
-    gz_edge = None if gz is None else gz[receiver]
-    a_edge = None if a is None else a[sender]
+    of_edges = _Edges(
+        plan,
+        absolute,
+        x=x[sender],
+        w=np.broadcast_to(w, (edges, w.shape[-1])),
+        matrices=_evaluate(plan, y, absolute),
+        gz=None if gz is None else gz[receiver],
+        a=None if a is None else a[sender],
+        c=None if c is None else np.broadcast_to(c, (edges, c.shape[-1])),
+        tangents=None if b is None else _evaluate(plan, b, absolute),
+        z=np.zeros((edges, plan.spec.z_dim), x.dtype),
+        gx=np.zeros((edges, plan.spec.x_dim), x.dtype),
+        gy=np.zeros_like(y),
+        gw=np.zeros((edges, plan.spec.weight_numel), x.dtype),
+    )
     for segment in plan.segments:
         for block in segment.blocks:
             for path in block.paths:
-                step = _PathStep(plan, segment, path, block.x_offset)
-                xs, ws = step.rows(x_edge, block.x_offset, block.d1), step.weights(w, edges, dtype)
-                m = matrices[path.matrix]
-                if plan.direction is Direction.FORWARD:
-                    step.add(z_edge, path.z_offset, ws * np.einsum("eik,eiu->eku", m, xs))
-                    continue
-                assert gz_edge is not None
-                g = step.rows(gz_edge, path.z_offset, path.d3)
-                t = np.einsum("eik,eku->eiu", m, g)
-                if plan.direction is Direction.BACKWARD:
-                    v = ws * xs
-                    step.add(gx_edge, block.x_offset, ws * t)
-                    step.add_weight(gw, (xs * t).sum(1))
-                else:
-                    assert tangents is not None
-                    assert a_edge is not None
-                    assert c is not None
-                    mb = tangents[path.matrix]
-                    xa, wc = step.rows(a_edge, block.x_offset, block.d1), step.tangent_weights(c, edges, dtype)
-                    v = ws * xa + wc * xs
-                    tb = np.einsum("eik,eku->eiu", mb, g)
-                    step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", m, v))
-                    step.add(z_edge, path.z_offset, np.einsum("eik,eiu->eku", mb, ws * xs))
-                    step.add(gx_edge, block.x_offset, ws * tb + wc * t)
-                    step.add_weight(gw, (xa * t + xs * tb).sum(1))
-                _add_attribute_gradient(plan, block, path, np.einsum("eiu,eku->eik", v, g), gy, absolute)
-    gx = np.zeros((len(x), plan.spec.x_dim), dtype)
+                of_edges.add_path(_PathStep(segment, path), block)
+    z = np.zeros((rows, plan.spec.z_dim), x.dtype)
+    gx = np.zeros((len(x), plan.spec.x_dim), x.dtype)
     for edge in range(edges):  # by whole rows: np.add.at takes the elements one by one
-        gx[sender[edge]] += gx_edge[edge]
-        z[receiver[edge]] += z_edge[edge]
+        gx[sender[edge]] += of_edges.gx[edge]
+        z[receiver[edge]] += of_edges.z[edge]
     if plan.direction is Direction.FORWARD:
         return Result(z=z)
-    return Result(z=z if plan.direction is Direction.DOUBLE_BACKWARD else None, gx=gx, gy=gy, gw=gw)
+    second = plan.direction is Direction.DOUBLE_BACKWARD
+    return Result(z=z if second else None, gx=gx, gy=of_edges.gy, gw=of_edges.gw)
 
 
 def to_ir_mul(irreps: Irreps, rows: np.ndarray) -> np.ndarray:
@@ -150,24 +129,80 @@ def _add_attribute_gradient(
 
 
 @dataclass(frozen=True)
-class _PathStep:
+class _Edges:
+    """Operands and results with a row for each edge; edge matrices of y, and of its tangent b.
+
+    Products by einsum, not by BLAS, whose last digits depend on the kind of CPU: payloads hold checksums from here.
+    """
+
     plan: Plan
+    absolute: bool
+    x: np.ndarray
+    w: np.ndarray
+    matrices: list[np.ndarray]
+    gz: np.ndarray | None
+    a: np.ndarray | None
+    c: np.ndarray | None
+    tangents: list[np.ndarray] | None
+    z: np.ndarray
+    gx: np.ndarray
+    gy: np.ndarray
+    gw: np.ndarray
+
+    def add_path(self, step: _PathStep, block: Block) -> None:
+        """Adds what a path contributes to the results of the plan's direction."""
+        path, m = step.path, self.matrices[step.path.matrix]
+        x, w = step.rows(self.x, block.x_offset, block.d1), step.weights(self.w)
+        if self.plan.direction is Direction.FORWARD:
+            step.add(self.z, path.z_offset, w * np.einsum("eik,eiu->eku", m, x))
+            return
+        assert self.gz is not None
+        g = step.rows(self.gz, path.z_offset, path.d3)
+        t = np.einsum("eik,eku->eiu", m, g)
+        if self.plan.direction is Direction.BACKWARD:
+            v = w * x
+            step.add(self.gx, block.x_offset, w * t)
+            step.add_weight(self.gw, (x * t).sum(1))
+        else:
+            v = self._add_tangents(step, block, g, t)
+        pairs = np.einsum("eiu,eku->eik", v, g)
+        _add_attribute_gradient(self.plan, block, path, pairs, self.gy, self.absolute)
+
+    def _add_tangents(self, step: _PathStep, block: Block, g: np.ndarray, t: np.ndarray) -> np.ndarray:
+        """The second derivatives but that of y; gives the tangent of weights times x, which is needed for that."""
+        assert self.a is not None
+        assert self.c is not None
+        assert self.tangents is not None
+        path = step.path
+        m, mb = self.matrices[path.matrix], self.tangents[path.matrix]
+        x, w = step.rows(self.x, block.x_offset, block.d1), step.weights(self.w)
+        a, c = step.rows(self.a, block.x_offset, block.d1), step.tangent_weights(self.c)
+        v = w * a + c * x
+        tb = np.einsum("eik,eku->eiu", mb, g)
+        step.add(self.z, path.z_offset, np.einsum("eik,eiu->eku", m, v))
+        step.add(self.z, path.z_offset, np.einsum("eik,eiu->eku", mb, w * x))
+        step.add(self.gx, block.x_offset, w * tb + c * t)
+        step.add_weight(self.gw, (a * t + x * tb).sum(1))
+        return v
+
+
+@dataclass(frozen=True)
+class _PathStep:
     segment: Segment
     path: PlannedPath
-    x_offset: int
 
     def rows(self, operand: np.ndarray, offset: int, components: int) -> np.ndarray:
         mul = self.segment.mul
         return operand[:, offset : offset + components * mul].reshape(len(operand), components, mul)
 
-    def weights(self, w: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
+    def weights(self, w: np.ndarray) -> np.ndarray:
         if self.path.weight_offset is None:
-            return np.ones((edges, 1, self.segment.mul), dtype)
+            return np.ones((len(w), 1, self.segment.mul), w.dtype)
         return self.rows(w, self.path.weight_offset, 1)
 
-    def tangent_weights(self, c: np.ndarray, edges: int, dtype: np.dtype) -> np.ndarray:
+    def tangent_weights(self, c: np.ndarray) -> np.ndarray:
         if self.path.weight_offset is None:
-            return np.zeros((edges, 1, self.segment.mul), dtype)
+            return np.zeros((len(c), 1, self.segment.mul), c.dtype)
         return self.rows(c, self.path.weight_offset, 1)
 
     def add(self, target: np.ndarray, offset: int, values: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from eqaccel.families.tensor_product.plan import KernelPlan, Plan
 from eqaccel.families.tensor_product.text import literal
 
 _ARGUMENTS = "const void* rows, const T* entries, const T* entries_b, Sum* gy"  # of a segment in a unit of its own
-_ENTRIES_OF_FUNCTION = 500
+_ENTRIES_OF_FUNCTION = 500  # the time of a compiler grows faster than the length of a function
 
 
 def head(plan: Plan) -> list[str]:

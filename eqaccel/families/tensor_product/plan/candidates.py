@@ -13,6 +13,7 @@ from eqaccel.families.tensor_product.spec import TensorProductSpec
 from eqaccel.targets import Target
 
 MAX_CANDIDATES = 8
+"""Plans of a kernel that are worth timing: all of them are compiled, which takes seconds each."""
 
 
 def candidates(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> tuple[Tuning, ...]:

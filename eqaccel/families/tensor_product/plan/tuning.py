@@ -10,7 +10,7 @@ from eqaccel.families.tensor_product.plan.model import KernelPlan, Plan, alignme
 
 _WIDEST_LOAD = 16  # bytes that a GPU lane loads or stores at once
 _LANES = 32  # one warp copies the rows of a stage, a lane each
-_WARPS_OF_BLOCK, _WARPS_OF_MULTIPROCESSOR = 32, 64
+_WARPS_OF_BLOCK, _WARPS_OF_MULTIPROCESSOR = 32, 64  # that CUDA allows at most
 
 
 @dataclass(frozen=True)
