@@ -106,7 +106,8 @@ class Neighbors(NeighborKernels):
             CompileError: If the kernels do not compile.
         """
         arguments = (self.payload, self.key, edges.vectors, edges.graph, num_atoms, num_nodes)
-        return EdgePairs(*call_operator(torch.ops.eqaccel.neighbor_pairs, *arguments), self)
+        row, members, differ = call_operator(torch.ops.eqaccel.neighbor_pairs, *arguments)
+        return EdgePairs(row, members, differ, self)
 
     def add_pairs(self, matrix: Tensor, pairs: EdgePairs) -> Tensor:
         """Sums of the rows that edges and their reverses have, on a GPU.
