@@ -133,6 +133,8 @@ class ResidentStep(Evaluation):
             assert self._memory is not None
             if known is None or known.memory is not self._memory:
                 known = Known(self._memory)
+                if self._capture is not None:  # it reads what was known before a call that failed
+                    self._capture, self._reason = None, "a failed call"
             known.learn(system, given)
             known.put(given)
             self._known = known
