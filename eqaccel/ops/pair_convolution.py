@@ -55,8 +55,8 @@ def convolve_pairs(
 
     The gradient can be computed once, not differentiated again, and there is none of the network. Where weights take
     too much memory, they are made for one range of pairs after another. Where their gradients do, which edges have each
-    for themselves, these are made for some edges after the other, and weights are multiplied once more. Results are
-    bitwise reproducible for the same portions.
+    for themselves, these are made for some edges after the other. In either case the whole network runs once more for
+    the gradient. Results are bitwise reproducible for the same portions.
 
     Args:
         conv: The convolution, channel by channel.
@@ -69,7 +69,10 @@ def convolve_pairs(
         portions: What may be there at a time; None for everything.
     """
     layer = _Layer(conv, network.product, network.matrix, pairs, index, portions or Portions())
-    result: Tensor = _Convolution.apply(layer, x, y, network.hidden(inputs))
+    if layer.is_one_portion(len(inputs), len(y)):
+        whole: Tensor = _Convolution.apply(layer, x, y, network.hidden(inputs))
+        return whole
+    result: Tensor = _ConvolutionInPortions.apply(layer, network.hidden, x, y, inputs)
     return result
 
 
@@ -78,22 +81,40 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: _Layer, x: Tensor, y: Tensor, hidden: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.layer, ctx.parts = layer, layer.ranges(hidden)
-        ctx.keeps_weights = not ctx.parts and layer.edges_at_a_time(len(y)) == len(y)
-        if ctx.parts:
-            ctx.save_for_backward(x, y, hidden)
-            return layer.convolve_ranges(ctx.parts, x, y, hidden)
         weights = layer.product(hidden, layer.matrix)
-        ctx.save_for_backward(x, y, weights if ctx.keeps_weights else hidden)
+        ctx.layer = layer
+        ctx.save_for_backward(x, y, weights)
         return layer.convolve(x, y, weights)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gz: Tensor) -> Any:
-        layer, (x, y, kept) = ctx.layer, ctx.saved_tensors
-        if ctx.keeps_weights:
-            return None, *layer.gradients(gz, x, y, kept)
-        return None, *layer.gradients_in_portions(ctx.parts, gz, x, y, kept)
+        return None, *ctx.layer.gradients(gz, *ctx.saved_tensors)
+
+
+class _ConvolutionInPortions(torch.autograd.Function):
+    """The network too: what it has on the way to its last but one result, which is kept, is made again in the end."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, layer: _Layer, network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, inputs: Tensor
+    ) -> Tensor:
+        hidden = network(inputs)
+        ctx.parts = layer, network, layer.ranges(len(hidden))
+        ctx.save_for_backward(x, y, inputs, hidden)
+        if ctx.parts[-1]:
+            return layer.convolve_ranges(ctx.parts[-1], x, y, hidden)
+        return layer.convolve(x, y, layer.product(hidden, layer.matrix))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gz: Tensor) -> Any:
+        (x, y, inputs, hidden), (layer, network, parts) = ctx.saved_tensors, ctx.parts
+        gx, gy, gh = layer.gradients_in_portions(parts, gz, x, y, hidden)
+        leaf = inputs.detach().requires_grad_(True)
+        with torch.enable_grad():
+            again = network(leaf)
+        return None, None, gx, gy, *torch.autograd.grad(again, leaf, gh)
 
 
 @dataclass(frozen=True)
@@ -107,9 +128,13 @@ class _Layer:
     index: Tensor
     portions: Portions
 
-    def ranges(self, hidden: Tensor) -> list[PairRange]:
+    def is_one_portion(self, num_pairs: int, num_edges: int) -> bool:
+        """Whether weights of so many pairs may be there at a time, and gradients of so many edges."""
+        return not self.ranges(num_pairs) and self.edges_at_a_time(num_edges) == num_edges
+
+    def ranges(self, num_pairs: int) -> list[PairRange]:
         """The ranges of pairs that weights are made for at a time; none for all at once."""
-        return self.portions.ranges(len(hidden) * self.matrix.size(1) * hidden.element_size())
+        return self.portions.ranges(num_pairs * self.matrix.size(1) * self.matrix.element_size())
 
     def edges_at_a_time(self, num_edges: int) -> int:
         """Of so many edges, those whose weights have gradients at a time."""

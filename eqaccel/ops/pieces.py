@@ -50,8 +50,8 @@ def convolve_in_pieces(
     """The convolution of `conv`, in as many pieces as the memory asks for that `given_edges` allows; else in one.
 
     Weights that depend on lengths alone, by `depend_on_lengths`, are made once for an edge and its reverse. If they are
-    made in pieces, these are ranges of pairs, and only the last product of the network is made again for the gradient.
-    Others are made for ranges of receivers, and the whole network once more.
+    made in pieces, these are ranges of pairs, see `convolve_pairs`. Others are made for ranges of receivers, and once
+    more for the gradient.
 
     Results are bitwise reproducible for the same pieces. The gradient can be computed once, not differentiated again.
 

@@ -30,13 +30,13 @@ SKIN = 0.5
 WEIGHT_SHARE = 1 / 16
 """Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
 
-_PAIR_SHARE = 1 / 8
-"""Of the memory of a GPU, the most that weights of pairs take at a time."""
-_PAIR_BYTES, _GRADIENT_BYTES = 1.4e9, 1e9
+_PAIR_SHARE = 1 / 4
+"""Of the memory of a GPU, the most that weights of pairs take at a time, and gradients of those of edges."""
+_PAIR_BYTES, _GRADIENT_BYTES = 2e9, 1e9
 """What weights of pairs, and gradients of those of edges, may take whatever the size of the system.
 
 With MACE-MP-0 medium, those of 1000 atoms of carbon are there at once."""
-_PAIR_BYTES_OF_EDGE, _GRADIENT_BYTES_OF_EDGE = 512, 128
+_PAIR_BYTES_OF_EDGE, _GRADIENT_BYTES_OF_EDGE = 1024, 256
 """Or so much for each edge, so that large systems have few portions: each of them looks at all atoms."""
 
 _ROUNDINGS = 1024
