@@ -280,6 +280,9 @@ class Recorder:
         Raises:
             RuntimeError: If they were asked for before, or parameters have changed since the outputs were computed.
         """
+        wanted = tuple(cotangent is not None for cotangent in cotangents)
+        if not any(wanted):
+            return (None,) * len(self._parameters)
         if replay.is_used:
             raise RuntimeError(
                 "backward: expected one backward pass of the outputs of a captured model, got another one; call the "
@@ -293,7 +296,6 @@ class Recorder:
         replay.is_used = True
         recording = replay.room.recording
         assert recording is not None
-        wanted = tuple(cotangent is not None for cotangent in cotangents)
         if recording.wanted is not None and recording.wanted != wanted:
             self.ordinary["the gradient of other outputs than before"] += 1
             return self._ordinary_gradients(replay, cotangents)
