@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -91,7 +92,6 @@ class Recorder:
         self.not_captured = "" if training is not None else f"{type(model).__name__} is of a kind that is not recorded"
         self._watch: Watch | None = None
         self._parameters: list[nn.Parameter] = []
-        self._accumulators: list[Any] = []
         self._rooms: OrderedDict[tuple[Any, ...], _Room] = OrderedDict()
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._pool: Any = None
@@ -148,8 +148,6 @@ class Recorder:
             self._forget()
             self._watch = Watch([model], trained=True)
             self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            # These work on the stream on which they are made: not on that of a recording, which makes them otherwise.
-            self._accumulators = [parameter.view_as(parameter).grad_fn for parameter in self._parameters]
         assert self._training is not None
         obstacle = self._watch.obstacle or self._training.obstacle(model)
         return obstacle or ("" if self._parameters else "nothing is trained")
@@ -158,7 +156,6 @@ class Recorder:
         self._rooms.clear()
         self._seen.clear()
         self._watch = self._pending = self._pool = None
-        self._accumulators = []
 
     def _is_waiting(self) -> bool:
         """Whether outputs of a recording are about that may still be differentiated."""
@@ -226,12 +223,14 @@ class Recorder:
         device = model_device(model)
         room.memory.fill(batch)
         inputs, receiver = room.memory.inputs, training.receiver_row
+        aliases = [nn.Parameter(parameter.detach()) for parameter in self._parameters]
 
         def run(check: bool) -> list[Tensor]:
             edges, nodes = inputs["edge_index"], room.extent.nodes
             by_row = edges.flip(0) if receiver == 0 else edges
             index = torch.ops.eqaccel.graph(by_row[1], by_row[0], nodes, nodes)
-            with given_edges(GivenEdges(by_row, index, nodes, check)):
+            stand_ins = _standing_in(model, self._parameters, aliases)
+            with stand_ins, given_edges(GivenEdges(by_row, index, nodes, check)):
                 outputs = self._call(model, {n: v.detach() for n, v in inputs.items()}, batch)
             room.names = [name for name in training.outputs if _is_floating_point(outputs.get(name))]
             room.others = {name: None for name, value in outputs.items() if value is None}
@@ -239,7 +238,7 @@ class Recorder:
 
         if self._pool is None and device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
-        room.recording = Recording(run, self._parameters, device, self._pool)
+        room.recording = Recording(run, aliases, device, self._pool)
         self.recordings += 1
         # When the memory of the runs before has been given back.
         reference = self._call(model, {name: value.clone() for name, value in batch.inputs.items()}, batch)
@@ -378,6 +377,31 @@ class _Replay:
     versions: list[int]
     reference: dict[str, Tensor] | None
     is_used: bool = False
+
+
+@contextmanager
+def _standing_in(
+    model: nn.Module, parameters: Sequence[nn.Parameter], aliases: Sequence[nn.Parameter]
+) -> Iterator[None]:
+    """Has a model compute with others that share the memory of its parameters, inside of it.
+
+    What autograd adds up the gradient of a parameter with works on the stream on which it was made, and lasts as long
+    as any outputs that depend on the parameter: that of an earlier call would end a recording.
+    """
+    others = dict(zip(map(id, parameters), aliases, strict=True))
+    places = [
+        (module._parameters, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if id(parameter) in others
+    ]
+    for holder, name, parameter in places:
+        holder[name] = others[id(parameter)]
+    try:
+        yield
+    finally:
+        for holder, name, parameter in places:
+            holder[name] = parameter
 
 
 def _is_floating_point(output: Any) -> bool:
