@@ -31,14 +31,10 @@ SKIN = 0.5
 WEIGHT_SHARE = 1 / 16
 """Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
 
-_PAIR_SHARE = 1 / 4
-"""Of the memory of a GPU, the most that weights of pairs take at a time, and gradients of those of edges."""
-_PAIR_BYTES, _GRADIENT_BYTES = 2e9, 1e9
-"""What weights of pairs, and gradients of those of edges, may take whatever the size of the system.
+_PAIR_SHARE, _GRADIENT_SHARE = 1 / 4, 1 / 8
+"""The same for weights that an edge and its reverse share, and for the gradients of those of edges.
 
-With MACE-MP-0 medium, those of 1000 atoms of carbon are there at once."""
-_PAIR_BYTES_OF_EDGE, _GRADIENT_BYTES_OF_EDGE = 1024, 256
-"""Or so much for each edge, so that large systems have few portions: each of them looks at all atoms."""
+To make them in portions takes half as long again, so it is left to systems that need it."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
@@ -248,19 +244,13 @@ class Evaluation:
             if np.isfinite(right).all() and not error <= bound * size:
                 raise RuntimeError(f"{name} differ by {error:.3e} where room for edges must not matter")
 
-    def memory_of_weights(self, num_edges: int) -> tuple[float, float, float]:
-        """What weights of edges, those of pairs and gradients of weights may take, in bytes; see `GivenEdges`.
-
-        Args:
-            num_edges: Room for edges.
-        """
+    def memory_of_weights(self) -> tuple[float, float, float]:
+        """What weights of edges, those of pairs and gradients of weights may take, in bytes; see `GivenEdges`."""
         if self.weight_bytes is not None or self.device.type == "cpu":
             asked = math.inf if self.weight_bytes is None else self.weight_bytes
             return asked, asked, asked
         total = torch.cuda.get_device_properties(self.device).total_memory
-        pair_bytes = min(max(_PAIR_BYTES, _PAIR_BYTES_OF_EDGE * num_edges), _PAIR_SHARE * total)
-        gradient_bytes = min(max(_GRADIENT_BYTES, _GRADIENT_BYTES_OF_EDGE * num_edges), _PAIR_SHARE * total)
-        return WEIGHT_SHARE * total, pair_bytes, gradient_bytes
+        return WEIGHT_SHARE * total, _PAIR_SHARE * total, _GRADIENT_SHARE * total
 
     def _search_edges(self, capacity: int) -> EdgeTensors:
         memory = self._memory
@@ -291,7 +281,7 @@ class Evaluation:
                 pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
         elif self._lengths_decide:
             pairs = self._search.pairs(edges, num_atoms, num_nodes)
-        weight_bytes, pair_bytes, gradient_bytes = self.memory_of_weights(len(edges.vectors))
+        weight_bytes, pair_bytes, gradient_bytes = self.memory_of_weights()
         given = GivenEdges(
             edges.edge_index,
             edges.graph,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -438,14 +439,15 @@ def test_bad_input(change: dict[str, float], message: str, device: torch.device)
 
 def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "3")
-    assert new_step(device).memory_of_weights(10**8) == (3 * 2**20,) * 3
-    assert new_step(device, weight_bytes=7.0).memory_of_weights(10**8) == (7.0, 7.0, 7.0)
+    assert new_step(device).memory_of_weights() == (3 * 2**20,) * 3
+    assert new_step(device, weight_bytes=7.0).memory_of_weights() == (7.0, 7.0, 7.0)
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "0")
     with pytest.raises(SettingsError, match=r"EQACCEL_WEIGHT_MIB: expected a whole number of MiB, at least 1, got '0'"):
         new_step(device)
     monkeypatch.delenv("EQACCEL_WEIGHT_MIB")
-    assert min(new_step(device).memory_of_weights(1)) >= 1e9
-    assert min(new_step(device).memory_of_weights(10**7)) > 1e9
+    default = new_step(device).memory_of_weights()
+    total = math.inf if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    assert default == (total / 16, total / 4, total / 8)
 
 
 def test_completed_cells_are_orthogonal() -> None:
