@@ -323,8 +323,8 @@ PYBIND11_MODULE(_runtime, m) {
           "compile_arch",
           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
              const std::optional<std::string>& arch) {
-            return self.family().compile_arch(parse_backend(backend), parse_scalar(scalar), parse_direction(direction),
-                                              arch.value_or(""));
+            return self.family().compile_arch(self, parse_backend(backend), parse_scalar(scalar),
+                                              parse_direction(direction), arch.value_or(""));
           },
           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def(

@@ -1,11 +1,14 @@
-// eqaccel::matrix_product: a b, as torch's product but on CPUs, and for float32 on GPUs of compute capability 9.0, which
-// have kernels that are faster, with errors of the same size. Where torch may use TensorFloat-32, or the kernel does not
-// take the operands (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to
-// `a` is another call of the operator, that with respect to `b` a product of torch.
+// eqaccel::matrix_product: a b, as torch's product but on CPUs, and for float32 on GPUs whose tensor cores are faster
+// (runtime/matrix_product.cpp), with errors of the same size, or with those of single products of TensorFloat-32 if the
+// program says so. Where torch may use TensorFloat-32 in place of three products, or the kernel does not take the operands
+// (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to `a` is another call
+// of the operator, that with respect to `b` a product of torch.
 #include "matrix_product.h"
 
 #include <ATen/Context.h>
 #include <torch/library.h>
+
+#include <optional>
 
 #include "device.h"
 #include "differentiate.h"
@@ -37,15 +40,19 @@ void check(const Tensor& a, const Tensor& b) {
               ". Convert it with .to(a).");
 }
 
-bool has_kernel(const Tensor& a) {
-  if (a.scalar_type() != at::kFloat || at::globalContext().allowTF32CuBLAS()) return false;
-  const Backend backend = backend_of(a.device());
-  return backend == Backend::cuda && GpuDriver::get(backend).arch(a.device().index()) == MatrixProduct::device_arch;
+// What the kernel of a program is compiled for where it multiplies float32 on a device; nothing where torch does.
+std::optional<std::string> kernel_arch(const Program& program, at::Device device) {
+  const bool torch_rounds = at::globalContext().allowTF32CuBLAS() && MatrixProduct::products(program) > 1;
+  if (torch_rounds) return std::nullopt;
+  return MatrixProduct::compile_arch(program, GpuDriver::get(Backend::cuda).arch(device.index()));
 }
 
 Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
   check(a, b);
-  if (!has_kernel(a)) return at::mm(a, b);
+  if (a.scalar_type() != at::kFloat || backend_of(a.device()) != Backend::cuda) return at::mm(a, b);
+  const auto program = program_of("eqaccel::matrix_product", payload, key);
+  const auto arch = translating_errors([&] { return kernel_arch(*program, a.device()); });
+  if (!arch) return at::mm(a, b);
   const c10::DeviceGuard guard(a.device());
   const Tensor rows = a.contiguous(), c = at::empty({a.size(0), b.size(1)}, a.options());
   const Matrices matrices{rows.const_data_ptr<float>(),
@@ -58,8 +65,7 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
                           b.stride(1)};
   if (!MatrixProduct::takes(matrices)) return at::mm(a, b);
   translating_errors([&] {
-    const auto program = program_of("eqaccel::matrix_product", payload, key);
-    const MatrixProduct& kernel = MatrixProduct::get(*program, a.device().index());
+    const MatrixProduct& kernel = MatrixProduct::get(*program, a.device().index(), *arch);
     const Tensor workspace =
         at::empty({static_cast<int64_t>(kernel.workspace_bytes(matrices))}, a.options().dtype(at::kByte));
     kernel.launch(matrices, workspace.mutable_data_ptr(), current_stream(a.device()));
