@@ -13,11 +13,7 @@ namespace {
 
 EQ_FN unsigned tail_of(float x, unsigned head) { return head_of(x - __uint_as_float(head)); }
 
-// The column of C that is summed at a place of the tensor core, where a thread has two neighbours of every eight: in
-// this order these are four neighbours of C, which it writes at once.
-EQ_FN int column_summed_at(int place) { return place / 16 * 16 + place % 8 / 2 * 4 + place % 16 / 8 * 2 + place % 2; }
-
-// Columns from `column` on, of which `left` are there: four that lie together.
+// Writes four neighbours of a row of C, of which `left` columns are there.
 EQ_FN void write_four(float* to, int left, bool aligned, const float (&four)[4]) {
   if (aligned && left > 0) *(float4*)to = make_float4(four[0], four[1], four[2], four[3]);
   if (!aligned && left > 0) *(float2*)to = make_float2(four[0], four[1]);

@@ -6,8 +6,10 @@
 // columns at a time, so that few of them are in the tensor cores' hands: four chains, which wait for each other less
 // than a multiplication takes.
 //
-// Shared memory is free of bank conflicts: a warp reads 512 bytes of B that lie together, and of A, at a time, 64 bytes
-// of each of two rows, whose halves are exchanged in every other row.
+// What is multiplied are the transposes, so that all that lanes read at once is in the registers that multiplications take:
+// of B the elements of one, which come in this order, and of a row of A four terms, two for each of two of them. That is
+// free of bank conflicts: a warp reads 512 bytes of B that lie together, and of A, at a time, 64 bytes of each of two
+// rows, whose halves are exchanged in every other row.
 //
 // The body that follows has these numbers in a struct `P`.
 #pragma once
@@ -19,26 +21,29 @@ template <class P>
 struct MmaProduct {
   static constexpr int depth = P::depth, stages = P::stages, width = P::width, parts = P::parts;
   static constexpr int threads = P::block_threads, warp_rows = 32, height = threads / 32 * warp_rows;
-  static constexpr int steps_of_stage = depth / 8, quads = depth / 16;  // of four terms that a thread reads at once
+  static constexpr int steps_of_stage = depth / 8;
   static constexpr int a_size = height * depth, b_size = parts * depth * width;  // floats of a stage
-  static_assert(depth == 32 && width % 16 == 0 && b_size % (4 * threads) == 0);
+  static_assert(depth == 32 && width % 32 == 0 && b_size % (4 * threads) == 0);
 
-  // Where B has the elements that tensor cores read: for eight columns of C, and sixteen terms, four terms for each lane.
-  // The order of the terms in a sum is free: those that lanes read at once are the terms of two multiplications.
+  // Where B has the elements that tensor cores read: for 16 columns of C and 8 terms, four elements for each lane, those of
+  // columns `lane / 4` and 8 later, and of two terms. The order of the terms in a sum is free, as is that of columns: a
+  // lane sums four neighbours in 32 of them.
   struct Order {
     static EQ_FN Element element(int within, int) {
-      const int lane = within / 4 % 32, quad = within / 128 % quads, eight = within / 128 / quads;
-      return {16 * quad + 4 * (lane % 4) + within % 4, column_summed_at(8 * eight + lane / 4)};
+      const int n = within % 4, lane = within / 4 % 32, step = within / 128 % steps_of_stage;
+      const int sixteen = within / 128 / steps_of_stage;
+      return {step / 2 * 16 + lane % 4 * 4 + step % 2 * 2 + n / 2,
+              sixteen / 2 * 32 + lane / 4 * 4 + sixteen % 2 * 2 + n % 2};
     }
   };
 
-  // Thirty-two rows of a stage of A: 16 rows x 8 terms for each multiplication.
+  // Thirty-two rows of a stage of A, eight for each multiplication.
   struct Rows {
-    unsigned head[2][steps_of_stage][4], tail[parts == 2 ? 2 : 1][steps_of_stage][4];
+    unsigned part[parts][4][steps_of_stage][2];
   };
-  // Eight columns of a stage of B.
+  // Sixteen columns of a stage of B.
   struct Columns {
-    unsigned part[parts][steps_of_stage][2];
+    unsigned part[parts][steps_of_stage][4];
   };
 
   const float *a, *packed;
@@ -50,7 +55,7 @@ struct MmaProduct {
   int tile, stride, total;  // `total`: stages of all tiles
 
   int load_tile = tile, load_step = 0, load_stage = 0, loaded = 0, step = 0, stage = 0;
-  float sum[width / 8][2][4] = {};
+  float sum[width / 16][4][4] = {};  // of 16 columns and 8 rows
 
   EQ_FN long long first_row(int tile) const { return (long long)(tile / across) * height + warp * warp_rows; }
 
@@ -85,68 +90,66 @@ struct MmaProduct {
   EQ_FN void read(Rows& to) const {
     const float* from = a_stages + stage * a_size + warp * warp_rows * depth;
 #pragma unroll
-    for (int i = 0; i < 4 * quads; ++i) {
-      const int sixteen = i / 2 / quads, half = i / quads % 2, quad = i % quads;
-      const float4 read = *(const float4*)(from + place(16 * sixteen + 8 * half + lane / 4, 4 * quad + lane % 4));
+    for (int i = 0; i < 2 * steps_of_stage; ++i) {
+      const int eight = i % 4, step = i / 4 * 2;
+      const float4 read = *(const float4*)(from + place(8 * eight + lane / 4, 2 * step + lane % 4));
       const float four[4] = {read.x, read.y, read.z, read.w};
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const int k = 2 * quad + n / 2, place = half + n % 2 * 2;
-        to.head[sixteen][k][place] = head_of(four[n]);
-        if constexpr (parts == 2) to.tail[sixteen][k][place] = tail_of(four[n], to.head[sixteen][k][place]);
+        unsigned& head = to.part[0][eight][step + n / 2][n % 2];
+        head = head_of(four[n]);
+        if constexpr (parts == 2) to.part[1][eight][step + n / 2][n % 2] = tail_of(four[n], head);
       }
     }
   }
 
-  EQ_FN void read(Columns& to, int eight) const {
-    const float* from = b_stages + stage * b_size + (eight * quads * 32 + lane) * 4;
+  EQ_FN void read(Columns& to, int sixteen) const {
+    const float* from = b_stages + stage * b_size + sixteen * 16 * depth + 4 * lane;
 #pragma unroll
-    for (int part = 0; part < parts; ++part) {
-#pragma unroll
-      for (int quad = 0; quad < quads; ++quad) {
-        const uint4 four = *(const uint4*)(from + part * depth * width + quad * 128);
-        to.part[part][2 * quad][0] = four.x, to.part[part][2 * quad][1] = four.y;
-        to.part[part][2 * quad + 1][0] = four.z, to.part[part][2 * quad + 1][1] = four.w;
-      }
+    for (int i = 0; i < parts * steps_of_stage; ++i) {
+      const int part = i / steps_of_stage, step = i % steps_of_stage;
+      const uint4 four = *(const uint4*)(from + part * depth * width + step * 128);
+      unsigned (&element)[4] = to.part[part][step];
+      element[0] = four.x, element[1] = four.y, element[2] = four.z, element[3] = four.w;
     }
   }
 
   // Sixteen columns of a stage.
   EQ_FN void multiply(const Rows& a, int sixteen) {
-    Columns b[2];
-    float part[2][2][4] = {};
+    Columns b;
+    read(b, sixteen);
+    float made[4][4] = {};
+    const auto add = [&](int of_a, int of_b, int step) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) read(b[n], 2 * sixteen + n);
-    const auto add = [&](const unsigned (&factor)[2][steps_of_stage][4], int of_b, int k) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-        multiply_add(part[n / 2][n % 2], factor[n % 2][k], b[n / 2].part[of_b][k], part[n / 2][n % 2]);
+      for (int eight = 0; eight < 4; ++eight)
+        multiply_add(made[eight], b.part[of_b][step], a.part[of_a][eight][step], made[eight]);
     };
     if constexpr (parts == 2) {
 #pragma unroll
-      for (int k = 0; k < steps_of_stage; ++k) add(a.tail, 0, k), add(a.head, 1, k);
+      for (int step = 0; step < steps_of_stage; ++step) add(1, 0, step), add(0, 1, step);
     }
 #pragma unroll
-    for (int k = 0; k < steps_of_stage; ++k) add(a.head, 0, k);
+    for (int step = 0; step < steps_of_stage; ++step) add(0, 0, step);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) sum[2 * sixteen + i / 8][i / 4 % 2][i % 4] += part[i / 8][i / 4 % 2][i % 4];
+    for (int i = 0; i < 16; ++i) sum[sixteen][i / 4][i % 4] += made[i / 4][i % 4];
   }
 
   EQ_FN void write() {
-    const int column = tile % across * width + 4 * (lane % 4);
+    const int column = tile % across * width + lane / 4 * 4;
     const bool aligned = columns % 4 == 0;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const long long row = first_row(tile) + 8 * n + lane / 4;
+    for (int n = 0; n < 8; ++n) {
+      const int eight = n / 2, odd = n % 2;
+      const long long row = first_row(tile) + 8 * eight + lane % 4 * 2 + odd;
 #pragma unroll
-      for (int i = 0; i < width / 16; ++i) {
-        const float *left = sum[2 * i][n / 2] + n % 2 * 2, *right = sum[2 * i + 1][n / 2] + n % 2 * 2;
-        const float four[4] = {left[0], left[1], right[0], right[1]};
-        write_four(c + row * columns + column + 16 * i, row < rows ? columns - column - 16 * i : 0, aligned, four);
+      for (int i = 0; i < width / 32; ++i) {
+        const float *left = sum[2 * i][eight], *right = sum[2 * i + 1][eight];
+        const float four[4] = {left[odd], left[2 + odd], right[odd], right[2 + odd]};
+        write_four(c + row * columns + column + 32 * i, row < rows ? columns - column - 32 * i : 0, aligned, four);
       }
     }
 #pragma unroll
-    for (int i = 0; i < width; ++i) sum[i / 8][i / 4 % 2][i % 4] = 0;
+    for (int i = 0; i < width; ++i) sum[i / 16][i / 4 % 4][i % 4] = 0;
   }
 
   EQ_FN void run() {

@@ -38,6 +38,10 @@ struct Fragments {
   }
 };
 
+// The column of C that is summed at a place of the tensor core, where a thread has two neighbours of every eight: in
+// this order these are four neighbours of C, which it writes at once.
+EQ_FN int column_summed_at(int place) { return place / 16 * 16 + place % 8 / 2 * 4 + place % 16 / 8 * 2 + place % 2; }
+
 // The order of B in a stage, (depth / 4, width, 4): eight terms are those of one multiplication.
 struct WgmmaOrder {
   static EQ_FN Element element(int within, int width) {
