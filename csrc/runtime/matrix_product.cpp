@@ -20,8 +20,8 @@ constexpr int64_t tile_overhead = 24;
 constexpr const char *wgmma_device = "sm_90", *wgmma_arch = "sm_90a";
 
 // Published peaks, dense, in TFLOP/s: of float32, which is what torch multiplies with, and of TensorFloat-32 by mma.sync.
-// Of an architecture it is the product where tensor cores gain least. Not here are 8.7 and 11.0, of which there is no peak
-// of TensorFloat-32, and 10.0 and 10.3, whose peaks are those of tcgen05, an instruction that the kernel does not use.
+// Of an architecture it is the product where tensor cores gain least. Not here are 8.7, 11.0 and 12.1, of which there is no
+// peak of TensorFloat-32, and 10.0 and 10.3, whose peaks are those of tcgen05, which the kernel does not use.
 struct Peaks {
   const char* arch;
   double float32, tensor;
@@ -46,7 +46,8 @@ bool pays(const std::string& arch, int64_t products) {
 std::optional<std::string> MatrixProduct::compile_arch(const Program& program, const std::string& arch) {
   if (!pays(arch, products(program))) return std::nullopt;
   const int64_t limit = settings::shared_bytes();
-  const auto fits = [&](const char* body) { return program.shared_bytes(body) <= limit; };
+  const bool limited = limit < std::numeric_limits<int64_t>::max();  // else every call would add up what bodies take
+  const auto fits = [&](const char* body) { return !limited || program.shared_bytes(body) <= limit; };
   if (arch == wgmma_device && fits("tuned/sm_90a/forward/float32")) return wgmma_arch;
   if (!fits("gpu/forward/float32")) return std::nullopt;
   return arch;
