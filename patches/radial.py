@@ -23,8 +23,8 @@ from eqaccel.ops import EdgeWeights, LastProduct, MatrixProduct, ScaledSilu, dep
 from eqaccel.prepare import model_dtype
 
 _NO_KERNEL = (
-    "on a GPU, eqaccel.MatrixProduct has a kernel for float32 and compute capability 9.0 alone, where torch is not "
-    "allowed TensorFloat-32"
+    "on a GPU, eqaccel.MatrixProduct has a kernel for float32 and compute capability 8.0 and 9.0 alone, where torch is "
+    "not allowed TensorFloat-32"
 )
 
 

@@ -298,7 +298,8 @@ void Program::load(Backend backend, Scalar scalar, Direction direction, int devi
 }
 
 const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction direction, int device) const {
-  if (!family_->load_gpu_kernel && !(backend == Backend::cpu && family_->compile_arch(backend, scalar, direction, "")))
+  if (!family_->load_gpu_kernel &&
+      !(backend == Backend::cpu && family_->compile_arch(*this, backend, scalar, direction, "")))
     throw std::invalid_argument(std::string("payload: expected a family whose kernels take eq_operands, got ") +
                                 family_->name);
   if (backend == Backend::cpu) device = 0;

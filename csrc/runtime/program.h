@@ -93,8 +93,8 @@ struct Compiled {
 //                                            their blocks take, see eqaccel/families/linear/payload.py; its direction
 //                                            double_backward is the derivative by weights
 //   paths                                    a line for each path, see there
-// and a matrix product has no bodies but cpu/forward and gpu/forward/float32, and numbers of its own, see
-// eqaccel/families/matrix_product/payload.py.
+// and a matrix product has no bodies but cpu/forward, gpu/forward/float32 and tuned/sm_90a/forward/float32, and numbers of
+// its own, see eqaccel/families/matrix_product/payload.py.
 class Program {
  public:
   Program(const uint8_t* payload, std::size_t size);
@@ -107,6 +107,8 @@ class Program {
     return rounds_weights(scalar) && direction != Direction::double_backward;
   }
   const std::string& entry(const std::string& name) const;   // any entry; throws std::out_of_range if absent
+  // Shared memory that a block of any kernel of a body for GPUs takes at most; 0 where the numbers do not say.
+  int64_t shared_bytes(const std::string& body) const;
   // Name of the body that `compile` takes for an architecture.
   std::string body(Backend, Scalar, Direction, const std::string& arch = "") const;
   // Prelude and body: the whole translation unit.
@@ -139,8 +141,7 @@ class Program {
  private:
   struct Tools;
   static Tools find_tools(Backend);  // throws MissingCompilerError
-  // Shared memory of a GPU block: what a body takes, and what an architecture has as far as it is known here.
-  int64_t shared_bytes(const std::string& body) const;
+  // Shared memory of a GPU block that an architecture has, as far as it is known here.
   int64_t available_shared_bytes(Backend, const std::string& arch) const;
   // Name of the body that is made for a target: of those for GPUs, the one that takes most of the shared memory it has.
   // Throws CompileError if none fits.
