@@ -36,8 +36,8 @@ class Settings:
     Attributes:
         tune: Whether `warmup` and `patch` choose between plans by timing them.
         compile_limit: Seconds after which the host C++ compiler is ended.
-        weight_bytes: Memory that the weights of edges of a layer may take in a step, alone and with their gradients; 0
-            for the default.
+        weight_bytes: Memory that the weights of edges of a layer may take in a step, and their gradients; 0 for the
+            default.
     """
 
     tune: bool = False

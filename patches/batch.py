@@ -115,7 +115,8 @@ class PaddedBatch:
                 dim, blank = self._fields[name].dim, self._blank[name]
                 begin = value.size(dim)
                 rest = blank.narrow(dim, begin, blank.size(dim) - begin)
-                torch.cat((value, rest), dim, out=self.inputs[name])
+                # By another name of the memory: autograd counts changes, and a gradient may be recorded after this one.
+                torch.cat((value, rest), dim, out=self.inputs[name].data)
 
 
 def blank_positions(nodes: int, cutoff: float, like: Tensor) -> Tensor:

@@ -170,16 +170,13 @@ class TorchModel final : public Model {
       copy(found.moments, {frame.num_edges, 3, 3}, moments);
       return;
     }
-    const at::Tensor edges = edge_index.to(device_), moved = vectors.to(device_, dtype());
+    const at::Tensor edges = edge_index.to(device_);
+    // Nothing is shared here, so that steps that ask for moments have the bits of those that do not.
     std::optional<GivenGraph> given;
-    if (may_give_) {
-      const at::Tensor packed = sorted(edges, frame.num_nodes);
-      // Of the edges of one rank some may have no reverse here, which the kernels of a GPU take for granted.
-      GivenGraph::FindPairs find;
-      if (device_.is_cpu()) find = [=] { return ops::find_pairs(moved, packed, frame.num_nodes); };
-      given.emplace(edges, packed, frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_, find);
-    }
-    const auto [of_nodes, of_edges] = call(moved, edges, types.to(device_), frame.num_local, exchange);
+    if (may_give_)
+      given.emplace(edges, sorted(edges, frame.num_nodes), frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_);
+    const auto [of_nodes, of_edges] =
+        call(vectors.to(device_, dtype()), edges, types.to(device_), frame.num_local, exchange);
     compared_ = true;
     if (given && given->differed()) may_give_ = false;
     copy(of_nodes, {frame.num_local}, energies);

@@ -20,6 +20,8 @@ TORCH_LIBRARY(eqaccel, library) {
   // be room behind the last edge, which the last ranges have.
   library.def("pair_ranges(Tensor graph, Tensor row, Tensor edges, int num_nodes, int size, bool all_reversible) -> "
               "Tensor[]");
+  // Packed indices of `size` slots after the other, of one in which slots are edges; all nodes send and receive in each.
+  library.def("slot_ranges(Tensor graph, int num_nodes, int size) -> Tensor[]");
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
               ") -> Tensor",
               tags);

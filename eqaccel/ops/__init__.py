@@ -4,7 +4,7 @@ Takes tensors and the spec of a kernel family; gives differentiable results. Imp
 the operator library. Knows torch, specs and payloads; must not know models, e3nn, or how a kernel is written.
 """
 
-from eqaccel.ops.edge_pairs import EdgePairs, LastProduct, convolve_pairs
+from eqaccel.ops.edge_pairs import EdgePairs
 from eqaccel.ops.graph import GivenEdges, Graph, computed_once, depend_on_lengths, given_edges
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
@@ -13,6 +13,7 @@ from eqaccel.ops.matrix_product import MatrixProduct, has_matrix_kernel
 from eqaccel.ops.modules import TensorProduct, TensorProductConv
 from eqaccel.ops.morton import morton_order
 from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, NeighborKernels, Neighbors
+from eqaccel.ops.pair_convolution import LastProduct, convolve_pairs
 from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.radial_basis import RadialBasis

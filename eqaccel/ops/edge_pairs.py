@@ -1,21 +1,15 @@
-"""Edges and their reverses: weights that depend on the length alone are made once for both, and read by both.
-
-That is for energies with their first derivatives.
-"""
+"""Edges and their reverses: which they are, and some of them at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from eqaccel.ops.layout import to_ir_mul, to_mul_ir
 from eqaccel.ops.library import call_operator, load_library
 from eqaccel.ops.matrix_product import MatrixProduct, adds_rows
-from eqaccel.ops.modules import TensorProductConv
 
 if TYPE_CHECKING:  # that file needs this one
     from eqaccel.ops.neighbors import Neighbors
@@ -94,6 +88,21 @@ class EdgePairs:
         rows: Tensor = call_operator(torch.ops.eqaccel.take_pairs, *arguments)
         return rows
 
+    def add(self, values: Tensor) -> Tensor:
+        """The sum of the values of the edges of a pair; zeros beyond the last pair.
+
+        Args:
+            values: (num_edges, columns).
+
+        Returns:
+            (num_pairs, columns).
+        """
+        if self.search is not None:
+            return self.search.add_pairs(values, self)
+        first, second = self.edges.unbind(1)
+        rest = values.index_select(0, second.clamp(min=0))
+        return values.index_select(0, first) + rest.masked_fill_(second.unsqueeze(1) < 0, 0.0)
+
     def multiply(self, product: MatrixProduct, values: Tensor, matrix: Tensor) -> Tensor:
         """The sum of the values of the edges of a pair, times a matrix; zeros beyond the last pair.
 
@@ -106,7 +115,7 @@ class EdgePairs:
             (num_pairs, columns).
         """
         if self.search is not None and not adds_rows(values.device, values.dtype, product.spec):
-            return self.search.add_pairs(product(values, matrix), self)
+            return self.add(product(values, matrix))
         result: Tensor = torch.ops.eqaccel.matrix_product_shared(
             product.payload, product.key, values, matrix, self.edges
         )
@@ -132,155 +141,3 @@ class PairRange:
     def of_pairs(self, values: Tensor) -> Tensor:
         """The rows that these pairs have of those of all; they share memory."""
         return values.narrow(0, self.first, len(self.pairs.edges))
-
-
-Ranges = Callable[[int], list[PairRange]]
-"""The pairs, in as many ranges as it takes where something of all of them has so many bytes; none if it may have."""
-
-
-@dataclass(frozen=True)
-class LastProduct:
-    """A network that ends with a product of matrices.
-
-    Attributes:
-        hidden: Maps (rows, inputs) to (rows, terms), each row for itself.
-        product: Multiplies.
-        matrix: (terms, weights).
-    """
-
-    hidden: Callable[[Tensor], Tensor]
-    product: MatrixProduct
-    matrix: Tensor
-
-
-def convolve_pairs(
-    conv: TensorProductConv,
-    x: Tensor,
-    y: Tensor,
-    network: LastProduct,
-    inputs: Tensor,
-    pairs: EdgePairs,
-    index: Tensor,
-    ranges: Ranges = lambda _: [],
-) -> Tensor:
-    """A convolution whose edges have the weights of their pairs.
-
-    The gradient can be computed once, not differentiated again, and there is none of the network. Where weights and
-    their gradients take too much memory at a time, they are made for one range of pairs after another, and weights are
-    multiplied once more for the gradient. Results are bitwise reproducible for the same ranges.
-
-    Args:
-        conv: The convolution, channel by channel.
-        x: (num_nodes, x_dim).
-        y: (num_edges, y_dim).
-        network: Makes weights.
-        inputs: (num_pairs, inputs), what it makes them of.
-        pairs: Of the edges.
-        index: Packed index of the edges.
-        ranges: Which ranges to take.
-    """
-    hidden = network.hidden(inputs)
-    result: Tensor = _Convolution.apply(conv, network.product, pairs, ranges, index, x, y, hidden, network.matrix)
-    return result
-
-
-class _Convolution(torch.autograd.Function):
-    """The last product and the convolution: between them, gradients have a row for each edge, and weights have not."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        conv: TensorProductConv,
-        product: MatrixProduct,
-        pairs: EdgePairs,
-        ranges: Ranges,
-        index: Tensor,
-        x: Tensor,
-        y: Tensor,
-        hidden: Tensor,
-        matrix: Tensor,
-    ) -> Tensor:
-        weight_bytes = len(hidden) * matrix.size(1) * matrix.element_size()
-        with_gradients = ranges(3 * weight_bytes)  # which edges have each for themselves
-        ctx.parts = conv, product, pairs, index, with_gradients
-        parts = ranges(weight_bytes)
-        if parts:
-            ctx.save_for_backward(x, y, hidden, matrix)
-            return _forward_in_ranges(conv, product, parts, x, y, hidden, matrix)
-        weights = conv.kept_weights(product(hidden, matrix))
-        ctx.save_for_backward(x, y, hidden if with_gradients else weights, matrix)
-        result: Tensor = call_operator(
-            torch.ops.eqaccel.tensor_product_shared, *_arguments(conv, x, y, weights, pairs, index, conv.mul_ir)
-        )
-        return result
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gz: Tensor) -> Any:
-        (x, y, kept, matrix), (conv, product, pairs, index, parts) = ctx.saved_tensors, ctx.parts
-        if parts:
-            gx, gy, gh = _backward_in_ranges(conv, product, parts, gz, x, y, kept, matrix)
-        else:
-            payload, key, *operands = _arguments(conv, x, y, kept, pairs, index, conv.mul_ir)
-            gx, gy, gw = torch.ops.eqaccel.tensor_product_shared_backward(payload, key, gz.contiguous(), *operands)
-            gh = pairs.multiply(product, gw, matrix.t())
-        return None, None, None, None, None, gx, gy, gh, None
-
-
-def _arguments(
-    conv: TensorProductConv, x: Tensor, y: Tensor, weights: Tensor, pairs: EdgePairs, index: Tensor, mul_ir: bool
-) -> tuple[Any, ...]:
-    rest = pairs.row, index, x.size(0), conv.z_dim, mul_ir, conv.deterministic
-    return conv.payload, conv.key, x, y, weights, *rest
-
-
-def _forward_in_ranges(
-    conv: TensorProductConv,
-    product: MatrixProduct,
-    parts: list[PairRange],
-    x: Tensor,
-    y: Tensor,
-    hidden: Tensor,
-    matrix: Tensor,
-) -> Tensor:
-    """The sum over ranges, in the layout of kernels, so that this is changed once."""
-    x = to_ir_mul(x, conv.spec.irreps_in1) if conv.mul_ir else x
-    z: Tensor | None = None
-    for part in parts:
-        weights = conv.kept_weights(product(part.of_pairs(hidden), matrix))
-        arguments = _arguments(conv, x, y.index_select(0, part.slots), weights, part.pairs, part.index, False)
-        own = call_operator(torch.ops.eqaccel.tensor_product_shared, *arguments)
-        z = own if z is None else z.add_(own)
-        del weights, arguments, own  # before there are others
-    assert z is not None
-    return to_mul_ir(z, conv.spec.irreps_out) if conv.mul_ir else z
-
-
-def _backward_in_ranges(
-    conv: TensorProductConv,
-    product: MatrixProduct,
-    parts: list[PairRange],
-    gz: Tensor,
-    x: Tensor,
-    y: Tensor,
-    hidden: Tensor,
-    matrix: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, y and `hidden`; each range adds to that of x, and has rows of its own of the others."""
-    x = to_ir_mul(x, conv.spec.irreps_in1) if conv.mul_ir else x
-    gz = to_ir_mul(gz, conv.spec.irreps_out) if conv.mul_ir else gz.contiguous()
-    gx: Tensor | None = None
-    gy, gh = torch.empty_like(y), torch.empty_like(hidden)
-    for part in parts:
-        weights = conv.kept_weights(product(part.of_pairs(hidden), matrix))
-        payload, key, *operands = _arguments(
-            conv, x, y.index_select(0, part.slots), weights, part.pairs, part.index, False
-        )
-        add_x, own_y, gw = torch.ops.eqaccel.tensor_product_shared_backward(payload, key, gz, *operands)
-        del weights, operands  # before there are others
-        gx = add_x if gx is None else gx.add_(add_x)
-        gy.index_copy_(0, part.slots, own_y)
-        part.of_pairs(gh).copy_(part.pairs.multiply(product, gw, matrix.t()))
-        del gw
-    assert gx is not None
-    return to_mul_ir(gx, conv.spec.irreps_in1) if conv.mul_ir else gx, gy, gh

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from eqaccel.errors import GraphError
 from eqaccel.ops.library import load_library, translate
+from eqaccel.ops.portions import Portions
 
 if TYPE_CHECKING:  # that file needs this one
-    from eqaccel.ops.edge_pairs import EdgePairs, PairRange, Ranges
+    from eqaccel.ops.edge_pairs import EdgePairs, PairRange
 
 load_library()
 
@@ -252,8 +253,8 @@ class GivenEdges:
             are compared there too, by the device, which says in `EdgePairs.differ` what it has found.
         row_ptr: (num_nodes + 1,), first slot of each receiver, or about so: by this, nodes are dealt out to ranges.
         weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
-        pair_bytes: Memory that the weights of pairs of a layer may take, and then these with their gradients, where
-            they are made for a range of pairs at a time.
+        pair_bytes: Memory that the weights of pairs of a layer may take, where they are made for a range at a time.
+        gradient_bytes: Memory that gradients of weights of edges may take, where they are made for some at a time.
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
@@ -273,6 +274,7 @@ class GivenEdges:
     shared: list[Tensor] = field(default_factory=list)
     differ: list[Tensor] = field(default_factory=list)
     pair_bytes: float = math.inf
+    gradient_bytes: float = math.inf
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _computed: dict[Hashable, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
@@ -302,10 +304,10 @@ class GivenEdges:
         return self._ranges[count]
 
     def pair_ranges(self, num_bytes: int) -> list[PairRange]:
-        """The pairs in ranges for which something takes the memory that it may take; none if it may for all.
+        """The pairs in ranges for which weights take the memory that they may take; none if all of them may.
 
         Args:
-            num_bytes: What it takes for all pairs.
+            num_bytes: What the weights of all pairs take.
         """
         assert self.pairs is not None
         count = math.ceil(num_bytes / self.pair_bytes)
@@ -388,12 +390,12 @@ class PairRows:
     Attributes:
         pairs: The edges and their reverses.
         rows: (num_pairs, columns).
-        ranges: Which pairs to take at a time.
+        portions: What may be there at a time.
     """
 
     pairs: EdgePairs
     rows: Tensor
-    ranges: Ranges
+    portions: Portions
 
 
 def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor) -> PairRows | None:
@@ -412,7 +414,7 @@ def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor
     if rows is None:
         return None
     given.shared.append(rows)
-    return PairRows(given.pairs, rows, given.pair_ranges)
+    return PairRows(given.pairs, rows, Portions(given.pair_ranges, given.gradient_bytes))
 
 
 @dataclass(frozen=True)

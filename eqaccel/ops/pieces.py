@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqaccel.ops.edge_pairs import LastProduct, convolve_pairs
 from eqaccel.ops.graph import EdgeRange, given_pairs, given_ranges, packed_rows
 from eqaccel.ops.library import call_operator
 from eqaccel.ops.modules import TensorProductConv
+from eqaccel.ops.pair_convolution import LastProduct, convolve_pairs
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def convolve_in_pieces(
     """The convolution of `conv`, in as many pieces as the memory asks for that `given_edges` allows; else in one.
 
     Weights that depend on lengths alone, by `depend_on_lengths`, are made once for an edge and its reverse. If they are
-    made in pieces, these are ranges of pairs, and only the last product of the network is made again for the gradient.
-    Others are made for ranges of receivers, and the whole network once more.
+    made in pieces, these are ranges of pairs, see `convolve_pairs`. Others are made for ranges of receivers, and once
+    more for the gradient.
 
     Results are bitwise reproducible for the same pieces. The gradient can be computed once, not differentiated again.
 
@@ -68,7 +68,7 @@ def convolve_in_pieces(
         found = given_pairs(receiver, sender, num_nodes, weights.inputs)
         if found is not None:
             index = packed_rows(receiver, sender, num_nodes, num_nodes)
-            return convolve_pairs(conv, x, y, weights.last, found.rows, found.pairs, index, found.ranges)
+            return convolve_pairs(conv, x, y, weights.last, found.rows, found.pairs, index, found.portions)
     ranges = given_ranges(receiver, sender, num_nodes, y.size(0) * conv.spec.weight_numel * x.element_size())
     if not ranges:
         return conv(x, y, weights.compute(), packed_rows(receiver, sender, num_nodes, num_nodes), num_nodes)

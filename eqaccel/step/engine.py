@@ -31,12 +31,14 @@ SKIN = 0.5
 WEIGHT_SHARE = 1 / 16
 """Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
 
-_PAIR_SHARE = 1 / 8
-"""The most that weights of pairs take, alone or with their gradients, before they are made in ranges."""
-_PAIR_BYTES = 1.5 * 2**30
-"""What they take on a GPU of enough memory: more would not be faster by much."""
-_PAIR_BYTES_OF_EDGE = 768
-"""Or so much for each edge, so that large systems have some ten ranges, each of which looks at all atoms."""
+_PAIR_SHARE = 1 / 4
+"""Of the memory of a GPU, the most that weights of pairs take at a time, and gradients of those of edges."""
+_PAIR_BYTES, _GRADIENT_BYTES = 2e9, 1e9
+"""What weights of pairs, and gradients of those of edges, may take whatever the size of the system.
+
+With MACE-MP-0 medium, those of 1000 atoms of carbon are there at once."""
+_PAIR_BYTES_OF_EDGE, _GRADIENT_BYTES_OF_EDGE = 1024, 256
+"""Or so much for each edge, so that large systems have few portions: each of them looks at all atoms."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
@@ -83,9 +85,8 @@ class Evaluation:
         skin: Angstrom by which candidates go beyond the cutoff.
         capture: Whether to record CUDA graphs, on a GPU that can.
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
-        weight_bytes: Memory that the weights of edges of a layer may take, and where they are those of pairs also these
-            with their gradients; where they would take more they are made in pieces, and once more for the gradient.
-            None for what EQACCEL_WEIGHT_MIB says.
+        weight_bytes: Memory that the weights of edges of a layer may take, and their gradients; where they would take
+            more they are made in pieces, and once more for the gradient. None for what EQACCEL_WEIGHT_MIB says.
     """
 
     def __init__(
@@ -195,18 +196,13 @@ class Evaluation:
 
     def _run(self) -> Tensor:
         if not self.not_captured and self._capture is None and (self._served or not self.patient):
-            try:
-                # Before there is a recording, which has memory of its own.
-                exact = self._evaluate_exactly()
-                recording = self._record()
-                self._verify(recording.replay(), exact)
-                self._capture = recording
-                self.captures[self._reason] += 1
-            except (RuntimeError, NotImplementedError) as error:
-                # The same work without a graph: where that fails too, its error is the one to see.
-                reason = f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"
-                torch.cuda.synchronize(self.device)
-                torch.cuda.empty_cache()
+            reason = self._try_recording()
+            if reason:
+                # The same work without a graph, whose memory is free again: where that fails too, its error is the one
+                # to see.
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                    torch.cuda.empty_cache()
                 outputs = self._evaluate(True)
                 self.not_captured = reason
                 warnings.warn(
@@ -219,6 +215,18 @@ class Evaluation:
 
     def _record(self) -> Recording:
         return Capture(self._evaluate, self.device)
+
+    def _try_recording(self) -> str:
+        """Records what to do from now on; returns what is in the way of it, and lets go of what was done until then."""
+        try:
+            exact = self._evaluate_exactly()  # before there is a recording, which has memory of its own
+            recording = self._record()
+            self._verify(recording.replay(), exact)
+        except (RuntimeError, NotImplementedError) as error:
+            return f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"
+        self._capture = recording
+        self.captures[self._reason] += 1
+        return ""
 
     def _evaluate_exactly(self) -> NDArray[np.float64]:
         """The vector of results without room for further edges."""
@@ -240,17 +248,19 @@ class Evaluation:
             if np.isfinite(right).all() and not error <= bound * size:
                 raise RuntimeError(f"{name} differ by {error:.3e} where room for edges must not matter")
 
-    def memory_of_weights(self, num_edges: int) -> tuple[float, float]:
-        """What weights of edges may take, and what those of pairs may, in bytes; see `GivenEdges`.
+    def memory_of_weights(self, num_edges: int) -> tuple[float, float, float]:
+        """What weights of edges, those of pairs and gradients of weights may take, in bytes; see `GivenEdges`.
 
         Args:
             num_edges: Room for edges.
         """
         if self.weight_bytes is not None or self.device.type == "cpu":
             asked = math.inf if self.weight_bytes is None else self.weight_bytes
-            return asked, asked
+            return asked, asked, asked
         total = torch.cuda.get_device_properties(self.device).total_memory
-        return WEIGHT_SHARE * total, min(max(_PAIR_BYTES, _PAIR_BYTES_OF_EDGE * num_edges), _PAIR_SHARE * total)
+        pair_bytes = min(max(_PAIR_BYTES, _PAIR_BYTES_OF_EDGE * num_edges), _PAIR_SHARE * total)
+        gradient_bytes = min(max(_GRADIENT_BYTES, _GRADIENT_BYTES_OF_EDGE * num_edges), _PAIR_SHARE * total)
+        return WEIGHT_SHARE * total, pair_bytes, gradient_bytes
 
     def _search_edges(self, capacity: int) -> EdgeTensors:
         memory = self._memory
@@ -281,7 +291,7 @@ class Evaluation:
                 pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
         elif self._lengths_decide:
             pairs = self._search.pairs(edges, num_atoms, num_nodes)
-        weight_bytes, pair_bytes = self.memory_of_weights(len(edges.vectors))
+        weight_bytes, pair_bytes, gradient_bytes = self.memory_of_weights(len(edges.vectors))
         given = GivenEdges(
             edges.edge_index,
             edges.graph,
@@ -292,6 +302,7 @@ class Evaluation:
             memory.slack,
             pairs=pairs,
             pair_bytes=pair_bytes,
+            gradient_bytes=gradient_bytes,
         )
         results = []
         with given_edges(given):

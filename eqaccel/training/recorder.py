@@ -91,6 +91,7 @@ class Recorder:
         self.not_captured = "" if training is not None else f"{type(model).__name__} is of a kind that is not recorded"
         self._watch: Watch | None = None
         self._parameters: list[nn.Parameter] = []
+        self._accumulators: list[Any] = []
         self._rooms: OrderedDict[tuple[Any, ...], _Room] = OrderedDict()
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._pool: Any = None
@@ -147,6 +148,8 @@ class Recorder:
             self._forget()
             self._watch = Watch([model], trained=True)
             self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            # These work on the stream on which they are made: not on that of a recording, which makes them otherwise.
+            self._accumulators = [parameter.view_as(parameter).grad_fn for parameter in self._parameters]
         assert self._training is not None
         obstacle = self._watch.obstacle or self._training.obstacle(model)
         return obstacle or ("" if self._parameters else "nothing is trained")
@@ -155,6 +158,7 @@ class Recorder:
         self._rooms.clear()
         self._seen.clear()
         self._watch = self._pending = self._pool = None
+        self._accumulators = []
 
     def _is_waiting(self) -> bool:
         """Whether outputs of a recording are about that may still be differentiated."""
@@ -191,12 +195,16 @@ class Recorder:
     def _replay(self, model: Any, room: _Room, batch: Batch) -> dict[str, Any] | None:
         """The outputs of a model, recorded first where they have to be; None where that failed."""
         reference: dict[str, Tensor] | None = None
-        if room.recording is None:
+        versions = [parameter._version for parameter in self._parameters]
+        # The gradient of what was recorded before parameters have changed cannot be recorded any more.
+        is_stale = room.recording is not None and room.recording.wanted is None and room.versions != versions
+        if room.recording is None or is_stale:
+            room.versions = versions
             reference = self._record(model, room, batch)
             if reference is None:
                 return None
         assert room.recording is not None
-        replay = _Replay(self, room, batch, [parameter._version for parameter in self._parameters], reference)
+        replay = _Replay(self, room, batch, versions, reference)
         self._pending = ref(replay)
         outputs: Sequence[Tensor] = _Replayed.apply(replay, *self._parameters)
         self.replays += 1
@@ -246,10 +254,14 @@ class Recorder:
     def _compare(self, found: Sequence[Tensor], right: Sequence[Tensor], names: Sequence[str]) -> None:
         """Raises `RuntimeError` unless what a recording gives is what the ordinary call gives, but for rounding."""
         for name, value, expected in zip(names, found, right, strict=True):
-            bound = _ROUNDINGS * rounding_unit(value.dtype, value.device) * expected.abs().sum()
+            bound = _ROUNDINGS * self._rounding(value.device) * expected.abs().sum()
             error = (value - expected).abs().max() if value.numel() else expected.new_zeros(())
             if bool(expected.isfinite().all()) and not bool(error <= bound):
                 raise RuntimeError(f"{name}: a recording differs by {float(error):.3e} from the ordinary call")
+
+    def _rounding(self, device: torch.device) -> float:
+        """Of the narrowest dtype of the parameters: sums in a wider one may be of terms in this one."""
+        return max(rounding_unit(parameter.dtype, device) for parameter in self._parameters)
 
     def _give_up(self, reason: str) -> None:
         """Records nothing any more; says so once."""
@@ -268,6 +280,9 @@ class Recorder:
         Raises:
             RuntimeError: If they were asked for before, or parameters have changed since the outputs were computed.
         """
+        wanted = tuple(cotangent is not None for cotangent in cotangents)
+        if not any(wanted):
+            return (None,) * len(self._parameters)
         if replay.is_used:
             raise RuntimeError(
                 "backward: expected one backward pass of the outputs of a captured model, got another one; call the "
@@ -281,7 +296,6 @@ class Recorder:
         replay.is_used = True
         recording = replay.room.recording
         assert recording is not None
-        wanted = tuple(cotangent is not None for cotangent in cotangents)
         if recording.wanted is not None and recording.wanted != wanted:
             self.ordinary["the gradient of other outputs than before"] += 1
             return self._ordinary_gradients(replay, cotangents)
@@ -313,9 +327,7 @@ class Recorder:
         if any(f is None or r is None for f, r in pairs):
             raise RuntimeError("a recording gives gradients of other parameters than the ordinary call")
         ours, theirs = (torch.cat([g.reshape(-1).double() for g in side if g is not None]) for side in (found, right))
-        dtype = min((p.dtype for p in self._parameters), key=lambda t: torch.finfo(t).bits)
-        unit = rounding_unit(dtype, ours.device)
-        error, bound = (ours - theirs).abs().max(), _ROUNDINGS * unit * theirs.abs().sum()
+        error, bound = (ours - theirs).abs().max(), _ROUNDINGS * self._rounding(ours.device) * theirs.abs().sum()
         if bool(theirs.isfinite().all()) and not bool(error <= bound):
             raise RuntimeError(f"gradients: a recording differs by {float(error):.3e} from the ordinary call")
 
@@ -331,6 +343,7 @@ class _Room:
         names: Outputs that are given.
         others: What the model gives besides, where that is None.
         recording: None until it is made.
+        versions: Of the parameters, when it was made.
     """
 
     extent: Extent
@@ -339,6 +352,7 @@ class _Room:
     names: list[str] = field(default_factory=list)
     others: dict[str, None] = field(default_factory=dict)
     recording: Recording | None = None
+    versions: list[int] = field(default_factory=list)
 
     def suits(self, extent: Extent) -> bool:
         """Whether a batch leaves not too much of it empty."""

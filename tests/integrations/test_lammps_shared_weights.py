@@ -99,8 +99,6 @@ def test_rows_are_those_of_edges_in_layers_over_others(device, tmp_path):
 
 @pytest.mark.parametrize(("lists", "ranks"), [("device", 1), ("host", 1), ("host", 2)])
 def test_what_is_not_the_same_is_not_shared(lists, ranks, device, tmp_path):
-    if device.type == "cuda" and lists == "host":
-        pytest.skip("on the host, weights are shared on CPUs")
     model, atoms = written(tmp_path)
     style = f"eqaccel device {device.type} lists {lists}"
     commands = f"{NVE}run 12\nset atom 7 type 2\nrun 12\nset atom 7 type 1\nrun 4"

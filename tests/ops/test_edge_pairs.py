@@ -179,6 +179,23 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
         else:
             assert not bool(row_ptr.any())
 
+    indices = torch.ops.eqaccel.slot_ranges(index, nodes, size)
+    assert len(indices) == -(-room // size)
+    for number, found in enumerate(indices):
+        begin = number * size
+        edges, here = min(size, room - begin), max(0, min(size, count - begin))
+        own = Graph(receiver[begin : begin + here], sender[begin : begin + here], num_atoms, num_atoms)
+        head, row_ptr, edge, senders, t_row_ptr, t_slot = found.split([2, nodes + 1, edges, edges, nodes + 1, edges])
+        assert head.tolist() == [nodes, nodes]
+        assert torch.equal(edge, torch.arange(edges, dtype=torch.int32))
+        for rows, own_rows in ((row_ptr, own.row_ptr), (t_row_ptr, own.t_row_ptr)):
+            assert torch.equal(rows[: num_atoms + 1], own_rows)
+            assert bool((rows[num_atoms:] == here).all())
+        assert torch.equal(senders[:here], own.sender)
+        assert bool((senders[here:] >= num_atoms).all())
+        assert torch.equal(t_slot[:here], own.t_slot)
+        assert torch.equal(t_slot.sort().values, edge)
+
 
 @pytest.mark.parametrize("size", [1, 7, 40, 10_000])
 def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
@@ -209,6 +226,17 @@ def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
             (t_slot, 0, edges),
         ):
             assert bool(((values >= least) & (values < end)).all())
+
+
+@pytest.mark.parametrize("size", [1, 3, 50, 10_000])
+@pytest.mark.parametrize("name", [*CASES, "nothing"])
+def test_ranges_of_slots_are_graphs(name: str, size: int) -> None:
+    num_atoms, (receiver, sender, _) = case_in_slots(name, torch.float64)
+    index = Graph(receiver, sender, num_atoms, num_atoms).index
+    indices = torch.ops.eqaccel.slot_ranges(index, num_atoms, size)
+    parts = zip(receiver.split(size), sender.split(size), strict=True) if len(receiver) else []
+    for found, (receivers, senders) in zip(indices, parts, strict=True):
+        assert torch.equal(found, Graph(receivers, senders, num_atoms, num_atoms).index)
 
 
 SPEC = TensorProductSpec.channelwise("5x0e+5x1o", "1x0e+1x1o", "5x0e+5x1o")
@@ -316,33 +344,38 @@ def of_pairs(problem: Problem, results: list[Tensor]) -> list[Tensor]:
     return [*results[:-1], sums.index_add_(0, problem.pairs.row.long(), last)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 1000])
+@pytest.mark.parametrize(("ranges", "portions"), [(1, 1), (1, 2), (1, 1000), (2, 1), (5, 3), (1000, 5)])
 @pytest.mark.parametrize("name", ["crystal", "own images", "one missing", "some missing", "empty"])
-def test_a_convolution_in_ranges_of_pairs(name: str, count: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_a_convolution_in_portions(
+    name: str, ranges: int, portions: int, dtype: torch.dtype, device: torch.device
+) -> None:
     if device.type == "cuda" and "missing" in name:
         pytest.skip("every edge of a step on a GPU has a reverse")
     problem = Problem(name, dtype, device, in_slots=True)
-    pair_bytes = max(1, len(problem.pairs.edges)) * WEIGHTS * dtype.itemsize / count
+    row_bytes, count = WEIGHTS * dtype.itemsize, len(problem.receiver)
+    bounds = {
+        "pair_bytes": max(1, len(problem.pairs.edges)) * row_bytes / ranges,
+        "gradient_bytes": max(1, count) * row_bytes / ranges / portions,
+    }
 
-    def computed(pair_bytes: float) -> list[Tensor]:
+    def computed(**bounds: float) -> list[Tensor]:
         x, y, inputs = problem.leaves()
-        given = problem.given(pairs=problem.pairs, pair_bytes=pair_bytes)
+        given = problem.given(pairs=problem.pairs, **bounds)
         with given_edges(given):
             depend_on_lengths(inputs)
             weights = EdgeWeights(problem.weights, inputs, last=problem.last)
             z = convolve_in_pieces(problem.conv, x, y, weights, problem.receiver, problem.sender)
         assert bool(given.shared)
-        assert bool(given._pair_ranges) == (pair_bytes < torch.inf and len(problem.receiver) > 0)
+        assert bool(given._pair_ranges) == (bool(bounds) and ranges > 1 and count > 0)
         return of_pairs(problem, [z.detach(), *torch.autograd.grad(z, [x, y, inputs], problem.gz)])
 
-    whole, found, again = computed(torch.inf), computed(pair_bytes), computed(pair_bytes)
+    whole, found, again = computed(), computed(**bounds), computed(**bounds)
     assert all(map(torch.equal, found, again))
     for results in (whole, found):
         assert_close(results, exact(problem, absolute=False), exact(problem, absolute=True))
-    if device.type == "cpu":  # each edge and each pair for itself; and one range of weights, without gradients
-        assert torch.equal(found[2], whole[2])
-        assert torch.equal(found[3], whole[3])
-        assert count > 1 or torch.equal(found[0], whole[0])
+    if device.type == "cpu":
+        assert torch.equal(found[2], whole[2])  # of each edge for itself
+        assert ranges > 1 or torch.equal(found[0], whole[0])
 
 
 def test_rows_of_pairs_are_compared(dtype: torch.dtype, device: torch.device) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -436,13 +438,14 @@ def test_bad_input(change: dict[str, float], message: str, device: torch.device)
 
 def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "3")
-    assert new_step(device).memory_of_weights(10**8) == (3 * 2**20, 3 * 2**20)
-    assert new_step(device, weight_bytes=7.0).memory_of_weights(10**8) == (7.0, 7.0)
+    assert new_step(device).memory_of_weights(10**8) == (3 * 2**20,) * 3
+    assert new_step(device, weight_bytes=7.0).memory_of_weights(10**8) == (7.0, 7.0, 7.0)
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "0")
     with pytest.raises(SettingsError, match=r"EQACCEL_WEIGHT_MIB: expected a whole number of MiB, at least 1, got '0'"):
         new_step(device)
     monkeypatch.delenv("EQACCEL_WEIGHT_MIB")
-    assert min(new_step(device).memory_of_weights(1)) > 2**30
+    assert min(new_step(device).memory_of_weights(1)) >= 1e9
+    assert min(new_step(device).memory_of_weights(10**7)) > 1e9
 
 
 def test_completed_cells_are_orthogonal() -> None:
@@ -463,6 +466,31 @@ def test_growth_records_again_and_says_why() -> None:
     assert sum(step.captures.values()) == 2
     assert_right(step, crystal(2))
     assert step.captures["other numbers of atoms"] == 1
+
+
+def test_a_capture_that_fails_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had is free before the same is computed without it, which may take as much."""
+    left: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+
+    class Failing:
+        def __init__(self, body: Callable[[bool], Tensor], device: torch.device) -> None:
+            held = body(True) + torch.zeros(1, device=device)
+            left.append(weakref.ref(held))
+            raise RuntimeError("no room")
+
+    def potential(*operands: object) -> tuple[Tensor, Tensor]:
+        alive.extend(reference() is not None for reference in left)
+        return lennard_jones(*operands)
+
+    monkeypatch.setattr(engine, "Capture", Failing)
+    step = Step([potential], CUTOFF, torch.device("cpu"), torch.float64, skin=0.3)
+    step.not_captured = ""
+    with pytest.warns(StepWarning, match=r"recording failed \(RuntimeError: no room\)"):
+        assert_right(step, crystal())
+    assert alive == [False]
+    assert_right(step, moved(crystal(), 0.01))
+    assert len(left) == 1
 
 
 @pytest.mark.gpu

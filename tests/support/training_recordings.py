@@ -23,7 +23,7 @@ class ComputedAgain:
         self._run, self._parameters = run, list(parameters)
         self.wanted: tuple[bool, ...] | None = None
         self._outputs: list[Tensor] | None = None
-        run(True)
+        self._recorded: list[Tensor] = list(run(True))
 
     def forward(self) -> list[Tensor]:
         with torch.enable_grad():
@@ -32,6 +32,10 @@ class ComputedAgain:
 
     def backward(self, cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         assert self._outputs is not None
+        if self.wanted is None:  # the gradient is recorded: autograd must still have what that takes
+            outputs = [o for o, cotangent in zip(self._recorded, cotangents, strict=True) if cotangent is not None]
+            torch.autograd.grad(outputs, self._parameters, list(map(torch.zeros_like, outputs)), allow_unused=True)
+            self._recorded = []
         self.wanted = tuple(cotangent is not None for cotangent in cotangents)
         outputs, along = [], []
         for output, cotangent in zip(self._outputs, cotangents, strict=True):

@@ -128,6 +128,41 @@ def test_outputs_that_wait_are_not_overwritten(device: torch.device, monkeypatch
     assert recorder.replays == 3
 
 
+def test_outputs_that_are_never_differentiated(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are recorded again before their gradient is, if parameters have changed."""
+    model = tiny(device)
+    plain = same_model(model)
+    recorder = captured(monkeypatch, model)
+    data = batches(model)[0]
+    for _ in range(3):
+        loss_of(model, data)
+    assert (recorder.replays, recorder.recordings) == (2, 1)
+    with torch.no_grad():
+        for trained in (model, plain):
+            for parameter in trained.parameters():
+                parameter.mul_(1.1)
+    assert_same_gradients(gradients_of(model, data)[1], gradients_of(plain, data)[1])
+    assert (recorder.replays, recorder.recordings) == (3, 2)
+    assert not recorder.not_captured
+
+
+def test_float32(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Energies of atoms are in float64 there, and as exact as float32 is."""
+    model = patched(mace_models.energy_model(**mace_models.TINY, dtype=torch.float32).to(device))
+    plain = same_model(model)
+    recorder = captured(monkeypatch, model)
+    data = batches(model)[0]
+    for _ in range(3):
+        loss, gradients = gradients_of(model, data)
+    right_loss, right = gradients_of(plain, data)
+    assert recorder.replays == 2
+    assert not recorder.not_captured
+    bound = 64 * torch.finfo(torch.float32).eps
+    assert float((loss - right_loss).abs()) <= bound * float(right_loss)
+    ours, theirs = (torch.cat([g.flatten() for g in side if g is not None]) for side in (gradients, right))
+    assert float((ours - theirs).abs().max()) <= bound * float(theirs.abs().sum())
+
+
 def test_refuses_another_backward_pass(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(device)
     captured(monkeypatch, model)
