@@ -172,7 +172,7 @@ def _frame(kind: str, atoms: int, seed: int) -> ase.Atoms:
 
 
 def _evaluate(calculator: Any, structure: ase.Atoms) -> tuple[float, Array]:
-    return tuple(calculator.get_property(name, structure) for name in ("energy", "forces"))  # type: ignore[return-value]
+    return calculator.get_property("energy", structure), calculator.get_property("forces", structure)
 
 
 def _drift(structure: ase.Atoms, calculator: Any, steps: int) -> dict[str, float]:
