@@ -67,7 +67,7 @@ def test_precisions_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) 
     torch.set_num_threads(threads)
     assert torch.get_default_dtype() == dtype
     rows = {row["implementation"]: row for row in json.loads((tmp_path / "found.json").read_text())["rows"]}
-    assert list(rows) == ["float64", *precision.PRECISIONS]
+    assert list(rows) == ["float64", "float32", "bfloat16 weights"]  # a CPU rounds no factors
     assert "force_error" not in rows["float64"]
     full, rounded = rows["float32"], rows["bfloat16 weights"]
     assert 0 < full["force_error"] < 1e-5

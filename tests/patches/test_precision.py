@@ -12,13 +12,15 @@ import sabotage as sb
 import torch
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.precision import precision_of, rounded_at_random
+from eqaccel.patches.radial import RadialPart
 from eqaccel.patches.rounding import FACTOR
 from eqaccel.patches.structures import small_structures
 from eqaccel.patches.torch_state import default_dtype, widened
 
 import eqaccel
 from eqaccel.errors import AlreadyPatchedError, CalculatorError, PatchError
-from eqaccel.ops import TensorProductConv
+from eqaccel.families.matrix_product import Factors
+from eqaccel.ops import MatrixProduct, TensorProductConv
 
 FAMILY = "mace" if find_spec("mace") else "nequip" if find_spec("nequip") else ""
 pytestmark = [
@@ -198,6 +200,55 @@ def test_a_step_keeps_weights_of_pairs_in_bfloat16(model: torch.nn.Module, monke
     calculator.get_property("forces", atoms)
     assert kept
     assert {w.dtype for w in kept} == {torch.bfloat16}
+
+
+def products(model: torch.nn.Module) -> list[MatrixProduct]:
+    return [module for module in model.modules() if isinstance(module, MatrixProduct)]
+
+
+def test_factors_of_products_are_rounded_on_gpus(model: torch.nn.Module, device: torch.device) -> None:
+    plain = copy.deepcopy(model)
+    eqaccel.patch(model, low_precision={"products"})
+    assert products(model)
+    assert all(product.spec.factors is Factors.ROUNDED for product in products(model))
+    assert not any(conv.spec.bfloat16_weights for conv in convolutions(model))
+    assert precision_of(model) == precision_of(copy.deepcopy(model)) == ("products",)
+    said = str(eqaccel.report(model)).splitlines()
+    assert said[1].startswith("low precision: GPUs round the factors of matrix products")
+    assert any("of rounded factors on GPUs" in line for line in said)
+    full = eqaccel.patch(copy.deepcopy(plain), verify=False)
+    same = [torch.equal(a, b) for a, b in zip(evaluated(model).values(), evaluated(full).values(), strict=True)]
+    assert all(same) == (device.type == "cpu")
+    right = evaluated(widened(plain))["forces"]
+    assert (evaluated(model)["forces"] - right).norm() < 8 * 2.0**-11 * right.norm()
+    eqaccel.unpatch(model)
+    assert not products(model)
+
+
+def test_errors_of_products_are_imitated(model: torch.nn.Module) -> None:
+    """Those of factors, forward and backward; a CPU makes none, so that only their size is known here."""
+    eqaccel.patch(model, verify=False, low_precision={"products"})
+    wide = widened(model)
+    right = evaluated(wide)["forces"]
+    with rounded_at_random(wide, 0):
+        found = evaluated(wide)["forces"]
+    assert 1e-2 * 2.0**-11 < (found - right).norm() / right.norm() < 16 * 2.0**-11
+    assert torch.equal(evaluated(wide)["forces"], right)
+
+
+def test_both_at_once(model: torch.nn.Module) -> None:
+    eqaccel.patch(model, low_precision=["weights", "products"])
+    assert eqaccel.report(model).low_precision == ("products", "weights")
+    assert "bfloat16" in str(eqaccel.report(model)).splitlines()[1]
+
+
+def test_an_exchanged_activation_keeps_what_products_are(model: torch.nn.Module) -> None:
+    """Layers are made anew where something in them was exchanged."""
+    eqaccel.patch(model, verify=False, low_precision={"products"})
+    layers = [module for module in model.modules() if isinstance(module, RadialPart)]
+    made = [part for layer in layers for part in layer.remake().modules() if isinstance(part, MatrixProduct)]
+    assert made
+    assert all(product.spec.factors is Factors.ROUNDED for product in made)
 
 
 def test_it_is_what_a_copy_has(model: torch.nn.Module) -> None:
