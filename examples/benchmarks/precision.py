@@ -7,6 +7,7 @@ together by springs as in `step`: there is none with the examples that was train
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,12 +66,14 @@ def run(arguments: argparse.Namespace) -> report.Results:
     for name, subject in SUBJECTS.items():
         if {name, "all"} & set(arguments.subjects):
             model = subject.model(arguments)
-            rows = {which: _measure(subject, model, which, arguments) for which in (EXACT, *wanted)}
-            exact = rows[EXACT].pop("compared")
-            results["rows"].append(rows[EXACT])
-            for which in wanted:
-                rows[which] |= _errors(rows[which].pop("compared"), exact)
-                results["rows"].append(rows[which])
+            exact: dict[str, Array] = {}
+            for which in (EXACT, *wanted):
+                row = _measure(subject, model, which, arguments)
+                found = row.pop("compared")
+                exact = exact or found
+                results["rows"].append(row if found is exact else row | _errors(found, exact))
+                if arguments.json:
+                    report.write(arguments.json, json.dumps(results, indent=1) + "\n")
     results["run_s"] = time.monotonic() - start
     return results
 
