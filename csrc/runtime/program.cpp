@@ -259,7 +259,10 @@ std::string Program::compile_for(const std::string& target, Scalar scalar, Direc
 void Program::check(const std::string& code, Scalar scalar, Direction direction, const std::string& made,
                     const std::string& log) const {
   if (!has_checksums(direction)) return;
-  const RowSizes sizes{number("x_dim"), number("y_dim"), number("z_dim"), number("w_dim"),
+  const RowSizes sizes{number("x_dim"),
+                       number("y_dim"),
+                       number("z_dim"),
+                       number("w_dim"),
                        numbers_.count("shared_weights") > 0,
                        reads_bfloat16(scalar, direction)};
   const std::string differences = self_check(*open_cpu_kernel(code), scalar, direction, sizes, entry("check/blocks"),

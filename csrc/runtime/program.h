@@ -102,11 +102,13 @@ class Program {
   int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
   // Whether kernels of tensor products take weights that are rounded to bfloat16, and whether they read them as such: those
   // of second derivatives read the same values as float32.
-  bool rounds_weights(Scalar scalar) const { return scalar == Scalar::float32 && numbers_.count("bfloat16_weights") > 0; }
+  bool rounds_weights(Scalar scalar) const {
+    return scalar == Scalar::float32 && numbers_.count("bfloat16_weights") > 0;
+  }
   bool reads_bfloat16(Scalar scalar, Direction direction) const {
     return rounds_weights(scalar) && direction != Direction::double_backward;
   }
-  const std::string& entry(const std::string& name) const;   // any entry; throws std::out_of_range if absent
+  const std::string& entry(const std::string& name) const;  // any entry; throws std::out_of_range if absent
   // Shared memory that a block of any kernel of a body for GPUs takes at most; 0 where the numbers do not say.
   int64_t shared_bytes(const std::string& body) const;
   // Name of the body that `compile` takes for an architecture.
