@@ -26,8 +26,10 @@ void keep_matrix_product(const Program& program, Backend backend, Scalar scalar,
   if (backend == Backend::cpu) {
     program.kernel(backend, scalar, direction, device);
   } else {
-    const auto arch = MatrixProduct::compile_arch(program, GpuDriver::get(backend).arch(device));
-    MatrixProduct::get(program, device, arch.value());
+    const std::string device_arch = GpuDriver::get(backend).arch(device);
+    const auto arch = MatrixProduct::compile_arch(program, device_arch);
+    if (!arch) throw std::invalid_argument("device: expected one with a kernel of matrix products, got " + device_arch);
+    MatrixProduct::get(program, device, *arch);
   }
 }
 
