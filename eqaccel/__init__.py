@@ -24,6 +24,7 @@ _HOMES = {
     "TensorProductConv": "eqaccel.ops",
     "LinearSpec": "eqaccel.families.linear",
     "Linear": "eqaccel.ops",
+    "MatrixProductSpec": "eqaccel.families.matrix_product",
     "MatrixProduct": "eqaccel.ops",
     "PolynomialSpec": "eqaccel.families.polynomial",
     "Polynomial": "eqaccel.ops",

@@ -17,20 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from eqaccel.errors import PatchError
-from eqaccel.ops import TensorProductConv
+from eqaccel.families.matrix_product import Factors, MatrixProductSpec
+from eqaccel.ops import MatrixProduct, TensorProductConv
 from eqaccel.prepare import scalar_name
 
-LowPrecision = Literal["weights"]
+LowPrecision = Literal["weights", "products"]
 """What may be less precise."""
 
 WEIGHTS: LowPrecision = "weights"
+PRODUCTS: LowPrecision = "products"
 
 _MEANING: Mapping[LowPrecision, str] = MappingProxyType(
-    {WEIGHTS: "weights of edges are rounded to bfloat16, to 8 significant bits in place of 24"}
+    {
+        WEIGHTS: "weights of edges are rounded to bfloat16, to 8 significant bits in place of 24",
+        PRODUCTS: "GPUs round the factors of matrix products of radial networks to TensorFloat-32, to 11 bits",
+    }
 )
 """What reports say, by what is asked for."""
 
 _BFLOAT16_UNIT = torch.finfo(torch.bfloat16).eps / 2
+_TENSOR_FLOAT_UNIT = 2.0**-11
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,11 @@ class Options:
 
     deterministic: bool = True
     low_precision: frozenset[LowPrecision] = frozenset()
+
+    @property
+    def products(self) -> MatrixProductSpec:
+        """What matrix products of radial networks make of their factors."""
+        return MatrixProductSpec(Factors.ROUNDED if PRODUCTS in self.low_precision else Factors.SPLIT)
 
 
 def chosen_precision(low_precision: Collection[LowPrecision]) -> frozenset[LowPrecision]:
@@ -75,7 +86,8 @@ def refuse_other_dtypes(model: nn.Module, dtype: torch.dtype, low_precision: Col
 
 def precision_of(model: nn.Module) -> tuple[LowPrecision, ...]:
     """What is less precise in a patched model."""
-    return (WEIGHTS,) if any(True for _ in _rounding(model)) else ()
+    kinds = {WEIGHTS: _rounding_weights(model), PRODUCTS: _rounding_factors(model)}
+    return tuple(name for name, modules in kinds.items() if any(True for _ in modules))
 
 
 def precision_note(low_precision: Collection[LowPrecision]) -> str:
@@ -91,11 +103,20 @@ def rounded_at_random(model: nn.Module, seed: int) -> Iterator[None]:
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def change(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def of_weights(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         x, y, w, *rest = arguments
-        return x, y, _with_errors(w, generator), *rest
+        return x, y, _with_errors(w, _BFLOAT16_UNIT, generator), *rest
 
-    handles = [conv.register_forward_pre_hook(change) for conv in _rounding(model)]
+    def of_factors(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(_with_errors(factor, _TENSOR_FLOAT_UNIT, generator) for factor in arguments)
+
+    def of_gradient(_: nn.Module, __: tuple[Any, ...], product: Tensor) -> None:
+        if product.requires_grad:
+            product.register_hook(lambda gradient: _with_errors(gradient, _TENSOR_FLOAT_UNIT, generator))
+
+    handles = [conv.register_forward_pre_hook(of_weights) for conv in _rounding_weights(model)]
+    for product in _rounding_factors(model):
+        handles += [product.register_forward_pre_hook(of_factors), product.register_forward_hook(of_gradient)]
     try:
         yield
     finally:
@@ -103,13 +124,20 @@ def rounded_at_random(model: nn.Module, seed: int) -> Iterator[None]:
             handle.remove()
 
 
-def _with_errors(values: Tensor, generator: torch.Generator) -> Tensor:
+def _with_errors(values: Tensor, unit: float, generator: torch.Generator) -> Tensor:
     signs = torch.randint(2, values.shape, generator=generator, dtype=torch.int8).to(values) * 2 - 1
-    return values + (values * signs * _BFLOAT16_UNIT).detach()
+    return values + (values * signs * unit).detach()
 
 
-def _rounding(model: nn.Module) -> Iterator[TensorProductConv]:
+def _rounding_weights(model: nn.Module) -> Iterator[TensorProductConv]:
     """The convolutions that round their weights."""
     for module in model.modules():
         if isinstance(module, TensorProductConv) and module.spec.bfloat16_weights:
+            yield module
+
+
+def _rounding_factors(model: nn.Module) -> Iterator[MatrixProduct]:
+    """The matrix products that round their factors."""
+    for module in model.modules():
+        if isinstance(module, MatrixProduct) and module.spec.factors is Factors.ROUNDED:
             yield module

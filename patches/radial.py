@@ -18,14 +18,15 @@ from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import model_device
 from torch import Tensor
 
+from eqaccel.families.matrix_product import Factors, MatrixProductSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import EdgeWeights, LastProduct, MatrixProduct, ScaledSilu, depend_on_lengths, has_matrix_kernel
 from eqaccel.prepare import model_dtype
 
-_NO_KERNEL = (
-    "on a GPU, eqaccel.MatrixProduct has a kernel for float32 and compute capability 9.0 alone, where torch is not "
-    "allowed TensorFloat-32"
-)
+_CAPABILITIES = {
+    Factors.SPLIT: "8.0 and 9.0 alone, where torch is not allowed TensorFloat-32",
+    Factors.ROUNDED: "8.0, 8.6, 8.9, 9.0 and 12.0 alone",
+}
 
 
 class RadialPart(Replacement):
@@ -140,21 +141,22 @@ class RadialForms:
 
     Attributes:
         networks: Names of their classes.
-        layers: By the name of its class, what a layer becomes; None for one that is left. Those of torch's own classes
-            need no mention.
+        layers: By the name of its class, what a layer becomes with products of a spec; None for one that is left. Those
+            of torch's own classes need no mention.
     """
 
     networks: frozenset[str]
-    layers: Mapping[str, Callable[[Any], Form | None]]
+    layers: Mapping[str, Callable[[Any, MatrixProductSpec], Form | None]]
 
 
-def radial_swaps(network: Any, forms: RadialForms) -> Iterator[Swap]:
-    """The replacements of the layers of a network; none if it is no known one."""
+def radial_swaps(network: Any, forms: RadialForms, product: MatrixProductSpec | None = None) -> Iterator[Swap]:
+    """The replacements of the layers of a network, with products of a spec; none if it is no known one."""
+    product = MatrixProductSpec() if product is None else product
     if not class_names(network) & forms.networks:
         return
     for parent in network.modules():
         for name, layer in parent.named_children():
-            form = _form(layer, forms)
+            form = _form(layer, forms, product)
             if form is not None:
                 yield Swap(parent, name, form[0], form[1].to(model_device(network)))
 
@@ -165,16 +167,22 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialFo
         return []
     layers = [module for module in network.modules() if isinstance(module, RadialPart)]
     device = model_device(model)
-    has_kernel = device.type == "cpu" or has_matrix_kernel(device, model_dtype(model))
+    products = [module.spec for module in network.modules() if isinstance(module, MatrixProduct)]
+    spec = products[0] if products else MatrixProductSpec()
+    no_kernel = (
+        f"on a GPU, eqaccel.MatrixProduct has a kernel for float32 and compute capability {_CAPABILITIES[spec.factors]}"
+    )
+    of_factors = ", of rounded factors on GPUs," if spec.factors is Factors.ROUNDED else ","
+    has_kernel = device.type == "cpu" or has_matrix_kernel(device, model_dtype(model), spec)
     activates = any(layer.activates for layer in layers)
     accelerated = bool(layers) and (has_kernel or activates)
     activations = "and its activations by eqaccel.ScaledSilu" if activates else "its activations left"
     if accelerated and has_kernel:
-        note = f"its matrix products replaced by eqaccel.MatrixProduct, {activations}"
+        note = f"its matrix products replaced by eqaccel.MatrixProduct{of_factors} {activations}"
     elif accelerated:
-        note = f"its activations replaced by eqaccel.ScaledSilu, its matrix products left: {_NO_KERNEL}"
+        note = f"its activations replaced by eqaccel.ScaledSilu, its matrix products left: {no_kernel}"
     elif layers:
-        note = f"left as it was: {_NO_KERNEL}"
+        note = f"left as it was: {no_kernel}"
     elif next(radial_swaps(network, forms), None) is not None:
         note = "left: not patched yet, eqaccel.patch(model) replaces its matrix products and activations"
     else:
@@ -182,11 +190,11 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialFo
     return [ReportRow(path, type(network).__name__, accelerated, note, idle=bool(layers) and not accelerated)]
 
 
-def _form(layer: Any, forms: RadialForms) -> Form | None:
+def _form(layer: Any, forms: RadialForms, product: MatrixProductSpec) -> Form | None:
     own = plain_class(layer)
     if own is torch.nn.SiLU and not layer.inplace:
         return RadialActivation, ScaledSilu(SiluSpec())
     if own is torch.nn.Linear:
-        return RadialLinear, MatrixProduct()
+        return RadialLinear, MatrixProduct(product)
     read = forms.layers.get(own.__name__)
-    return read(layer) if read else None
+    return read(layer, product) if read else None

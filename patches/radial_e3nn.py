@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from eqaccel.errors import PatchError
+from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import MatrixProduct, ScaledSilu
 
@@ -30,7 +31,7 @@ class RadialSiluLayer(RadialPart):
         factor = _silu_factor(self.act)
         if factor is None:
             raise PatchError(f"{type(self.act).__name__}: its activation is not SiLU any more")
-        return _SiluLayer(self, factor).to(self.weight.device)
+        return _SiluLayer(self, factor, self.eqaccel.product.spec).to(self.weight.device)
 
 
 class _SiluLayer(torch.nn.Module):
@@ -39,11 +40,12 @@ class _SiluLayer(torch.nn.Module):
     Args:
         layer: The layer.
         factor: What its activation multiplies SiLU by.
+        product: What its product makes of factors.
     """
 
-    def __init__(self, layer: Any, factor: float) -> None:
+    def __init__(self, layer: Any, factor: float, product: MatrixProductSpec) -> None:
         super().__init__()
-        self.product = MatrixProduct()
+        self.product = MatrixProduct(product)
         spec = SiluSpec(factor * layer.var_out**0.5, (layer.h_in * layer.var_in) ** -0.5)
         self.activation = ScaledSilu(spec)
 
@@ -67,11 +69,13 @@ class RadialLayer(RadialPart):
         return self.weight * (self.h_in * self.var_in / self.var_out) ** -0.5
 
 
-def _form(layer: Any) -> Form | None:
+def _form(layer: Any, product: MatrixProductSpec) -> Form | None:
     if not {"h_in", "var_in", "var_out", "act"} <= vars(layer).keys() | layer._modules.keys():
         return None
     factor = _silu_factor(layer.act)
-    return (RadialLayer, MatrixProduct()) if factor is None else (RadialSiluLayer, _SiluLayer(layer, factor))
+    if factor is None:
+        return RadialLayer, MatrixProduct(product)
+    return RadialSiluLayer, _SiluLayer(layer, factor, product)
 
 
 def _silu_factor(act: Any) -> float | None:
@@ -89,5 +93,5 @@ def _silu_factor(act: Any) -> float | None:
 E3NN_NETWORK = "FullyConnectedNet"
 """Class of the networks."""
 
-E3NN_LAYERS: Mapping[str, Callable[[Any], Form | None]] = MappingProxyType({"_Layer": _form})
+E3NN_LAYERS: Mapping[str, Callable[[Any, MatrixProductSpec], Form | None]] = MappingProxyType({"_Layer": _form})
 """How their layers are read, for `RadialForms`."""

@@ -19,7 +19,7 @@ from eqaccel.benchmarks.problems import CONVOLUTIONS, PROBLEMS, PRODUCTS
 from eqaccel import runtime
 from eqaccel.codegen import SCALAR_BYTES, Direction
 from eqaccel.errors import CompileError
-from eqaccel.families.tensor_product import payload
+from eqaccel.families.tensor_product import TensorProductSpec, payload
 from eqaccel.targets import TARGETS
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -43,11 +43,18 @@ def main() -> int:
         "--archs", nargs="+", choices=[name for name in TARGETS if name.startswith("sm_")], default=ARCHS
     )
     parser.add_argument("--dtypes", nargs="+", choices=SCALAR_BYTES, default=list(SCALAR_BYTES))
+    parser.add_argument(
+        "--bfloat16-weights", action="store_true", help="of products with such weights, where they can be"
+    )
     options = parser.parse_args()
     print(f"NVRTC {runtime.nvrtc_version()}")
     start, counts, faults = time.monotonic(), Counter(), []
-    for name, arch, scalar, direction in itertools.product(options.problems, options.archs, options.dtypes, Direction):
-        spills, fault = compile_kernel(name, arch, scalar, direction)
+    specs = {name: PROBLEMS[name].spec for name in options.problems}
+    if options.bfloat16_weights:
+        own = {name: spec for name, spec in specs.items() if spec.is_channelwise and not spec.shared_weights}
+        specs = {name: spec.with_bfloat16_weights() for name, spec in own.items() if spec.weight_numel}
+    for name, arch, scalar, direction in itertools.product(specs, options.archs, options.dtypes, Direction):
+        spills, fault = compile_kernel(name, specs[name], arch, scalar, direction)
         counts["kernels"] += 1
         counts["kernels that spill"] += spills > 0
         if fault:
@@ -61,13 +68,13 @@ def main() -> int:
     return 1 if faults else 0
 
 
-def compile_kernel(name: str, arch: str, scalar: str, direction: Direction) -> tuple[int, str]:
-    """Compiles what an architecture finds in a payload.
+def compile_kernel(name: str, spec: TensorProductSpec, arch: str, scalar: str, direction: Direction) -> tuple[int, str]:
+    """Compiles what an architecture finds in the payload of a problem's spec.
 
     Returns:
         Bytes that the main kernels store because registers run out, and what is wrong, or "".
     """
-    program = runtime.Program(payload(PROBLEMS[name].spec)[0])
+    program = runtime.Program(payload(spec)[0])
     try:
         source = program.source("cuda", scalar, direction.value, arch)
         log = runtime.compile_cuda(source, arch)[1]

@@ -321,14 +321,22 @@ PYBIND11_MODULE(_runtime, m) {
                                arch.value_or(""));
           },
           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
+      .def(
+          "body",
+          [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
+             const std::optional<std::string>& arch) {
+            return self.body(parse_backend(backend), parse_scalar(scalar), parse_direction(direction),
+                             arch.value_or(""));
+          },
+          py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def("number", &Program::number, py::arg("key"))
       .def_property_readonly("family", [](const Program& self) { return self.family().name; })
       .def(
           "compile_arch",
           [](const Program& self, const std::string& backend, const std::string& scalar, const std::string& direction,
              const std::optional<std::string>& arch) {
-            return self.family().compile_arch(parse_backend(backend), parse_scalar(scalar), parse_direction(direction),
-                                              arch.value_or(""));
+            return self.family().compile_arch(self, parse_backend(backend), parse_scalar(scalar),
+                                              parse_direction(direction), arch.value_or(""));
           },
           py::arg("backend"), py::arg("scalar"), py::arg("direction"), py::arg("arch") = py::none())
       .def(

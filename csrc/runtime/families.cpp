@@ -11,7 +11,9 @@ void keep_kernel(const Program& program, Backend backend, Scalar scalar, Directi
   program.kernel(backend, scalar, direction, device);
 }
 
-std::optional<std::string> every_arch(Backend, Scalar, Direction, const std::string& arch) { return arch; }
+std::optional<std::string> every_arch(const Program&, Backend, Scalar, Direction, const std::string& arch) {
+  return arch;
+}
 
 // In place of second derivatives, which are linear maps again, a linear map has a kernel of the derivative by weights.
 std::unique_ptr<Kernel> load_linear(const Program& program, Backend backend, Scalar scalar, Direction direction,
@@ -21,25 +23,32 @@ std::unique_ptr<Kernel> load_linear(const Program& program, Backend backend, Sca
 }
 
 void keep_matrix_product(const Program& program, Backend backend, Scalar scalar, Direction direction, int device) {
-  if (backend == Backend::cpu) program.kernel(backend, scalar, direction, device);
-  else MatrixProduct::get(program, device);
+  if (backend == Backend::cpu) {
+    program.kernel(backend, scalar, direction, device);
+  } else {
+    const std::string device_arch = GpuDriver::get(backend).arch(device);
+    const auto arch = MatrixProduct::compile_arch(program, device_arch);
+    if (!arch) throw std::invalid_argument("device: expected one with a kernel of matrix products, got " + device_arch);
+    MatrixProduct::get(program, device, *arch);
+  }
 }
 
 void keep_neighbors(const Program& program, Backend backend, Scalar scalar, Direction, int device) {
   NeighborKernels::get(program, backend, scalar, device);
 }
 
-std::optional<std::string> every_gpu(Backend backend, Scalar, Direction direction, const std::string& arch) {
+std::optional<std::string> every_gpu(const Program&, Backend backend, Scalar, Direction direction,
+                                     const std::string& arch) {
   if (backend == Backend::cpu || direction != Direction::forward) return std::nullopt;
   return arch;
 }
 
-// On GPUs the instructions are in one architecture alone, not in the later ones.
-std::optional<std::string> product_arch(Backend backend, Scalar scalar, Direction direction, const std::string& arch) {
-  if (backend == Backend::cpu && direction == Direction::forward) return arch;
-  const bool exists = backend == Backend::cuda && scalar == Scalar::float32 && direction == Direction::forward;
-  if (!exists || arch != MatrixProduct::device_arch) return std::nullopt;
-  return MatrixProduct::compile_arch;
+std::optional<std::string> product_arch(const Program& program, Backend backend, Scalar scalar, Direction direction,
+                                        const std::string& arch) {
+  if (direction != Direction::forward) return std::nullopt;
+  if (backend == Backend::cpu) return arch;
+  if (backend != Backend::cuda || scalar != Scalar::float32) return std::nullopt;
+  return MatrixProduct::compile_arch(program, arch);
 }
 
 // Adding a family is a folder in eqaccel/families, and a row here.

@@ -15,7 +15,7 @@ struct Family {
   void (*load)(const Program&, Backend, Scalar, Direction, int device);
   // What to compile a kernel for so that a device of `arch` runs it; nothing if there is no kernel for such devices. On
   // the CPU `arch` is empty.
-  std::optional<std::string> (*compile_arch)(Backend, Scalar, Direction, const std::string& arch);
+  std::optional<std::string> (*compile_arch)(const Program&, Backend, Scalar, Direction, const std::string& arch);
 };
 
 // Throws std::invalid_argument if no family has the name.

@@ -12,7 +12,7 @@ namespace eqaccel {
 namespace {
 
 constexpr int64_t max_grid = 2147483647;  // blocks that CUDA and HIP launch at most
-constexpr unsigned copy_threads = 256;    // of a block that copies or adds rows
+constexpr unsigned copy_threads = 256;  // of a block that copies or adds rows
 // Blocks of eq_relayout that a multiprocessor holds at least: a thread looks for its places in a row once, which takes as
 // long as moving it through some rows.
 constexpr int64_t relayout_blocks_per_sm = 6;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <utility>
+#include <tuple>
 
 #include "kept.h"
+#include "payload.h"
+#include "settings.h"
 
 namespace eqaccel {
 namespace {
@@ -14,32 +16,87 @@ constexpr unsigned pack_threads = 256;  // of a block that prepares B
 // What a tile costs besides its columns, in columns (measured on an H200).
 constexpr int64_t tile_overhead = 24;
 
-}  // namespace
+// The architecture whose kernel is of other instructions, and what that is compiled for.
+constexpr const char *wgmma_device = "sm_90", *wgmma_arch = "sm_90a";
 
-const MatrixProduct& MatrixProduct::get(const Program& program, int device) {
-  return kept(std::pair(&program, device),
-              [&] { return std::unique_ptr<MatrixProduct>(new MatrixProduct(program, device)); });
+// Published peaks, dense, in TFLOP/s: of float32, which is what torch multiplies with, and of TensorFloat-32 by mma.sync.
+// Of an architecture it is the product where tensor cores gain least. Not here are 8.7, 11.0 and 12.1, of which there is no
+// peak of TensorFloat-32, and 10.0 and 10.3, whose peaks are those of tcgen05, which the kernel does not use.
+struct Peaks {
+  const char* arch;
+  double float32, tensor;
+};
+constexpr Peaks published_peaks[] = {
+    {"sm_80", 19.5, 156},     // A100 data sheet
+    {"sm_86", 35.6, 35.6},  // GeForce RTX 3090, GA102 white paper; A10, A40 and RTX A6000 have twice the TensorFloat-32
+    {"sm_89", 82.6, 82.6},  // GeForce RTX 4090, Ada white paper; L4 and L40S have twice the TensorFloat-32
+    {"sm_90", 67, 494.7},  // H100 SXM data sheet; by wgmma, of which mma.sync reaches a part
+    {"sm_120", 104.8, 104.8}  // GeForce RTX 5090, RTX Blackwell white paper
+};
+
+// Whether `products` of TensorFloat-32 take no longer than one in float32.
+bool pays(const std::string& arch, int64_t products) {
+  return std::any_of(std::begin(published_peaks), std::end(published_peaks), [&](const Peaks& peaks) {
+    return arch == peaks.arch && peaks.tensor >= static_cast<double>(products) * peaks.float32;
+  });
 }
 
-MatrixProduct::MatrixProduct(const Program& program, int device)
-    : driver_(GpuDriver::get(Backend::cuda)), device_(device), depth_(program.number("depth")),
-      threads_(static_cast<unsigned>(program.number("threads"))),
-      multiprocessors_(driver_.device(device).multiprocessors), launches_early_(driver_.device(device).launches_early) {
-  const Compiled compiled = program.compile(Backend::cuda, Scalar::float32, Direction::forward, compile_arch);
+}  // namespace
+
+std::optional<std::string> MatrixProduct::compile_arch(const Program& program, const std::string& arch) {
+  if (!pays(arch, products(program))) return std::nullopt;
+  const int64_t limit = settings::shared_bytes();
+  const bool limited = limit < std::numeric_limits<int64_t>::max();  // else every call would add up what bodies take
+  const auto fits = [&](const char* body) { return !limited || program.shared_bytes(body) <= limit; };
+  if (arch == wgmma_device && fits("tuned/sm_90a/forward/float32")) return wgmma_arch;
+  if (!fits("gpu/forward/float32")) return std::nullopt;
+  return arch;
+}
+
+int64_t MatrixProduct::products(const Program& program) {
+  try {
+    return program.number("products");
+  } catch (const std::out_of_range&) {
+    throw bad_payload("matrix products that the installed eqaccel launches",
+                      "those of an older one: make or export the model again with it");
+  }
+}
+
+bool MatrixProduct::adds_rows(const Program& program, const std::string& arch) {
+  const std::string body = program.body(Backend::cuda, Scalar::float32, Direction::forward, arch);
+  for (int64_t n = program.number(body + "/kernels"); n-- > 0;)
+    if (program.number(body + "/" + std::to_string(n) + "/adds_rows") != 0) return true;
+  return false;
+}
+
+const MatrixProduct& MatrixProduct::get(const Program& program, int device, const std::string& arch) {
+  return kept(std::tuple(&program, device, arch),
+              [&] { return std::unique_ptr<MatrixProduct>(new MatrixProduct(program, device, arch)); });
+}
+
+MatrixProduct::MatrixProduct(const Program& program, int device, const std::string& arch)
+    : driver_(GpuDriver::get(Backend::cuda)), device_(device), multiprocessors_(driver_.device(device).multiprocessors),
+      launches_early_(driver_.device(device).launches_early), parts_((products(program) + 1) / 2) {
+  const std::string body = program.body(Backend::cuda, Scalar::float32, Direction::forward, arch);
+  depth_ = program.number(body + "/depth");
+  threads_ = static_cast<unsigned>(program.number(body + "/threads"));
+  const Compiled compiled = program.compile(Backend::cuda, Scalar::float32, Direction::forward, arch);
   const GpuDriver::Module module = driver_.load_module(compiled.code, device);
   const DeviceScope scope(driver_, device);
   pack_ = driver_.get_function(module, "eq_pack");
-  tilings_.resize(program.number("tilings"));
+  tilings_.resize(program.number(body + "/kernels"));
   for (std::size_t n = 0; n < tilings_.size(); ++n) {
     Tiling& tiling = tilings_[n];
-    const std::string name = std::to_string(n);
+    const std::string number = std::to_string(n), name = body + "/" + number;
     tiling.width = program.number(name + "/width");
     tiling.height = program.number(name + "/height");
     tiling.kept_terms = program.number(name + "/kept_terms");
     tiling.adds_rows = program.number(name + "/adds_rows") != 0;
     tiling.shared_bytes = static_cast<unsigned>(program.number(name + "/shared_bytes"));
-    tiling.kernel = driver_.get_function(module, ("eq_product_" + name).c_str());
+    tiling.kernel = driver_.get_function(module, ("eq_product_" + number).c_str());
     driver_.set_shared_bytes(tiling.kernel, static_cast<int>(tiling.shared_bytes));
+    tiling.slots = multiprocessors_ *
+                   std::max(driver_.resident_blocks(tiling.kernel, static_cast<int>(threads_), tiling.shared_bytes), 1);
   }
 }
 
@@ -47,14 +104,14 @@ bool MatrixProduct::takes(const Matrices& m) {
   constexpr int64_t limit = std::numeric_limits<int32_t>::max(), least_height = 64, most_height = 256;
   const auto aligned = [](const void* p, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
   return m.rows > 0 && m.columns > 0 && m.terms > 0 && m.terms % 4 == 0 && m.columns % 2 == 0 && aligned(m.a, 16) &&
-         aligned(m.c, 8) && aligned(m.parts, 8) && m.terms < limit / most_height && m.columns < limit &&
+         aligned(m.c, 8) && aligned(m.summands, 8) && m.terms < limit / most_height && m.columns < limit &&
          ceil_div(m.rows, least_height) < limit / m.columns;
 }
 
 // The width of the tiles that waste least of the tensor cores' time; the same for any number of rows.
 int64_t MatrixProduct::width(const Matrices& m) const {
   const auto cost = [&](const Tiling& t) {
-    if (t.adds_rows != (m.parts != nullptr)) return std::numeric_limits<int64_t>::max();
+    if (t.adds_rows != (m.summands != nullptr)) return std::numeric_limits<int64_t>::max();
     return ceil_div(m.columns, t.width) * (t.width + tile_overhead);
   };
   return std::min_element(tilings_.begin(), tilings_.end(),
@@ -62,11 +119,11 @@ int64_t MatrixProduct::width(const Matrices& m) const {
       ->width;
 }
 
-// One for each multiprocessor; where they keep B, as many for each of its tiles of columns.
+// As many as the device holds; where they keep B, the same number for each of its tiles of columns.
 int64_t MatrixProduct::blocks(const Tiling& t, const Matrices& m) const {
   const int64_t down = ceil_div(m.rows, t.height), across = ceil_div(m.columns, t.width);
-  if (t.kept_terms == 0) return std::min(down * across, multiprocessors_);
-  return across * std::min(down, std::max<int64_t>(1, multiprocessors_ / across));
+  if (t.kept_terms == 0) return std::min(down * across, t.slots);
+  return across * std::min(down, std::max<int64_t>(1, t.slots / across));
 }
 
 // Numbers that the busiest multiprocessor moves to and from the L2 cache.
@@ -74,8 +131,8 @@ int64_t MatrixProduct::cost(const Tiling& t, const Matrices& m) const {
   const int64_t tiles = ceil_div(m.rows, t.height) * ceil_div(m.columns, t.width), all_blocks = blocks(t, m);
   const int64_t its_blocks = ceil_div(all_blocks, multiprocessors_);
   const int64_t its_tiles = its_blocks * ceil_div(tiles, all_blocks);
-  const int64_t times_b = t.kept_terms > 0 ? its_blocks : its_tiles, heads_and_tails = 2;
-  return its_tiles * t.height * (m.terms + t.width) + times_b * heads_and_tails * m.terms * t.width;
+  const int64_t times_b = t.kept_terms > 0 ? its_blocks : its_tiles;
+  return its_tiles * t.height * (m.terms + t.width) + times_b * parts_ * m.terms * t.width;
 }
 
 const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
@@ -83,20 +140,20 @@ const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
   const Tiling* best = nullptr;
   for (const Tiling& t : tilings_) {
     const bool fits =
-        t.width == width && t.adds_rows == (m.parts != nullptr) && (t.kept_terms == 0 || m.terms <= t.kept_terms);
+        t.width == width && t.adds_rows == (m.summands != nullptr) && (t.kept_terms == 0 || m.terms <= t.kept_terms);
     if (fits && (best == nullptr || cost(t, m) < cost(*best, m))) best = &t;
   }
   return *best;
 }
 
-// Numbers of B in the order in which they are read; each becomes two.
+// Numbers of B in the order in which they are read, before each becomes `parts_`.
 int64_t MatrixProduct::packed_size(const Matrices& m) const {
   const int64_t width = this->width(m);
   return ceil_div(m.columns, width) * width * ceil_div(m.terms, depth_) * depth_;
 }
 
 std::size_t MatrixProduct::workspace_bytes(const Matrices& m) const {
-  return 2 * static_cast<std::size_t>(packed_size(m)) * sizeof(float);
+  return static_cast<std::size_t>(parts_ * packed_size(m)) * sizeof(float);
 }
 
 void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) const {
@@ -106,11 +163,11 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   long long row_stride = m.b_row_stride, column_stride = m.b_column_stride, rows = m.rows;
   const float *a = m.a, *b = m.b;
   float* c = m.c;
-  const int32_t* parts = m.parts;
+  const int32_t* summands = m.summands;
   void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
   const auto pack_blocks = static_cast<unsigned>(ceil_div(packed_size(m), pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
-  void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &parts};
+  void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &summands};
   const auto blocks = static_cast<unsigned>(this->blocks(tiling, m));
   // While B is packed, which takes no longer than launching.
   if (launches_early_)

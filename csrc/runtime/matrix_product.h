@@ -1,7 +1,9 @@
-// Plain matrix products in float32 on the tensor cores of compute capability 9.0; eqaccel/families/matrix_product/matrix_product.h says how.
+// Plain matrix products in float32 on tensor cores; the preludes in eqaccel/families/matrix_product say how.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "gpu_driver.h"
@@ -9,25 +11,32 @@
 
 namespace eqaccel {
 
-// C = A B: A is (rows, terms) and C is (rows, columns), both contiguous; strides of B are in elements. Or, where `parts`
-// are given, (rows, 2) of them, row r of C is the sum of the rows parts[r] of A, times B: the second is -1 for none, and
+// C = A B: A is (rows, terms) and C is (rows, columns), both contiguous; strides of B are in elements. Or, where `summands`
+// are given, (rows, 2) of them, row r of C is the sum of the rows summands[r] of A, times B: the second is -1 for none, and
 // -2 where C is zero (if B is finite).
 struct Matrices {
   const float *a, *b;
   float* c;
   int64_t rows, columns, terms;
   int64_t b_row_stride, b_column_stride;
-  const int32_t* parts = nullptr;
+  const int32_t* summands = nullptr;
 };
 
 class MatrixProduct {
  public:
-  // Loaded at the first call for a program and a device, which has to be of `device_arch`, then kept; thread-safe.
-  static const MatrixProduct& get(const Program&, int device);
+  // Loaded at the first call for a program, a device and an architecture that `compile_arch` gives for it, then kept;
+  // thread-safe.
+  static const MatrixProduct& get(const Program&, int device, const std::string& arch);
 
-  // The architecture of the devices that the kernel runs on, and the one to compile it for.
-  static constexpr const char *device_arch = "sm_90", *compile_arch = "sm_90a";
-  // Whether the kernel takes operands of these sizes, at these addresses: it moves 16 bytes of A at a time, and 8 of C.
+  // What to compile the kernel for so that devices of `arch` run it; nothing where torch's product is faster. Where a
+  // setting makes a device count as a smaller one, that is the kernel of smaller ones.
+  static std::optional<std::string> compile_arch(const Program&, const std::string& arch);
+  // The products of TensorFloat-32 that make one in float32: three with its accuracy, or one. Throws
+  // std::invalid_argument for programs of older files.
+  static int64_t products(const Program&);
+  // Whether what is compiled for an architecture adds rows of A while it multiplies. If not, it takes no `summands`.
+  static bool adds_rows(const Program&, const std::string& arch);
+  // Whether a kernel takes operands of these sizes, at these addresses: it moves 16 bytes of A at a time, and 8 of C.
   static bool takes(const Matrices&);
 
   std::size_t workspace_bytes(const Matrices&) const;
@@ -42,9 +51,10 @@ class MatrixProduct {
     bool adds_rows = false;
     unsigned shared_bytes = 0;
     GpuDriver::Function kernel = nullptr;
+    int64_t slots = 0;  // blocks that the device holds at a time
   };
 
-  MatrixProduct(const Program&, int device);
+  MatrixProduct(const Program&, int device, const std::string& arch);
   int64_t width(const Matrices&) const;
   int64_t blocks(const Tiling&, const Matrices&) const;
   int64_t cost(const Tiling&, const Matrices&) const;
@@ -53,10 +63,11 @@ class MatrixProduct {
 
   const GpuDriver& driver_;
   int device_;
-  int64_t depth_;  // terms that are read together
-  unsigned threads_;
   int64_t multiprocessors_;
   bool launches_early_;
+  int64_t parts_;      // numbers that a factor becomes
+  int64_t depth_ = 0;  // terms that are read together
+  unsigned threads_ = 0;
   GpuDriver::Function pack_ = nullptr;
   std::vector<Tiling> tilings_;
 };

@@ -259,7 +259,10 @@ std::string Program::compile_for(const std::string& target, Scalar scalar, Direc
 void Program::check(const std::string& code, Scalar scalar, Direction direction, const std::string& made,
                     const std::string& log) const {
   if (!has_checksums(direction)) return;
-  const RowSizes sizes{number("x_dim"), number("y_dim"), number("z_dim"), number("w_dim"),
+  const RowSizes sizes{number("x_dim"),
+                       number("y_dim"),
+                       number("z_dim"),
+                       number("w_dim"),
                        numbers_.count("shared_weights") > 0,
                        reads_bfloat16(scalar, direction)};
   const std::string differences = self_check(*open_cpu_kernel(code), scalar, direction, sizes, entry("check/blocks"),
@@ -298,7 +301,8 @@ void Program::load(Backend backend, Scalar scalar, Direction direction, int devi
 }
 
 const Kernel& Program::kernel(Backend backend, Scalar scalar, Direction direction, int device) const {
-  if (!family_->load_gpu_kernel && !(backend == Backend::cpu && family_->compile_arch(backend, scalar, direction, "")))
+  if (!family_->load_gpu_kernel &&
+      !(backend == Backend::cpu && family_->compile_arch(*this, backend, scalar, direction, "")))
     throw std::invalid_argument(std::string("payload: expected a family whose kernels take eq_operands, got ") +
                                 family_->name);
   if (backend == Backend::cpu) device = 0;

@@ -93,8 +93,8 @@ struct Compiled {
 //                                            their blocks take, see eqaccel/families/linear/payload.py; its direction
 //                                            double_backward is the derivative by weights
 //   paths                                    a line for each path, see there
-// and a matrix product has no bodies but cpu/forward and gpu/forward/float32, and numbers of its own, see
-// eqaccel/families/matrix_product/payload.py.
+// and a matrix product has no bodies but cpu/forward, gpu/forward/float32 and tuned/sm_90a/forward/float32, and numbers of
+// its own, see eqaccel/families/matrix_product/payload.py.
 class Program {
  public:
   Program(const uint8_t* payload, std::size_t size);
@@ -102,11 +102,15 @@ class Program {
   int64_t number(const std::string& key) const;              // a meta entry; throws std::out_of_range if absent
   // Whether kernels of tensor products take weights that are rounded to bfloat16, and whether they read them as such: those
   // of second derivatives read the same values as float32.
-  bool rounds_weights(Scalar scalar) const { return scalar == Scalar::float32 && numbers_.count("bfloat16_weights") > 0; }
+  bool rounds_weights(Scalar scalar) const {
+    return scalar == Scalar::float32 && numbers_.count("bfloat16_weights") > 0;
+  }
   bool reads_bfloat16(Scalar scalar, Direction direction) const {
     return rounds_weights(scalar) && direction != Direction::double_backward;
   }
-  const std::string& entry(const std::string& name) const;   // any entry; throws std::out_of_range if absent
+  const std::string& entry(const std::string& name) const;  // any entry; throws std::out_of_range if absent
+  // Shared memory that a block of any kernel of a body for GPUs takes at most; 0 where the numbers do not say.
+  int64_t shared_bytes(const std::string& body) const;
   // Name of the body that `compile` takes for an architecture.
   std::string body(Backend, Scalar, Direction, const std::string& arch = "") const;
   // Prelude and body: the whole translation unit.
@@ -139,8 +143,7 @@ class Program {
  private:
   struct Tools;
   static Tools find_tools(Backend);  // throws MissingCompilerError
-  // Shared memory of a GPU block: what a body takes, and what an architecture has as far as it is known here.
-  int64_t shared_bytes(const std::string& body) const;
+  // Shared memory of a GPU block that an architecture has, as far as it is known here.
   int64_t available_shared_bytes(Backend, const std::string& arch) const;
   // Name of the body that is made for a target: of those for GPUs, the one that takes most of the shared memory it has.
   // Throws CompileError if none fits.

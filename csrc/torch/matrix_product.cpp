@@ -1,9 +1,10 @@
-// eqaccel::matrix_product: a b, as torch's product but on CPUs, and for float32 on GPUs of compute capability 9.0, which
-// have kernels that are faster, with errors of the same size. Where torch may use TensorFloat-32, or the kernel does not
-// take the operands (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to
-// `a` is another call of the operator, that with respect to `b` a product of torch.
+// eqaccel::matrix_product: a b, as torch's product but on CPUs, and for float32 on GPUs whose tensor cores are faster
+// (runtime/matrix_product.cpp), with errors of the same size, or with those of single products of TensorFloat-32 if the
+// program says so. Where torch may use TensorFloat-32 in place of three products, or the kernel does not take the operands
+// (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to `a` is another call
+// of the operator, that with respect to `b` a product of torch.
 //
-// eqaccel::matrix_product_shared: the same of sums of two rows of `a`, without derivatives.
+// eqaccel::matrix_product_shared: the same of sums of two rows of `a`, without derivatives; where the kernel does not add rows, they are added before.
 #include "matrix_product.h"
 
 #include <ATen/Context.h>
@@ -45,26 +46,31 @@ void check(const Tensor& a, const Tensor& b) {
               ". Convert it with .to(a).");
 }
 
-bool has_kernel(const Tensor& a) {
-  if (a.scalar_type() != at::kFloat || at::globalContext().allowTF32CuBLAS()) return false;
-  const Backend backend = backend_of(a.device());
-  return backend == Backend::cuda && GpuDriver::get(backend).arch(a.device().index()) == MatrixProduct::device_arch;
+// What the kernel of a program is compiled for where it multiplies float32 on a device; nothing where torch does.
+std::optional<std::string> kernel_arch(const Program& program, at::Device device) {
+  const bool torch_rounds = at::globalContext().allowTF32CuBLAS() && MatrixProduct::products(program) > 1;
+  if (torch_rounds) return std::nullopt;
+  return MatrixProduct::compile_arch(program, GpuDriver::get(Backend::cuda).arch(device.index()));
 }
 
-void check_parts(const Tensor& a, const Tensor& parts) {
-  TORCH_CHECK(parts.device() == a.device() && parts.scalar_type() == at::kInt && parts.dim() == 2 && parts.size(1) == 2,
-              shared_name, ": argument 'parts' must be int32 of shape (rows, 2) on ", a.device(), ", got ",
-              parts.scalar_type(), " of shape ", parts.sizes(), " on ", parts.device(),
+void check_summands(const Tensor& a, const Tensor& summands) {
+  TORCH_CHECK(summands.device() == a.device() && summands.scalar_type() == at::kInt && summands.dim() == 2 &&
+                  summands.size(1) == 2,
+              shared_name, ": argument 'summands' must be int32 of shape (rows, 2) on ", a.device(), ", got ",
+              summands.scalar_type(), " of shape ", summands.sizes(), " on ", summands.device(),
               ". Pass the edges of eqaccel::edge_pairs.");
 }
 
-// What has no value where the kernel does not take the operands. `parts`: contiguous; undefined if rows are not added.
+// What has no value where no kernel takes the operands. `summands`: contiguous; undefined if rows are not added.
 std::optional<Tensor> by_kernel(const char* op, const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b,
-                                const Tensor& parts) {
-  if (!has_kernel(a)) return std::nullopt;
+                                const Tensor& summands) {
+  if (a.scalar_type() != at::kFloat || backend_of(a.device()) != Backend::cuda) return std::nullopt;
+  const bool adds = summands.defined();
+  const auto program = program_of(op, payload, key);
+  const auto arch = translating_errors([&] { return kernel_arch(*program, a.device()); });
+  if (!arch || (adds && !MatrixProduct::adds_rows(*program, *arch))) return std::nullopt;
   const c10::DeviceGuard guard(a.device());
-  const bool adds = parts.defined();
-  const int64_t count = adds ? parts.size(0) : a.size(0);
+  const int64_t count = adds ? summands.size(0) : a.size(0);
   const Tensor rows = a.contiguous(), c = at::empty({count, b.size(1)}, a.options());
   const Matrices matrices{rows.const_data_ptr<float>(),
                           b.const_data_ptr<float>(),
@@ -74,11 +80,10 @@ std::optional<Tensor> by_kernel(const char* op, const Tensor& payload, int64_t k
                           a.size(1),
                           b.stride(0),
                           b.stride(1),
-                          adds ? parts.const_data_ptr<int32_t>() : nullptr};
+                          adds ? summands.const_data_ptr<int32_t>() : nullptr};
   if (!MatrixProduct::takes(matrices)) return std::nullopt;
   translating_errors([&] {
-    const auto program = program_of(op, payload, key);
-    const MatrixProduct& kernel = MatrixProduct::get(*program, a.device().index());
+    const MatrixProduct& kernel = MatrixProduct::get(*program, a.device().index(), *arch);
     const Tensor workspace =
         at::empty({static_cast<int64_t>(kernel.workspace_bytes(matrices))}, a.options().dtype(at::kByte));
     kernel.launch(matrices, workspace.mutable_data_ptr(), current_stream(a.device()));
@@ -92,20 +97,20 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   return c ? *c : at::mm(a, b);
 }
 
-// The rows that are multiplied. Nothing is read of a row of `a` that no part names.
-Tensor sums_of_rows(const Tensor& a, const Tensor& parts) {
-  const Tensor first = parts.select(1, 0), second = parts.select(1, 1), zero = at::zeros({}, a.options());
+// The rows that are multiplied. Nothing is read of a row of `a` that is in none of them.
+Tensor sums_of_rows(const Tensor& a, const Tensor& summands) {
+  const Tensor first = summands.select(1, 0), second = summands.select(1, 1), zero = at::zeros({}, a.options());
   const Tensor sums = at::where(second.gt(-2).unsqueeze(1), a.index_select(0, first), zero);
   return sums + at::where(second.ge(0).unsqueeze(1), a.index_select(0, second.clamp_min(0)), zero);
 }
 
 // Numbers of rows are not checked: that would wait for the device.
-Tensor on_gpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& parts) {
+Tensor on_gpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& summands) {
   check(a, b);
-  check_parts(a, parts);
-  if (a.numel() == 0) return at::zeros({parts.size(0), b.size(1)}, a.options());
-  const std::optional<Tensor> c = by_kernel(shared_name, payload, key, a, b, parts.contiguous());
-  return c ? *c : at::mm(sums_of_rows(a, parts), b);
+  check_summands(a, summands);
+  if (a.numel() == 0) return at::zeros({summands.size(0), b.size(1)}, a.options());
+  const std::optional<Tensor> c = by_kernel(shared_name, payload, key, a, b, summands.contiguous());
+  return c ? *c : on_gpu(payload, key, sums_of_rows(a, summands), b);
 }
 
 // The kernel of preludes/cpu_matrix_product.h. Its result takes memory that earlier ones have given back: fresh memory
@@ -122,9 +127,9 @@ class HostProduct : public KernelCall {
     ops_.z = result_.mutable_data_ptr();
   }
 
-  // `parts`: (rows, 2) of whose rows of `a` those are the sums that are multiplied; null if they are the rows themselves.
-  Tensor launch(const int32_t* parts = nullptr) {
-    run(Direction::forward, parts);
+  // `summands`: (rows, 2) of `a`, of whose rows those that are multiplied are sums; null if they are the rows themselves.
+  Tensor launch(const int32_t* summands = nullptr) {
+    run(Direction::forward, summands);
     return result_;
   }
 
@@ -139,15 +144,15 @@ Tensor on_cpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   return HostProduct("eqaccel::matrix_product", payload, key, a, b, a.size(0)).launch();
 }
 
-Tensor on_cpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& parts) {
+Tensor on_cpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& summands) {
   check(a, b);
-  check_parts(a, parts);
-  const Tensor kept = parts.contiguous();
+  check_summands(a, summands);
+  const Tensor kept = summands.contiguous();
   const int32_t* numbers = kept.const_data_ptr<int32_t>();
-  const int64_t rows = parts.size(0), count = a.size(0);
+  const int64_t rows = summands.size(0), count = a.size(0);
   for (int64_t n = 0; n < 2 * rows; ++n)
     TORCH_CHECK(numbers[n] >= -2 * (n % 2) && numbers[n] < count, shared_name,
-                ": argument 'parts' must hold rows of 'a', 0 to ", count - 1,
+                ": argument 'summands' must hold rows of 'a', 0 to ", count - 1,
                 ", or -1 for no second one and -2 for zeros, got ", numbers[n], " in row ", n / 2,
                 ". Pass the edges of the graph that 'a' has a row of for each.");
   if (rows == 0 || a.numel() == 0 || b.numel() == 0) return at::zeros({rows, b.size(1)}, a.options());
@@ -159,10 +164,10 @@ Tensor on_meta(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
   return at::mm(a, b);
 }
 
-Tensor on_meta_shared(const Tensor&, int64_t, const Tensor& a, const Tensor& b, const Tensor& parts) {
+Tensor on_meta_shared(const Tensor&, int64_t, const Tensor& a, const Tensor& b, const Tensor& summands) {
   check(a, b);
-  check_parts(a, parts);
-  return at::empty_symint({parts.sym_size(0), b.sym_size(1)}, a.options());
+  check_summands(a, summands);
+  return at::empty_symint({summands.sym_size(0), b.sym_size(1)}, a.options());
 }
 
 // torch's own product knows what autocast makes of its operands.

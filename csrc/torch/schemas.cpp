@@ -40,9 +40,9 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("tensor_product_shared_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
               "Tensor w_row, Tensor graph, int num_receivers, int z_dim, bool mul_ir, bool deterministic) -> "
               "(Tensor gx, Tensor gy, Tensor gw)");
-  // parts: (rows, 2) int32; row r of the result is (a[parts[r, 0]] + a[parts[r, 1]]) b. The second is -1 for none, and -2
-  // where the result is zero, for b that is finite.
-  library.def("matrix_product_shared(Tensor payload, int key, Tensor a, Tensor b, Tensor parts) -> Tensor");
+  // summands: (rows, 2) int32; row r of the result is (a[summands[r, 0]] + a[summands[r, 1]]) b. The second is -1 for
+  // none, and -2 where the result is zero, for b that is finite.
+  library.def("matrix_product_shared(Tensor payload, int key, Tensor a, Tensor b, Tensor summands) -> Tensor");
   library.def("edge_pairs(Tensor vectors, Tensor graph, int num_nodes) -> (Tensor row, Tensor edges)");
   // Values of edges (E, columns), once a pair: of the edge that comes first. Sets `differ`, (1,) float64, to one if those
   // of the other edge of any pair are not the same. And the transpose of that. payload: of `neighbors`, any on a CPU.

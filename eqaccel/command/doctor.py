@@ -46,21 +46,33 @@ def _kernels(backend: str, arch: str | None) -> list[str]:
     absent: list[str] = []
     refused: list[str] = []
     for family in FAMILIES.values():
-        kernels = [
-            (direction.value, scalar)
-            for direction, scalar in itertools.product(family.directions, SCALAR_BYTES)
-            if _program(family.name).compile_arch(backend, scalar, direction.value, arch) is not None
-        ]
-        (present if kernels else absent).append(family.name)
-        examples = family.examples if arch else ()  # a CPU runs all that there are
-        for name, (direction, scalar) in itertools.product(examples, kernels):
-            try:
-                _program(family.name, name).source(backend, scalar, direction, arch)
-            except CompileError as error:
-                refused.append(_row("refused", f"{family.name} {name}: {error}"))
+        # A CPU runs all that there are, so one of them stands for all.
+        examples: list[tuple[str, ...]] = [(name,) for name in family.examples] if arch and family.examples else [()]
+        having = [example for example in examples if _existing(family.name, example, backend, arch)]
+        lacking = [example for example in examples if example not in having]
+        for names, some in ((present, having), (absent, lacking)):
+            if some:
+                which = "" if some == examples else f" ({', '.join(example[0] for example in some)})"
+                names.append(family.name + which)
+        for example in having if arch else ():
+            for direction, scalar, compile_arch in _existing(family.name, example, backend, arch):
+                try:
+                    _program(family.name, *example).source(backend, scalar, direction, compile_arch)
+                except CompileError as error:
+                    refused.append(_row("refused", f"{' '.join([family.name, *example])}: {error}"))
     missing = f"; none of {', '.join(absent)}" if absent else ""
     kinds = _row("kernels", f"of {', '.join(present)}{missing}")
     return [kinds, *(refused or [_row("refused", "none of the examples of eqaccel show")])]
+
+
+def _existing(family: str, example: tuple[str, ...], backend: str, arch: str | None) -> list[tuple[str, str, str]]:
+    """The kernels of an example on a machine: direction, dtype, and what they are compiled for."""
+    program = _program(family, *example)
+    return [
+        (direction.value, scalar, compile_arch)
+        for direction, scalar in itertools.product(FAMILIES[family].directions, SCALAR_BYTES)
+        if (compile_arch := program.compile_arch(backend, scalar, direction.value, arch)) is not None
+    ]
 
 
 @functools.cache

@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> str:
     target = TARGETS[options.target] if options.target else host_target()
     direction = Direction(options.direction)
     program = runtime.Program(family.payload(spec)[0])
-    if program.compile_arch(target.backend, options.dtype, direction.value, target.name) is None:
+    arch = program.compile_arch(target.backend, options.dtype, direction.value, target.name)
+    if arch is None:
         raise UnsupportedError(
             f"{family.name}: expected a kernel that there is on {target.name} ({_existing(program, family, target)}), "
             f"got {direction.value} in {options.dtype}"
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> str:
     if options.stage == "plan":
         return family.explain(spec, direction, target, SCALAR_BYTES[options.dtype])
     if target.is_gpu:
-        return program.source(target.backend, options.dtype, direction.value, target.name)
+        return program.source(target.backend, options.dtype, direction.value, arch)
     # A payload has the text that is planned for this machine; for others it is planned when it is precompiled.
     return family.source(spec, direction, target, SCALAR_BYTES[options.dtype])
 

@@ -114,7 +114,7 @@ class EdgePairs:
         Returns:
             (num_pairs, columns).
         """
-        if self.search is not None and not adds_rows(values.device, values.dtype):
+        if self.search is not None and not adds_rows(values.device, values.dtype, product.spec):
             return self.add(product(values, matrix))
         result: Tensor = torch.ops.eqaccel.matrix_product_shared(
             product.payload, product.key, values, matrix, self.edges

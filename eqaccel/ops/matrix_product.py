@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eqaccel import runtime
-from eqaccel.families.matrix_product import MATRIX_PRODUCT
+from eqaccel.families.matrix_product import MATRIX_PRODUCT, Factors, MatrixProductSpec
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import call_operator, load_library
 
@@ -14,21 +14,30 @@ load_library()
 
 
 class MatrixProduct(KernelModule):
-    """Matrix products by the tensor cores of GPUs of compute capability 9.0, with the accuracy of float32, and on CPUs.
+    """Matrix products by the tensor cores of GPUs, with the accuracy of float32, and on CPUs.
 
-    On such a GPU each factor is split into two numbers of TensorFloat-32, whose sum has 22 bits, and three products of
-    these parts are added up. Sums are in a fixed order, each row for itself, so results are bitwise reproducible.
-    Factors that are not finite give NaN. In float64, on other GPUs, for numbers of terms that are no multiple of four
-    or odd numbers of columns, and where torch is allowed TensorFloat-32, it is torch's product.
+    On GPUs of compute capability 8.0 and 9.0 each factor is split into two numbers of TensorFloat-32, whose sum has 22
+    bits, and three products of these parts are added up. Sums are in a fixed order, each row for itself, so results are
+    bitwise reproducible. Factors that are not finite give NaN. In float64, on other GPUs, whose tensor cores are not
+    known to make three products faster than torch makes one, for numbers of terms that are no multiple of four or odd
+    numbers of columns, and where torch is allowed TensorFloat-32, it is torch's product.
+
+    If factors are rounded instead, each to within 2^-11 of itself, there is one product, on GPUs of compute capability
+    8.6, 8.9 and 12.0 too, and whatever torch is allowed. A sum then differs from the exact one by up to 2^-10 times the
+    sum of the absolute values of its terms, besides what adding up in float32 makes. The gradient of `b` is torch's
+    product as before.
 
     On a CPU a sum is added up in the order of its terms, each row for itself, and results take memory that earlier ones
     have given back. It is for many rows, and few enough terms and columns for the second factor to fit a cache.
+
+    Args:
+        spec: What becomes of factors on a GPU; by default they are split.
     """
 
     family = MATRIX_PRODUCT
 
-    def __init__(self) -> None:
-        super().__init__(None)
+    def __init__(self, spec: MatrixProductSpec | None = None) -> None:
+        super().__init__(MatrixProductSpec() if spec is None else spec)
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """Computes `a @ b`, differentiable any number of times.
@@ -50,19 +59,48 @@ class MatrixProduct(KernelModule):
         else:
             return call_operator(torch.ops.eqaccel.matrix_product, self.payload, self.key, a, b)
 
+    def extra_repr(self) -> str:
+        """What becomes of factors, for print(module)."""
+        return f"factors {self.spec.factors}"
 
-def adds_rows(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel that adds rows while it multiplies: on CPUs, and for compute capability 9.0."""
+
+def adds_rows(device: torch.device, dtype: torch.dtype, spec: MatrixProductSpec) -> bool:
+    """Whether there is a kernel that adds rows while it multiplies, as `matrix_product_shared` does.
+
+    Args:
+        device: The device.
+        dtype: Of the factors.
+        spec: That of the product.
+    """
     if device.type == "cpu":
         return True
-    return has_matrix_kernel(device, dtype) and torch.cuda.get_device_capability(device) == (9, 0)
-
-
-def has_matrix_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `MatrixProduct` has a kernel of its own for a device and a dtype."""
-    if device.type != "cuda" or torch.version.hip or dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32:
+    kernel = _kernel(device, dtype, spec)
+    if kernel is None:
         return False
-    content, key = MATRIX_PRODUCT.payload(None)
+    program, arch = kernel
+    entry = program.body("cuda", "float32", "forward", arch)
+    return any(program.number(f"{entry}/{n}/adds_rows") for n in range(program.number(f"{entry}/kernels")))
+
+
+def has_matrix_kernel(device: torch.device, dtype: torch.dtype, spec: MatrixProductSpec | None = None) -> bool:
+    """Whether `MatrixProduct` has a kernel of its own for a GPU and a dtype, and torch does not multiply in its place.
+
+    Args:
+        device: The device.
+        dtype: Of the factors.
+        spec: That of the product; by default the default one.
+    """
+    return _kernel(device, dtype, MatrixProductSpec() if spec is None else spec) is not None
+
+
+def _kernel(device: torch.device, dtype: torch.dtype, spec: MatrixProductSpec) -> tuple[runtime.Program, str] | None:
+    """The kernels of a spec, and what they are compiled for on a GPU; nothing where torch multiplies."""
+    if device.type != "cuda" or torch.version.hip or dtype != torch.float32:
+        return None
+    if spec.factors is Factors.SPLIT and torch.backends.cuda.matmul.allow_tf32:
+        return None
+    content, key = MATRIX_PRODUCT.payload(spec)
     major, minor = torch.cuda.get_device_capability(device)
     program = runtime.register_program(key, content)
-    return program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}") is not None
+    arch = program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}")
+    return None if arch is None else (program, arch)

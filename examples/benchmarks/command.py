@@ -24,6 +24,7 @@ from eqaccel.benchmarks import (
     models,
     overhead,
     pictures,
+    precision,
     products,
     report,
     step_tables,
@@ -145,6 +146,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         training_tables.format_table,
         training_tables.compact,
         training_tables.draw,
+    ),
+    "precision": Benchmark(
+        "errors of forces, energies and phonons of models that are less precise than float32",
+        precision.add_arguments,
+        precision.run,
+        precision.format_table,
+        precision.format_table,
+        precision.draw,
     ),
 }
 

@@ -11,7 +11,8 @@ import torch
 from eqaccel.benchmarks import pictures, report, suite
 from eqaccel.benchmarks.timing import measure
 
-from eqaccel import MatrixProduct
+from eqaccel import MatrixProduct, MatrixProductSpec
+from eqaccel.families.matrix_product import Factors
 
 LAYERS: dict[str, tuple[int, int, int]] = {
     "mp0-hidden": (158000, 64, 64),
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_arguments(parser)
     parser.add_argument("--layers", type=suite.names(LAYERS), default=",".join(LAYERS))
     parser.add_argument("--rows", type=int, help="instead of the edges of each layer")
+    parser.add_argument("--factors", choices=[str(factors) for factors in Factors], default=str(Factors.SPLIT))
     parser.add_argument("--repetitions", type=int, default=20)
 
 
@@ -39,7 +41,8 @@ def run(arguments: argparse.Namespace) -> report.Results:
     """Times each layer forward, and backward: the gradient of its input."""
     torch.set_num_threads(arguments.threads)
     results = report.new_results("matrices", arguments)
-    implementations = {"eqaccel": MatrixProduct().to(arguments.device), "torch": torch.mm}
+    product = MatrixProduct(MatrixProductSpec(arguments.factors))
+    implementations = {"eqaccel": product.to(arguments.device), "torch": torch.mm}
     for layer in arguments.layers:
         edges, inputs, outputs = LAYERS[layer]
         for direction, terms, columns in (("forward", inputs, outputs), ("backward", outputs, inputs)):

@@ -32,6 +32,7 @@ _TITLES = {
     "machines": "Kernels of smaller GPUs",
     "overhead": "What a call costs the host",
     "matrices": "Layers of radial networks",
+    "precision": "Errors of lower precision",
 }
 
 PICTURE = "step_h200_float32.png"

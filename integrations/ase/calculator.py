@@ -78,9 +78,16 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
         if not 0 <= skin < math.inf:
             raise CalculatorError(f"skin: expected a length in angstrom, zero or more, got {skin!r}")
         options = PatchOptions(verify, deterministic, low_precision)
-        further = {"options": options, "allow_native_code": allow_native_code}
         # Reports look for it under this name, see eqaccel.patches.calculator.
-        self._eqaccel_step = open_source(model, device=device, dtype=dtype, head=head, skin=skin, **further)
+        self._eqaccel_step = open_source(
+            model,
+            device=device,
+            dtype=dtype,
+            head=head,
+            skin=skin,
+            options=options,
+            allow_native_code=allow_native_code,
+        )
         source, step = self._eqaccel_step, self._eqaccel_step.step()
         self._types = _types_of_elements(source.type_names, type_map)
         self.parameters.update(

@@ -121,7 +121,7 @@ class MaceSwapping(Swapping):
             for path, interaction in interactions
         ]
         networks = [getattr(interaction, "conv_tp_weights", None) for _, interaction in interactions]
-        layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for network in networks)
+        layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS, options.products) for network in networks)
         return [*convolutions, *layers, *node_swaps(model, FORMS)]
 
     def rows(self, model: torch.nn.Module) -> list[ReportRow]:

@@ -9,6 +9,7 @@ from eqaccel.patches.radial import Form, RadialForms, RadialPart
 from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 from torch import Tensor
 
+from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.ops import MatrixProduct
 
 
@@ -25,8 +26,8 @@ class RadialScaledLinear(RadialPart):
         return self.weight * self.alpha if self.bias is None else None
 
 
-def _form(layer: Any) -> Form | None:
-    return (RadialScaledLinear, MatrixProduct()) if hasattr(layer, "alpha") else None
+def _form(layer: Any, product: MatrixProductSpec) -> Form | None:
+    return (RadialScaledLinear, MatrixProduct(product)) if hasattr(layer, "alpha") else None
 
 
 RADIAL_FORMS = RadialForms(

@@ -91,7 +91,7 @@ class NequipSwapping(Swapping):
             raise PatchError(f"model: {_nothing_to_replace(model)}")
         convolutions = convolution_swaps(model, scatters, NequipConvolution, "tp", _check, options)
         networks = [getattr(parent, "edge_mlp", None) for _, parent, _ in scatters]
-        layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for network in networks)
+        layers = chain.from_iterable(radial_swaps(network, RADIAL_FORMS, options.products) for network in networks)
         return [*convolutions, *layers, *node_swaps(model, FORMS)]
 
     def rows(self, model: torch.nn.Module) -> list[ReportRow]:

@@ -78,7 +78,9 @@ class SevennetSwapping(Swapping):
         if not found:
             raise PatchError(f"model: {_nothing_to_replace(model)}")
         layers = convolution_swaps(model, found, SevennetConvolution, "convolution", _check, options)
-        networks = chain.from_iterable(radial_swaps(network, RADIAL_FORMS) for _, network in _networks(model))
+        networks = chain.from_iterable(
+            radial_swaps(network, RADIAL_FORMS, options.products) for _, network in _networks(model)
+        )
         # A replacement looks after what is in it, so what is in it comes first.
         return [*networks, *reversed(list(node_swaps(model, FORMS))), *layers]
 

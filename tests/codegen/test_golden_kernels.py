@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eqaccel import LinearSpec, PolynomialSpec, TensorProductSpec
+from eqaccel import LinearSpec, MatrixProductSpec, PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES, KernelFamily
 from eqaccel.families.polynomial import Term
@@ -37,7 +37,10 @@ SPECS: dict[str, Any] = {
     "radial_basis": RadialBasisSpec(8, 6.0, 5, 0.5),
     "silu": SiluSpec(1.5, 0.5),
     "linear": LinearSpec("8x0e+4x1o+3x0e", "5x0e+6x1o", ((0, 0, 0.5), (2, 0, -1.5), (1, 1, 2.0)), 3),
-    "matrix_product": None,
+    "matrix_product": MatrixProductSpec(),
+    "matrix_product-mma": MatrixProductSpec(),
+    "matrix_product-rounded": MatrixProductSpec("rounded"),
+    "matrix_product-rounded-mma": MatrixProductSpec("rounded"),
     "neighbors": None,
 }
 TARGETS_OF = {
@@ -48,6 +51,9 @@ TARGETS_OF = {
     "silu": ("cpu-avx2",),
     "linear": ("cpu-avx2", "sm_90"),
     "matrix_product": ("cpu-avx2", "sm_90"),
+    "matrix_product-mma": ("sm_80",),
+    "matrix_product-rounded": ("sm_90",),
+    "matrix_product-rounded-mma": ("sm_80",),
     "neighbors": ("sm_90",),
 }
 KERNELS = [

@@ -18,8 +18,8 @@ def test_classes_and_refusals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     toy = "Toy (sm_86, kernels planned for 99 KiB of shared memory a block)"
-    present = ", ".join(name for name in FAMILIES if name != "matrix_product")
-    kernels = f"  kernels         of {present}; none of matrix_product\n"
+    present = ", ".join(FAMILIES).replace("matrix_product", "matrix_product (rounded)")
+    kernels = f"  kernels         of {present}; none of matrix_product (split)\n"
     nothing = "  refused         none of the examples of eqaccel show\n"
     assert f"  devices         {toy}, {toy}\n{kernels}{nothing}" in text
     monkeypatch.setenv("EQACCEL_SHARED_KIB", "20")

@@ -15,6 +15,7 @@ from eqaccel import (
     Linear,
     LinearSpec,
     MatrixProduct,
+    MatrixProductSpec,
     Polynomial,
     PolynomialSpec,
     TensorProduct,
@@ -37,7 +38,7 @@ SPECS: dict[str, Any] = {
     "radial_basis": RadialBasisSpec(3, 5.0, 6, 0.5),
     "silu": SiluSpec(1.5, 0.5),
     "linear": LinearSpec("3x0e+2x1o", "2x0e+4x1o", ((0, 0, 1.5), (1, 1, -0.5)), 2),
-    "matrix_product": None,
+    "matrix_product": MatrixProductSpec(),
     "neighbors": None,
 }
 MODULES: dict[str, type[KernelModule]] = {
@@ -91,7 +92,7 @@ def test_other_families_are_refused(meta: str, got: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kernels_that_exist(name: str) -> None:
-    """All of a family everywhere, but of matrix products those for CPUs, and tensor cores of one architecture."""
+    """All of a family everywhere, but of matrix products those for CPUs, and those for tensor cores that pay."""
     program = runtime.Program(FAMILIES[name].payload(SPECS[name])[0])
     found = {
         (backend, scalar, direction.value, arch): program.compile_arch(backend, scalar, direction.value, arch)
@@ -109,6 +110,7 @@ def test_kernels_that_exist(name: str) -> None:
         assert {key: arch for key, arch in found.items() if arch is not None} == {
             ("cpu", "float32", "forward", None): "",
             ("cpu", "float64", "forward", None): "",
+            ("cuda", "float32", "forward", "sm_80"): "sm_80",
             ("cuda", "float32", "forward", "sm_90"): "sm_90a",
         }
     elif name == "neighbors":

@@ -164,7 +164,8 @@ def test_copies_of_older_machines_run_here(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kib", [163, 99, 64])
 def test_kernels_of_smaller_machines_run_here(kib: int) -> None:
-    tests = ["families/test_large_products.py", "ops/test_derivatives.py", "ops/test_ops.py"]
+    tests = ["families/test_large_products.py", "families/test_matrix_product.py", "ops/test_derivatives.py"]
+    tests += ["ops/test_ops.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "cuda"]
     done = subprocess.run(
         [*command, *(str(TESTS / name) for name in tests)],

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
+from folders import SUPPORT
+from hosts import needs_nvrtc
+from runtime_checks import program, read
 from torch.autograd import gradcheck, gradgradcheck
 
-from eqaccel import MatrixProduct, runtime
-from eqaccel.errors import OperandError
-from eqaccel.families.matrix_product import matrix_payload
-from eqaccel.families.matrix_product.body import TILINGS
+from eqaccel import MatrixProduct, MatrixProductSpec, families, runtime
+from eqaccel.errors import OperandError, SpecError
+from eqaccel.families.matrix_product import Factors, matrix_payload
+from eqaccel.families.matrix_product.mma import mma_body
 from eqaccel.ops import has_matrix_kernel
 from eqaccel.ops.matrix_product import adds_rows
+from eqaccel.targets import TARGETS
 
 UNIT = 2.0**-24
 DEPTH = 32
 """Terms that tensor cores add up before float32 takes over."""
+
+SPLIT, ROUNDED = (MatrixProductSpec(factors) for factors in Factors)
 
 SHAPES = [(1, 4, 2), (127, 8, 64), (128, 32, 128), (129, 36, 66), (1000, 128, 1312), (500, 1312, 128), (70, 64, 320)]
 SHAPES += [(20003, 36, 66), (20003, 132, 62)]  # several tiles a block
@@ -31,11 +41,20 @@ def operands(shape: tuple[int, int, int], device: torch.device) -> tuple[torch.T
     return a.to(device), torch.randn(terms, columns, generator=generator).to(device)
 
 
-def split_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of the error of each element: tails left out and cut off, sums cut off on the way, and those rounded after."""
-    size = a.double().abs() @ b.double().abs()
-    left_out, cut_off = 12, 2 * 3 * (DEPTH // 8) * 2
-    return (left_out + cut_off + a.size(1) / DEPTH) * UNIT * size
+def sum_bound(a: torch.Tensor, products: int) -> float:
+    """Of sums of such products, over that of absolute values: cut off on the way, and rounded after."""
+    return (2 * products * (DEPTH // 8) * 2 + a.size(1) / DEPTH) * UNIT
+
+
+def product_bound(a: torch.Tensor, spec: MatrixProductSpec) -> float:
+    """Of products over those of absolute values: what factors lack, tails left out and cut off or factors rounded."""
+    lacking = 12 * UNIT if spec == SPLIT else (1 + 2.0**-11) ** 2 - 1
+    return lacking + (1 + lacking) * sum_bound(a, spec.products)
+
+
+def kernel_bound(a: torch.Tensor, b: torch.Tensor, spec: MatrixProductSpec = SPLIT) -> torch.Tensor:
+    """Of the error of each element."""
+    return product_bound(a, spec) * (a.double().abs() @ b.double().abs())
 
 
 def torch_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -43,16 +62,41 @@ def torch_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.size(1) * UNIT * (a.double().abs() @ b.double().abs())
 
 
-def assert_product(value: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+def assert_product(value: torch.Tensor, a: torch.Tensor, b: torch.Tensor, spec: MatrixProductSpec = SPLIT) -> None:
     """A value is `a @ b` to the error of the kernel, or to that of torch where torch multiplies."""
-    bound = split_bound(a, b) if has_matrix_kernel(a.device, a.dtype) else torch_bound(a, b)
+    bound = kernel_bound(a, b, spec) if has_matrix_kernel(a.device, a.dtype, spec) else torch_bound(a, b)
     assert ((value.double() - a.double() @ b.double()).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_accuracy(shape: tuple[int, int, int], device: torch.device) -> None:
+def test_accuracy(shape: tuple[int, int, int], spec: MatrixProductSpec, device: torch.device) -> None:
     a, b = operands(shape, device)
-    assert_product(MatrixProduct().to(device)(a, b), a, b)
+    assert_product(MatrixProduct(spec).to(device)(a, b), a, b, spec)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers of TensorFloat-32, away from zero where two are as near."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rounded_factors_are_the_nearest(shape: tuple[int, int, int], device: torch.device) -> None:
+    a, b = operands(shape, device)
+    value = MatrixProduct(ROUNDED).to(device)(a, b).double()
+    if has_matrix_kernel(device, a.dtype, ROUNDED):
+        a, b = rounded(a), rounded(b)
+        bound = sum_bound(a, 1) * (a.double().abs() @ b.double().abs())
+    else:
+        bound = torch_bound(a, b)
+    assert ((value - a.double() @ b.double()).abs() <= bound).all()
+
+
+def test_cpus_and_double_precision_have_all_of_a_factor(device: torch.device) -> None:
+    a, b = operands((300, 64, 96), torch.device("cpu"))
+    assert torch.equal(MatrixProduct(ROUNDED)(a, b), MatrixProduct()(a, b))
+    a, b = a.double().to(device), b.double().to(device)
+    assert torch.equal(MatrixProduct(ROUNDED).to(device)(a, b), MatrixProduct().to(device)(a, b))
 
 
 def test_no_less_accurate_than_torch(device: torch.device) -> None:
@@ -93,20 +137,23 @@ def test_strides_and_offsets(device: torch.device) -> None:
     assert_product(product(shifted, b), a, b)
 
 
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
 @pytest.mark.parametrize("shape", [(3000, 128, 336), (20000, 64, 130), (20000, 160, 64)], ids=str)
-def test_repeats_bitwise_and_row_by_row(shape: tuple[int, int, int], device: torch.device) -> None:
-    product = MatrixProduct().to(device)
+def test_repeats_bitwise_and_row_by_row(
+    shape: tuple[int, int, int], spec: MatrixProductSpec, device: torch.device
+) -> None:
+    product = MatrixProduct(spec).to(device)
     a, b = operands(shape, device)
     expected = product(a, b)
     for _ in range(20):
         assert torch.equal(product(a, b), expected)
-    if device.type == "cpu" or has_matrix_kernel(device, a.dtype):
+    if device.type == "cpu" or has_matrix_kernel(device, a.dtype, spec):
         assert torch.equal(product(a[:700], b), expected[:700])
 
 
-def sums_of_rows(a: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+def sums_of_rows(a: torch.Tensor, summands: torch.Tensor) -> torch.Tensor:
     """The rows that `matrix_product_shared` multiplies, in the dtype of `a`."""
-    first, second = parts.long().unbind(1)
+    first, second = summands.long().unbind(1)
     sums = torch.where(second[:, None] >= 0, a[first] + a[second.clamp(min=0)], a[first])
     return torch.where(second[:, None] > -2, sums, torch.zeros_like(sums))
 
@@ -116,48 +163,65 @@ def shared_operands(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pairs of rows, some alone, some absent, and NaN in rows that none has: nobody reads them."""
     a, b = operands((2 * rows, terms, columns), device)
-    parts = torch.randperm(2 * rows, generator=torch.Generator().manual_seed(1)).int().view(rows, 2)
-    parts[3::5, 1], parts[4::7, 1] = -1, -2
-    a[parts[4::7, 0].long().to(device)] = torch.nan
-    return a, b, parts.to(device)
+    summands = torch.randperm(2 * rows, generator=torch.Generator().manual_seed(1)).int().view(rows, 2)
+    summands[3::5, 1], summands[4::7, 1] = -1, -2
+    a[summands[4::7, 0].long().to(device)] = torch.nan
+    return a, b, summands.to(device)
 
 
 SHARED_SHAPES = [(1, 4, 2), (127, 8, 64), (128, 32, 128), (129, 36, 66), (650, 1312, 128), (301, 260, 64), (5, 68, 130)]
 SHARED_SHAPES += [(40001, 36, 64), (40001, 68, 128), (77, 7, 5)]  # several tiles a block; what torch multiplies
 
 
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
 @pytest.mark.parametrize("shape", SHARED_SHAPES, ids=str)
-def test_sums_of_rows(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    product = MatrixProduct().to(device)
-    a, b, parts = shared_operands(*shape, device)
+def test_sums_of_rows(
+    shape: tuple[int, int, int], spec: MatrixProductSpec, dtype: torch.dtype, device: torch.device
+) -> None:
+    product = MatrixProduct(spec).to(device)
+    a, b, summands = shared_operands(*shape, device)
     a, b = a.to(dtype), b.to(dtype)
     multiply = functools.partial(torch.ops.eqaccel.matrix_product_shared, product.payload, product.key)
-    value = multiply(a, b, parts)
-    exact = sums_of_rows(a.double(), parts) @ b.double()
-    size = sums_of_rows(a.double().abs(), parts) @ b.double().abs()
-    # Of what is multiplied, which is rounded once, and of the sum, in whatever order; plus those of the split.
+    value = multiply(a, b, summands)
+    exact = sums_of_rows(a.double(), summands) @ b.double()
+    size = sums_of_rows(a.double().abs(), summands) @ b.double().abs()
+    # Of the product, in whatever order, of what is multiplied, which is rounded once.
     unit = torch.finfo(dtype).eps / 2
-    split = 12 + 2 * 3 * (DEPTH // 8) * 2 if has_matrix_kernel(device, dtype) else 0
+    has_kernel = has_matrix_kernel(device, dtype, spec)
+    bound = product_bound(a, spec) if has_kernel else shape[1] * unit
     # In float64 the exact sum has errors of the same size.
     factor = 2 if dtype == torch.float64 else 1
-    assert ((value.double() - exact).abs() <= factor * (split + 1 + shape[1]) * unit * size).all()
-    assert (value[parts[:, 1] == -2] == 0).all()
+    assert ((value.double() - exact).abs() <= factor * (bound + unit + bound * unit) * size).all()
+    assert (value[summands[:, 1] == -2] == 0).all()
     for _ in range(5):
-        assert torch.equal(multiply(a, b, parts), value)
-    if adds_rows(device, dtype) and shape[1] % 4 == 0:  # each row for itself
-        assert torch.equal(multiply(a, b, parts[1::3]), value[1::3])
+        assert torch.equal(multiply(a, b, summands), value)
+    if device.type == "cpu" or (has_kernel and shape[1] % 4 == 0):  # each row for itself
+        assert torch.equal(multiply(a, b, summands[1::3]), value[1::3])
+
+
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
+def test_kernels_that_add_rows(spec: MatrixProductSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of GPUs those of compute capability 9.0, where no setting makes them smaller ones."""
+    found = {}
+    for capability, kib in itertools.product(((8, 0), (9, 0), (10, 0)), ("227", "163")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, given=capability: given)
+        monkeypatch.setenv("EQACCEL_SHARED_KIB", kib)
+        found[capability, kib] = adds_rows(torch.device("cuda"), torch.float32, spec)
+        assert not adds_rows(torch.device("cuda"), torch.float64, spec)
+    assert [where for where, adds in found.items() if adds] == [((9, 0), "227")]
+    assert adds_rows(torch.device("cpu"), torch.float64, spec)
 
 
 def test_sums_of_rows_have_a_shape(device: torch.device) -> None:
     product = MatrixProduct().to(device)
     op = torch.ops.eqaccel.matrix_product_shared
-    a, b, parts = shared_operands(6, 8, 4, device)
-    for rows in (parts, parts[:0]):
+    a, b, summands = shared_operands(6, 8, 4, device)
+    for rows in (summands, summands[:0]):
         value = op(product.payload, product.key, a, b, rows)
         there = op(product.payload, product.key, a.to("meta"), b.to("meta"), rows.to("meta"))
         assert value.shape == there.shape == (len(rows), 4)
         assert value.dtype == there.dtype
-    assert op(product.payload, product.key, a[:, :0], b[:0], parts).eq(0).all()
+    assert op(product.payload, product.key, a[:, :0], b[:0], summands).eq(0).all()
 
 
 def test_results_on_a_cpu_take_memory_that_was_given_back() -> None:
@@ -177,15 +241,16 @@ def test_derivatives(device: torch.device) -> None:
     assert gradgradcheck(product, (a, b))
 
 
-def test_derivatives_in_single_precision(device: torch.device) -> None:
-    product = MatrixProduct().to(device)
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
+def test_derivatives_in_single_precision(spec: MatrixProductSpec, device: torch.device) -> None:
+    product = MatrixProduct(spec).to(device)
     a, b = (t.requires_grad_() for t in operands((300, 64, 256), device))
     g = torch.randn(300, 256, device=device, requires_grad=True)
     of_a, of_b = torch.autograd.grad(product(a, b), (a, b), g, create_graph=True)
-    assert_product(of_a, g, b.t())
+    assert_product(of_a, g, b.t(), spec)
     assert ((of_b.double() - a.double().t() @ g.double()).abs() <= torch_bound(a.t(), g)).all()
     (of_g,) = torch.autograd.grad(of_a, g, a.detach())
-    assert_product(of_g, a, b)
+    assert_product(of_g, a, b, spec)
 
 
 def test_opcheck(device: torch.device) -> None:
@@ -212,12 +277,16 @@ def test_autocast(device: torch.device) -> None:
 def test_torch_multiplies_where_it_may_use_fewer_bits(device: torch.device) -> None:
     product = MatrixProduct().to(device)
     a, b = operands((65, 16, 20), device)
+    single = MatrixProduct(ROUNDED).to(device)
+    expected, kept = single(a, b), device.type == "cpu" or has_matrix_kernel(device, a.dtype, ROUNDED)
     allowed = torch.backends.cuda.matmul.allow_tf32
     try:
         torch.backends.cuda.matmul.allow_tf32 = True
         if device.type != "cpu":
             assert torch.equal(product(a, b), a @ b)
         assert not has_matrix_kernel(device, a.dtype)
+        if kept:
+            assert torch.equal(single(a, b), expected)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
 
@@ -235,22 +304,113 @@ def test_operands_that_do_not_fit(device: torch.device) -> None:
             product(one, other)
 
 
-@pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
+def test_other_factors_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"factors: expected one of 'split', 'rounded', got 'cut'"):
+        MatrixProductSpec("cut")
+
+
+@needs_nvrtc
 def test_precompiling() -> None:
     product = MatrixProduct()
     key = product.key
-    add_entries(product, precompiled_entries(product.family, None, "float32", ("cpu-avx2", "sm_80", "sm_90")))
+    targets = ("cpu-avx2", "sm_80", "sm_86", "sm_90")
+    add_entries(product, precompiled_entries(product.family, product.spec, "float32", targets))
     assert product.key != key
-    program = runtime.Program(product.payload.numpy().tobytes())
-    compiled = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90a")
-    assert compiled["key"] == "precompiled-sm_90a"
+    content = product.payload.numpy().tobytes()
+    made = {name for name in (f"sm_{n}" for n in (80, 86, 90, "90a")) if f"binary/{name}/".encode() in content}
+    assert made == {"sm_80", "sm_90a"}
+    for arch in made:
+        compiled = runtime.compile_program(runtime.Program(content), "cuda", "float32", "forward", arch)
+        assert compiled["key"] == f"precompiled-{arch}"
 
 
-@pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
-def test_kernel_compiles_without_spills() -> None:
-    program = runtime.Program(matrix_payload()[0])
-    log = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90a")["log"]
+def test_gpus_whose_tensor_cores_are_faster() -> None:
+    found = {}
+    for spec in (SPLIT, ROUNDED):
+        text = runtime.Program(matrix_payload(spec)[0])
+        for name, target in TARGETS.items():
+            if target.is_gpu and (arch := text.compile_arch(target.backend, "float32", "forward", name)):
+                found.setdefault(spec, {})[name] = arch
+    assert found[SPLIT] == {"sm_80": "sm_80", "sm_90": "sm_90a"}
+    assert found[ROUNDED] == found[SPLIT] | {name: name for name in ("sm_86", "sm_89", "sm_120")}
+
+
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
+def test_a_setting_chooses_the_kernel_of_smaller_gpus(spec: MatrixProductSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = runtime.Program(matrix_payload(spec)[0])
+    for kib, arch in (("227", "sm_90a"), ("163", "sm_90"), ("99", "sm_90"), ("40", None)):
+        monkeypatch.setenv("EQACCEL_SHARED_KIB", kib)
+        assert text.compile_arch("cuda", "float32", "forward", "sm_90") == arch
+        if arch:
+            source = text.source("cuda", "float32", "forward", arch)
+            assert ("\nEQ_EXPORT_MMA_PRODUCT" in source, "\nEQ_EXPORT_WGMMA_PRODUCT" in source) == (
+                arch == "sm_90",
+                arch == "sm_90a",
+            )
+
+
+def test_products_of_older_files_are_refused() -> None:
+    entries = read(matrix_payload()[0])
+    old = program(entries | {"meta": entries["meta"].replace("products=3\n", "")})
+    with pytest.raises(ValueError, match="those of an older one: make or export the model again with it"):
+        old.compile_arch("cuda", "float32", "forward", "sm_90")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_120"])
+def test_kernels_compile_without_spills(arch: str, spec: MatrixProductSpec) -> None:
+    text = runtime.Program(matrix_payload(spec)[0])
+    log = runtime.compile_program(text, "cuda", "float32", "forward", arch)["log"]
+    body = text.body("cuda", "float32", "forward", arch)
+    assert body == ("tuned/sm_90a/forward/float32" if arch == "sm_90a" else "gpu/forward/float32")
+    kernels = range(text.number(f"{body}/kernels"))
     used = runtime.resources(log)
-    assert {f"eq_product_{n}" for n in range(len(TILINGS))} <= set(used)
+    assert set(used) == {"eq_pack", *(f"eq_product_{n}" for n in kernels)}
     assert all(kernel["spill_store_bytes"] == 0 for kernel in used.values())
     assert "serialized" not in log  # ptxas says so if the tensor cores have to wait for registers
+    room = TARGETS[arch.removesuffix("a")].shared_bytes
+    assert max(text.number(f"{body}/{n}/shared_bytes") for n in kernels) <= room
+
+
+EMULATED = [(1, 4, 2, 1, 0), (129, 36, 66, 3, 1), (300, 100, 62, 2, 0)]
+"""Rows, terms, columns, blocks, and whether B is transposed; in the last, blocks have several tiles of many stages."""
+
+
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
+def test_mma_kernel_on_threads_of_a_cpu(spec: MatrixProductSpec, tmp_path: Path) -> None:
+    """Each number is where it is looked for, and is there when it is: the text of the kernel without a GPU."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    for name in ("mma_product.h", "factors.h"):
+        shutil.copy(Path(families.__file__).parent / "matrix_product" / name, tmp_path)
+    body = mma_body(spec)
+    (tmp_path / "body.h").write_text(body.text)
+    host = SUPPORT / "gpu_on_cpu"
+    options = ["-std=c++20", "-O1", "-pthread", "-fno-strict-aliasing", f"-DSHARED_BYTES={body.shared_bytes}"]
+    command = [compiler, *options, f"-I{tmp_path}", f"-I{host}", str(host / "product.cpp"), "-o", str(tmp_path / "run")]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    for case in EMULATED:
+        ran = subprocess.run([str(tmp_path / "run"), *map(str, case)], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        found = dict(line.split() for line in ran.stdout.splitlines())
+        assert found["changed"] == "0"
+        one = torch.ones(1, case[1])
+        assert float(found["error"]) <= float(kernel_bound(one, one.t(), spec)) / case[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_of_smaller_gpus(
+    shape: tuple[int, int, int], spec: MatrixProductSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cuda")
+    a, b = operands(shape, device)
+    product = MatrixProduct(spec).to(device)
+    monkeypatch.setenv("EQACCEL_SHARED_KIB", "99")
+    value = product(a, b)
+    assert_product(value, a, b, spec)
+    assert torch.equal(product(a[: shape[0] // 2], b), value[: shape[0] // 2])

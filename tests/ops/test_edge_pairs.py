@@ -458,9 +458,11 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(OperandError, match="w_row"):
             call_operator(ops.tensor_product_shared, *head, weights, row, *tail)
     product = problem.last.product
-    for parts in (pairs.edges + len(weights), pairs.edges - 3, pairs.edges[:, 0], pairs.edges.long()):
-        with pytest.raises(OperandError, match="parts"):
-            call_operator(ops.matrix_product_shared, product.payload, product.key, weights, problem.second.t(), parts)
+    for summands in (pairs.edges + len(weights), pairs.edges - 3, pairs.edges[:, 0], pairs.edges.long()):
+        with pytest.raises(OperandError, match="summands"):
+            call_operator(
+                ops.matrix_product_shared, product.payload, product.key, weights, problem.second.t(), summands
+            )
     for vectors in (problem.y, torch.zeros(3, 3, dtype=torch.int64), torch.zeros(3, 3)):
         with pytest.raises(OperandError):
             EdgePairs.find(vectors, problem.index, problem.num_atoms)

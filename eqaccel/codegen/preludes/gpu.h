@@ -197,9 +197,14 @@ struct Worker {
     wait_for_warps(1 + group, S::warps_per_group);
   }
 
+  // At this lane's first channel, where its row of x is.
+  EQ_FN const W* weights_of(const T* x_row) const {
+    if constexpr (sizeof(W) == sizeof(T)) return reinterpret_cast<const W*>(x_row + L::x_row);
+    else return reinterpret_cast<const W*>(x_row - channels.first + L::x_row) + channels.first;
+  }
   EQ_FN void run_edge(int step, int e) {
     const T* rows = pipe.rows(step, e) + channels.first;
-    const W* weights = reinterpret_cast<const W*>(pipe.rows(step, e) + L::x_row) + channels.first;
+    const W* weights = weights_of(rows);
     const T* entries = pipe.entries(step, e);
     if constexpr (!has_gradient) {
       S::edge(SharedRow<n, T>{rows, channels.active}, SharedRow<n, W>{weights, channels.active}, entries, z);

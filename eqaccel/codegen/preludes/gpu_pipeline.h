@@ -109,7 +109,8 @@ struct Pipeline {
     const bool wide = elements * sizeof(Element) % 16 == 0 && reinterpret_cast<unsigned long long>(from) % 16 == 0;
     constexpr int width = 16 / sizeof(Element);
     if (wide) {
-      for (int n = thread * width; n < elements; n += L::threads * width) copy_16_bytes(reinterpret_cast<T*>(to + n), reinterpret_cast<const T*>(from + n));
+      for (int n = thread * width; n < elements; n += L::threads * width)
+        copy_16_bytes(reinterpret_cast<T*>(to + n), reinterpret_cast<const T*>(from + n));
     } else {
       for (int n = thread; n < elements; n += L::threads) copy_element(to + n, from + n);
     }
@@ -127,38 +128,49 @@ struct Pipeline {
     if (lane == 0) expect_bytes(ready, count(step) * unsigned(P::copied * sizeof(T) * tangents));
     __syncwarp();
     if (lane >= count(step)) return;
+    T* const edge = rows(step, lane);
     const int2 of = id(step, lane);
-    each_span(rows(step, lane), of, [&](auto* to, const auto* from, int length, bool is_w) {
-      bulk_copy(reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from), length * sizeof(*to), ready,
-                is_w ? read_once : read_often);
-    });
+    const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
+#pragma unroll
+    for (int n = 0; n < P::spans; ++n) {
+      const CopySpan span = P::span(n);
+      const bool is_w = n >= P::x_spans;
+      T* const to = edge + (is_w ? L::x_row + of_weights(span.staged) : span.staged);
+      const int offset = is_w ? of_weights(span.offset) : span.offset;
+      const unsigned bytes = span.length * (is_w ? sizeof(W) : sizeof(T));
+#pragma unroll
+      for (int t = 0; t < tangents; ++t)
+        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + offset, bytes, ready, is_w ? read_once : read_often);
+    }
 #endif
   }
   EQ_FN void issue_elements(int step) const {
     for (int e = 0; e < count(step); ++e) {
-      each_span(rows(step, e), id(step, e),
-                [&](auto* to, const auto* from, int length, bool) { copy_row(to, from, length); });
-    }
-  }
-  // Calls copy(to, from, length, is_w) for all spans of an edge, and those of its tangents.
-  template <class Copy>
-  EQ_FN void each_span(T* edge, int2 of, const Copy& copy) const {
-    const T* const x[] = {x_row(o.x, of), x_row(o.a, of)};
-    const W* const w[] = {w_row(o.w, o.w_stride, of), w_row(o.c, o.c_stride, of)};
+      const int2 of = id(step, e);
+      const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
 #pragma unroll
-    for (int n = 0; n < P::spans; ++n) {
-      const CopySpan span = P::span(n);
+      for (int n = 0; n < P::spans; ++n) {
+        const CopySpan span = P::span(n);
+        const bool is_w = n >= P::x_spans;
+        T* const to = rows(step, e) + (is_w ? L::x_row : 0);
 #pragma unroll
-      for (int t = 0; t < tangents; ++t) {
-        T* const rows = edge + t * L::edge / 2;
-        if (n < P::x_spans) copy(rows + span.staged, x[t] + span.offset, span.length, false);
-        else copy(reinterpret_cast<W*>(rows + L::x_row) + span.staged, w[t] + span.offset, span.length, true);
+        for (int t = 0; t < tangents; ++t) {
+          if (is_w) copy_span<W>(to + t * L::edge / 2, from[2 * t + 1], span);
+          else copy_span<T>(to + t * L::edge / 2, from[2 * t], span);
+        }
       }
     }
   }
+  template <class Element>
+  EQ_FN void copy_span(T* to, const T* from, CopySpan span) const {
+    copy_row(reinterpret_cast<Element*>(to) + span.staged, reinterpret_cast<const Element*>(from) + span.offset,
+             span.length);
+  }
+  // Weights, in elements of T: spans that are copied in bulk begin at multiples of 16 bytes.
+  static EQ_FN constexpr int of_weights(int count) { return count * int(sizeof(W)) / int(sizeof(T)); }
   EQ_FN static const T* x_row(const void* x, int2 id) { return static_cast<const T*>(x) + int64_t(id.y) * P::x_dim; }
-  EQ_FN static const W* w_row(const void* w, int64_t stride, int2 id) {
-    return static_cast<const W*>(w) + id.x * stride;
+  EQ_FN static const T* w_row(const void* w, int64_t stride, int2 id) {
+    return reinterpret_cast<const T*>(static_cast<const W*>(w) + id.x * stride);
   }
 
   EQ_FN T* attributes(int step, int e) const {

@@ -18,8 +18,8 @@ constexpr int most_tiles = 4;  // of a block, for each of which a panel is read 
 
 struct Product {
   const eq_operands& o;
-  const int32_t*
-      parts;  // (num_edges, 2) rows of x that a row is the sum of, or null; the second is -1 for none, -2 for zeros
+  // (num_edges, 2) rows of x that a row is the sum of, or null; the second is -1 for none, -2 for zeros.
+  const int32_t* summands;
   const int64_t rows = o.num_edges, terms = o.num_senders, columns = o.w_stride;
   const int64_t panels = (columns + panel - 1) / panel;
   // Whole lines of results that fill the caches are written past them.
@@ -48,8 +48,8 @@ struct Product {
   };
   EQ_FN Parts parts_of(int64_t row) const {
     const T* x = static_cast<const T*>(o.x);
-    if (!parts) return {x + row * terms, nullptr};
-    const int64_t left = parts[2 * row], right = parts[2 * row + 1];
+    if (!summands) return {x + row * terms, nullptr};
+    const int64_t left = summands[2 * row], right = summands[2 * row + 1];
     return {right < -1 ? nullptr : x + left * terms, right < 0 ? nullptr : x + right * terms};
   }
 
@@ -133,8 +133,8 @@ struct Product {
   }
 };
 
-void launch_product(const eq_operands& o, const int32_t* parts) {
-  const Product product{o, parts};
+void launch_product(const eq_operands& o, const int32_t* summands) {
+  const Product product{o, summands};
   const int tiles = product.tiles_of_block();
   const int64_t block = int64_t(tiles) * tile_rows;
   const Scratch laid_out(tiles * product.tile_size(), o.threads);
@@ -158,11 +158,11 @@ void launch_product(const eq_operands& o, const int32_t* parts) {
 
 }  // namespace
 
-// `eq_launch_shared`: `parts` says of which rows of x a row is the sum; num_edges are the rows of z then.
+// `eq_launch_shared`: `summands` says of which rows of x a row is the sum; num_edges are the rows of z then.
 #define EQ_EXPORT_PRODUCT()                                                                                            \
   extern "C" __attribute__((visibility("default"))) void eq_launch_shared(const eq_operands* o,                        \
-                                                                          const int32_t* parts) {                      \
-    launch_product(*o, parts);                                                                                         \
+                                                                          const int32_t* summands) {                   \
+    launch_product(*o, summands);                                                                                      \
   }                                                                                                                    \
   extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) {                             \
     eq_launch_shared(o, nullptr);                                                                                      \

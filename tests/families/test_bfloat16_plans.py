@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,14 +80,10 @@ def test_rows_take_half_of_the_shared_memory(name: str, direction: Direction, sc
             x_bytes = staged(kernel.x_spans) * scalar_bytes
             assert kernel.row_bytes == twice * (x_bytes + kernel.w_staged * kernel.weight_bytes)
         if not rounds:
-            assert half.kernels == tuple(_with_spec(kernel, half.spec) for kernel in full.kernels)
-    assert [p.shared_bytes() <= p.target.shared_bytes for p in gpu_plans(ROUNDED[name], direction, scalar_bytes)]
-
-
-def _with_spec(kernel, spec):
-    from dataclasses import replace
-
-    return replace(kernel, spec=spec)
+            assert half.kernels == tuple(replace(kernel, spec=half.spec) for kernel in full.kernels)
+    plans = gpu_plans(ROUNDED[name], direction, scalar_bytes)
+    assert plans
+    assert all(plan.shared_bytes() <= plan.target.shared_bytes for plan in plans)
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -114,7 +112,7 @@ def test_kernels_for_gpus_compile(name: str, direction: Direction, arch: str) ->
 
 @needs_hipcc
 @pytest.mark.parametrize("direction", READ_ROUNDED)
-def test_kernels_for_hip_compile(direction: Direction, tmp_path) -> None:
+def test_kernels_for_hip_compile(direction: Direction, tmp_path: Path) -> None:
     plan = make_plan(ROUNDED["ragged"], direction, TARGETS["gfx90a"], 4, UNTUNED)
     assemble_hip(source(plan), tmp_path)
 
