@@ -60,7 +60,7 @@ def test_every_step_of_dynamics(device: torch.device) -> None:
 
 
 def test_copies_pickles_and_unpatch(device: torch.device) -> None:
-    sc.assert_copies(both(device)[1], SevenNetCalculator, sm.structures(), "float32")
+    sc.assert_copies(both(device)[1], SevenNetCalculator, sm.structures()[0], "float32")
 
 
 def test_changes_are_noticed(device: torch.device) -> None:
