@@ -84,7 +84,8 @@ def simulations(files: Sequence[Path]) -> str:
                 peer: found["step"]["median_ms"] for (*case, peer), found in rows.items() if case == [model, system]
             }
             after, before = times.pop("eqaccel"), times.pop("e3nn")
-            best = min(times, key=lambda peer: times[peer], default=None)
+            others = [peer for peer in times if not peer.startswith("eqaccel")]
+            best = min(others, key=lambda peer: times[peer], default=None)
             lines.append(
                 [
                     f"{family.title} {family.short(model)}, {atoms} atoms of {kind}",
