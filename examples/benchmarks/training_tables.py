@@ -93,4 +93,4 @@ def _times(row: report.Row, own: dict[tuple[str, str], float]) -> list[str]:
         return ["-"] * 3
     step = row["step"]
     times = [f"{step['median_ms']:.2f}{_ratio(row, own)}", f"{step['p10_ms']:.2f} to {step['p90_ms']:.2f}"]
-    return [*times, f"{step['peak_bytes'] / 1e6:.0f}"]
+    return [*times, f"{step['peak_bytes'] / 1e6:.0f}" if "peak_bytes" in step else "-"]
