@@ -74,7 +74,8 @@ def test_weights_are_rounded_and_verified(model: torch.nn.Module) -> None:
     eqaccel.unpatch(model)
     assert eqaccel.report(model).low_precision == ()
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(map(torch.equal, evaluated(model).values(), evaluated(plain).values()))
+    if next(model.parameters()).is_cpu:  # torch adds in any order on a GPU
+        assert all(map(torch.equal, evaluated(model).values(), evaluated(plain).values()))
 
 
 def test_errors_of_rounding_are_imitated(model: torch.nn.Module) -> None:
@@ -185,7 +186,9 @@ def _atoms(elements: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.skipif(FAMILY != "mace", reason="needs mace-torch")
-def test_a_step_keeps_weights_of_pairs_in_bfloat16(model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_keeps_weights_of_pairs_in_bfloat16(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
     kept: list[torch.Tensor] = []
     keep = TensorProductConv.kept_weights
 
@@ -194,7 +197,7 @@ def test_a_step_keeps_weights_of_pairs_in_bfloat16(model: torch.nn.Module, monke
         return kept[-1]
 
     monkeypatch.setattr(TensorProductConv, "kept_weights", noted)
-    calculator = eqaccel.Calculator(model, device="cpu", verify=False, low_precision=WEIGHTS)
+    calculator = eqaccel.Calculator(model, device=device, verify=False, low_precision=WEIGHTS)
     atoms = _atoms((1, 6, 8))
     calculator.get_property("forces", atoms)
     assert kept
@@ -232,7 +235,8 @@ def test_errors_of_products_are_imitated(model: torch.nn.Module) -> None:
     with rounded_at_random(wide, 0):
         found = evaluated(wide)["forces"]
     assert 1e-2 * 2.0**-11 < (found - right).norm() / right.norm() < 16 * 2.0**-11
-    assert torch.equal(evaluated(wide)["forces"], right)
+    again = evaluated(wide)["forces"]
+    assert (again - right).norm() <= 1e-9 * right.norm()  # nothing is left of it; a GPU may add in another order
 
 
 def test_both_at_once(model: torch.nn.Module) -> None:
