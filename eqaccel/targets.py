@@ -15,12 +15,14 @@ class Target:
         name: "cpu-avx512", "sm_90", "gfx90a", ...
         is_gpu: Whether lanes are threads (True) or SIMD elements (False).
         registers: Vector registers of a CPU core; 0 on a GPU.
+        simd_bytes: Bytes of a CPU vector register; 0 on a GPU.
         shared_bytes: Shared memory that one GPU block may take; 0 on a CPU.
     """
 
     name: str
     is_gpu: bool
     registers: int = 0
+    simd_bytes: int = 0
     shared_bytes: int = 0
 
     @property
@@ -55,10 +57,10 @@ and the local data share in AMD's instruction set manuals."""
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("cpu-avx512", False, registers=32),
-        Target("cpu-avx2", False, registers=16),
-        Target("cpu-neon", False, registers=32),
-        Target("cpu-generic", False, registers=16),
+        Target("cpu-avx512", False, registers=32, simd_bytes=64),
+        Target("cpu-avx2", False, registers=16, simd_bytes=32),
+        Target("cpu-neon", False, registers=32, simd_bytes=16),
+        Target("cpu-generic", False, registers=16, simd_bytes=16),
         *(Target(name, True, shared_bytes=kib * 1024) for name, kib in _SHARED_KIB.items()),
     )
 }
