@@ -26,7 +26,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from eqaccel.benchmarks.timing import allocated_peak
 from mace import tools
 from mace.tools.torch_geometric.dataloader import DataLoader
 from mace.tools.train import evaluate, take_step
@@ -36,6 +35,7 @@ from tqdm import tqdm
 from train_alloy import QUANTITIES, ROOT, graphs_of, sample_configurations, stress_loss
 
 import eqaccel
+from eqaccel.benchmarks.timing import allocated_peak
 
 TEMPERATURES = (1600.0, 2200.0, 2800.0)  # kelvin
 RESULTS = ("results.json", "finetune.png", "finetuned.model")

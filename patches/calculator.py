@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from eqaccel.patches.following import FollowedStep, Reported
-from eqaccel.patches.kind import ModelKind, Stepping
-from eqaccel.patches.precision import LowPrecision
-from eqaccel.patches.report import ReportRow
 from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import StructureError
+from eqaccel.patches.following import FollowedStep, Reported
+from eqaccel.patches.kind import ModelKind, Stepping
+from eqaccel.patches.precision import LowPrecision
+from eqaccel.patches.report import ReportRow
 from eqaccel.prepare import combined_calculators
 from eqaccel.step import Step, System
 

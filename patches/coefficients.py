@@ -13,9 +13,9 @@ import re
 from typing import Any
 
 import torch
-from eqaccel.patches.replacement import Replacement
 
 from eqaccel.errors import VerificationError
+from eqaccel.patches.replacement import Replacement
 from eqaccel.wigner import wigner_3j
 
 _COUPLING = re.compile(r"_w3j_(\d+)_(\d+)_(\d+)")

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from eqaccel.errors import SharedMemoryError, VerificationError
 from eqaccel.patches import operators
 from eqaccel.patches.coefficients import share_coefficients, sharpen, write
 from eqaccel.patches.kind import Outputs
@@ -37,8 +39,6 @@ from eqaccel.patches.torch_state import (
     untouched_state,
     widened,
 )
-
-from eqaccel.errors import SharedMemoryError, VerificationError
 from eqaccel.prepare import scalar_name, warmup
 
 _DERIVATIVE = "derivative of a loss in "

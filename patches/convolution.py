@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from eqaccel.errors import PatchError, SpecError
+from eqaccel.families.tensor_product import TensorProductSpec
+from eqaccel.ops import TensorProductConv
 from eqaccel.patches.kind import class_names
 from eqaccel.patches.precision import WEIGHTS, Options
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import model_device
-
-from eqaccel.errors import PatchError, SpecError
-from eqaccel.families.tensor_product import TensorProductSpec
-from eqaccel.ops import TensorProductConv
 
 
 def check_product(path: str, product: Any) -> None:

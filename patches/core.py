@@ -11,6 +11,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+
+from eqaccel import settings
+from eqaccel.errors import PatchError
 from eqaccel.patches.calculator import find_calculators, find_steps, make_stepped, restore_calculator, step_state
 from eqaccel.patches.comparison import Comparison
 from eqaccel.patches.example import ExampleVerification
@@ -21,9 +24,6 @@ from eqaccel.patches.replacement import Entrance, UnverifiedEntrance, become, re
 from eqaccel.patches.report import Report
 from eqaccel.patches.verify import Verification
 from eqaccel.patches.wrapper import find_wrapped, find_wrappers, make_wrapped, restore_wrapper
-
-from eqaccel import settings
-from eqaccel.errors import PatchError
 from eqaccel.prepare import warmup
 
 T = TypeVar("T")

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
+
+from eqaccel.patches.replacement import Replacement
 
 
 def prefers_dense(x: Tensor) -> bool:

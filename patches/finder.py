@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
+from eqaccel.errors import EqaccelError
 from eqaccel.patches.e3nn import E3nnKind
 from eqaccel.patches.kind import ModelKind, ModuleKind
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.nequip import NequipKind
 from eqaccel.patches.sevennet import SevennetKind
-from torch import nn
-
-from eqaccel.errors import EqaccelError
 from eqaccel.prepare import held_modules
 
 KINDS: list[ModelKind] = [MaceKind(), NequipKind(), SevennetKind()]

@@ -14,16 +14,16 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from eqaccel.errors import ExportError
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
 from eqaccel.patches.watch import Watch
-from numpy.typing import NDArray
-from torch import nn
-
-from eqaccel.errors import ExportError
 from eqaccel.step import SKIN, Evaluation, Step
 
 Kept = TypeVar("Kept", bound=Evaluation)

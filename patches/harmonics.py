@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError, UnsupportedError
 from eqaccel.o3.harmonics import harmonics_polynomial
+from eqaccel.patches.replacement import Replacement
 
 
 class PolynomialHarmonics(Replacement):

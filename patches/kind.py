@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from eqaccel.errors import ExportError
 from eqaccel.patches.batch import Batch, Extent, Field, Per
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.structures import Structure
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
-from eqaccel.errors import ExportError
 from eqaccel.prepare import model_dtype
 from eqaccel.step import Outcome, System
 

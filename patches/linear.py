@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.families.linear import LinearPath, LinearSpec
 from eqaccel.ops import Linear
+from eqaccel.patches.replacement import Replacement
 
 
 def are_rows(x: Tensor) -> bool:

@@ -13,6 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from eqaccel.errors import CompileError, PatchError, VerificationError
+from eqaccel.o3 import Linear, SphericalHarmonics, TensorProduct
+from eqaccel.ops.library import translate
 from eqaccel.patches import dense
 from eqaccel.patches.coefficients import sharpen
 from eqaccel.patches.dense import FlatActivations, FlatGate
@@ -22,11 +27,6 @@ from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.rounding import ROUNDING, distance
 from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_device, widened
-from torch.utils._pytree import tree_flatten, tree_map
-
-from eqaccel.errors import CompileError, PatchError, VerificationError
-from eqaccel.o3 import Linear, SphericalHarmonics, TensorProduct
-from eqaccel.ops.library import translate
 
 OWN = (Linear, SphericalHarmonics, TensorProduct)
 """Classes of eqaccel's own that are named as those of e3nn."""

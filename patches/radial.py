@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from eqaccel.patches.kind import class_names
-from eqaccel.patches.replacement import Replacement, Swap, plain_class
-from eqaccel.patches.report import ReportRow
-from eqaccel.patches.torch_state import model_device
 from torch import Tensor
 
 from eqaccel.families.matrix_product import Factors, MatrixProductSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import EdgeWeights, LastProduct, MatrixProduct, ScaledSilu, depend_on_lengths, has_matrix_kernel
+from eqaccel.patches.kind import class_names
+from eqaccel.patches.replacement import Replacement, Swap, plain_class
+from eqaccel.patches.report import ReportRow
+from eqaccel.patches.torch_state import model_device
 from eqaccel.prepare import model_dtype
 
 _CAPABILITIES = {

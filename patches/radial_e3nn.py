@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from eqaccel.patches.radial import Form, RadialPart
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -15,6 +14,7 @@ from eqaccel.errors import PatchError
 from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import MatrixProduct, ScaledSilu
+from eqaccel.patches.radial import Form, RadialPart
 
 
 class RadialSiluLayer(RadialPart):

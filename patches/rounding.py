@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import torch
+
 from eqaccel.patches.structures import Structure
 
 STAGES = 32

@@ -13,6 +13,8 @@ import math
 from typing import Any
 
 import torch
+
+from eqaccel.errors import VerificationError
 from eqaccel.patches.comparison import Comparison, Results, Run, differentiated, random_like
 from eqaccel.patches.counting import CountedEdges
 from eqaccel.patches.kind import ModelKind
@@ -20,8 +22,6 @@ from eqaccel.patches.rounding import STAGES, distance, scales
 from eqaccel.patches.structures import Structure, crowded_structure, small_structures
 from eqaccel.patches.torch_state import all_trainable, model_device, untouched_state
 from eqaccel.patches.work import mismatch, paths
-
-from eqaccel.errors import VerificationError
 
 _MANY_WEIGHTS = 4096  # of an edge in all layers: twice those of the largest MACE models with 128 channels
 

@@ -8,8 +8,9 @@ from itertools import chain
 from typing import Any
 
 import torch
-from eqaccel.patches.replacement import Entrance
 from torch import nn
+
+from eqaccel.patches.replacement import Entrance
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+
 from eqaccel.patches.structures import Structure
 
 Outputs = Mapping[str, torch.Tensor]

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from eqaccel.errors import PatchError
 from eqaccel.patches.following import Reported
 from eqaccel.patches.kind import ModelKind, Wrapping, class_names
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Changed, become, plain_class, restore
 from eqaccel.patches.torch_state import default_dtype, model_device
-from numpy.typing import NDArray
-from torch import Tensor, nn
-
-from eqaccel.errors import PatchError
 from eqaccel.prepare import held_modules
 from eqaccel.step import Given, ResidentStep, System
 

@@ -14,9 +14,8 @@ import sys
 import time
 from collections import Counter
 
-from eqaccel.benchmarks.problems import CONVOLUTIONS, PROBLEMS, PRODUCTS
-
 from eqaccel import runtime
+from eqaccel.benchmarks.problems import CONVOLUTIONS, PROBLEMS, PRODUCTS
 from eqaccel.codegen import SCALAR_BYTES, Direction
 from eqaccel.errors import CompileError
 from eqaccel.families.tensor_product import TensorProductSpec, payload

@@ -19,14 +19,14 @@ from operator import attrgetter
 from pathlib import Path
 
 import latex2mathml.converter
-from eqaccel.patches.finder import KINDS, OTHERS
-from eqaccel.patches.replacement import Replacement
 
 import eqaccel
 from eqaccel import errors, o3, settings, training
 from eqaccel.__main__ import main
 from eqaccel.families import linear, polynomial, tensor_product
 from eqaccel.families.tensor_product import ConnectionMode
+from eqaccel.patches.finder import KINDS, OTHERS
+from eqaccel.patches.replacement import Replacement
 from eqaccel.runtime import include_path
 from eqaccel.targets import TARGETS, Target
 

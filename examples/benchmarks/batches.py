@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+import eqaccel
 from eqaccel.benchmarks import contests, report, suite
 from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.steps import Prepared
@@ -24,8 +26,6 @@ from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
 from eqaccel.benchmarks.timing import Timing, free_memory, limited
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.torch_state import default_dtype, duplicated
-
-import eqaccel
 
 TEMPERATURE = 30.0  # kelvin
 TIMESTEP = 0.001  # ps

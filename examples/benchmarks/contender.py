@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from eqaccel.benchmarks.graphs import EdgeList
 from torch import Tensor
 
 from eqaccel import Irreps, TensorProductSpec
+from eqaccel.benchmarks.graphs import EdgeList
 from eqaccel.testing import derivatives, reference
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]

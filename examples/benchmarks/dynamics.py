@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
 from eqaccel.benchmarks.timing import Timing, measure
 from eqaccel.patches.calculator import step_state
-
 from eqaccel.step import Step
 
 if TYPE_CHECKING:  # the command line has to answer without it

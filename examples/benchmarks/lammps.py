@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from eqaccel.benchmarks.dynamics import TIMESTEP, Run
-from eqaccel.benchmarks.structures import Springs, make_sample, make_system, read_system
 
 import eqaccel
+from eqaccel.benchmarks.dynamics import TIMESTEP, Run
+from eqaccel.benchmarks.structures import Springs, make_sample, make_system, read_system
 
 if TYPE_CHECKING:  # the command line has to answer without it
     import ase

@@ -12,16 +12,17 @@ import mace  # noqa: F401  (before e3nn: it sets what e3nn 0.4.4 needs under a r
 import numpy as np
 import torch
 from e3nn import o3
-from eqaccel.benchmarks.families import ModelCase
-from eqaccel.benchmarks.structures import SYSTEMS, diamond
-from eqaccel.patches import Replacement
-from eqaccel.patches.torch_state import default_dtype
 from mace import data as mace_data
 from mace import modules
 from mace.calculators import MACECalculator
 from mace.tools import torch_geometric, utils
 from mace.tools.scatter import scatter_sum
 from torch import Tensor
+
+from eqaccel.benchmarks.families import ModelCase
+from eqaccel.benchmarks.structures import SYSTEMS, diamond
+from eqaccel.patches import Replacement
+from eqaccel.patches.torch_state import default_dtype
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from pathlib import Path
 from eqaccel.benchmarks import problems, report, suite
 from eqaccel.benchmarks.graphs import read_name
 from eqaccel.benchmarks.problems import PROBLEMS
-
 from eqaccel.codegen import SCALAR_BYTES
 from eqaccel.families.tensor_product import travelling_plan
 from eqaccel.targets import MACHINE_CLASSES, Target

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eqaccel.benchmarks import pictures, report, suite
-from eqaccel.benchmarks.timing import measure
 
 from eqaccel import MatrixProduct, MatrixProductSpec
+from eqaccel.benchmarks import pictures, report, suite
+from eqaccel.benchmarks.timing import measure
 from eqaccel.families.matrix_product import Factors
 
 LAYERS: dict[str, tuple[int, int, int]] = {

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from eqaccel.benchmarks.families import ModelCase
-from eqaccel.benchmarks.timing import Timing, measure
 from torch import Tensor
 
+from eqaccel.benchmarks.families import ModelCase
+from eqaccel.benchmarks.timing import Timing, measure
 from eqaccel.ops.graph import sorting_scope
 
 Call = Callable[[], object]

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+import eqaccel
+from eqaccel import Polynomial, TensorProductConv
 from eqaccel.benchmarks import report, suite
 from eqaccel.benchmarks.compile_times import Spec, cold_and_warm
 from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
 from eqaccel.benchmarks.model_timing import device_kernels, time_variants
 from eqaccel.benchmarks.timing import Timing, describe, free_memory
 from eqaccel.patches.torch_state import duplicated
-
-import eqaccel
-from eqaccel import Polynomial, TensorProductConv
 
 # e3nn 0.4 keeps some of its constants in float32, and the peers do not.
 LIMITS = {torch.float32: 1e-4, torch.float64: 1e-6}

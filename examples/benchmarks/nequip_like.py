@@ -12,9 +12,6 @@ from typing import Any
 
 import ase
 import torch
-from eqaccel.benchmarks.families import ModelCase
-from eqaccel.benchmarks.structures import diamond, water
-from eqaccel.patches.torch_state import default_dtype
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.integrations.ase import NequIPCalculator
@@ -23,6 +20,10 @@ from nequip.nn import PerTypeScaleShift
 from nequip.nn.interaction_block import InteractionBlock
 from nequip.utils.global_state import set_global_state
 from torch import Tensor
+
+from eqaccel.benchmarks.families import ModelCase
+from eqaccel.benchmarks.structures import diamond, water
+from eqaccel.patches.torch_state import default_dtype
 
 CUTOFF = 6.0  # angstrom
 ELEMENTS = ("H", "C", "O")

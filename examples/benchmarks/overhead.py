@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from eqaccel.benchmarks import pictures, report, suite
 from eqaccel.benchmarks.contender import Contender, shapes
 from eqaccel.benchmarks.graphs import EdgeList, make_graph

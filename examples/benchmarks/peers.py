@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from eqaccel.benchmarks.contender import Contender, Factory, Product, instructions
-from eqaccel.benchmarks.graphs import EdgeList
-from eqaccel.patches.torch_state import default_dtype
 from torch import Tensor
 
 import eqaccel
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec
+from eqaccel.benchmarks.contender import Contender, Factory, Product, instructions
+from eqaccel.benchmarks.graphs import EdgeList
+from eqaccel.patches.torch_state import default_dtype
 
 
 def _eqaccel(

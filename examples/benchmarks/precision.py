@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from eqaccel.benchmarks import pictures, report, suite
-from eqaccel.benchmarks.structures import SYSTEMS, TEMPERATURE, Springs, make_sample
-from eqaccel.patches.torch_state import default_dtype, duplicated
 from numpy.typing import NDArray
 
 import eqaccel
+from eqaccel.benchmarks import pictures, report, suite
+from eqaccel.benchmarks.structures import SYSTEMS, TEMPERATURE, Springs, make_sample
+from eqaccel.patches.torch_state import default_dtype, duplicated
 
 if TYPE_CHECKING:  # the command line has to answer without it
     import ase

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+import eqaccel
 from eqaccel.benchmarks import problems, report, suite
 from eqaccel.benchmarks.graphs import GRAPHS, EdgeList, batch, make_graph, read_name
 from eqaccel.benchmarks.peers import CONVOLUTIONS, PRODUCTS
 from eqaccel.benchmarks.timing import Timing, measure
-
-import eqaccel
 
 _FEW = "mace-large,mace-medium,mp0-first,mp0-second"
 

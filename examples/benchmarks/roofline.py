@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from eqaccel.benchmarks.timing import measure
 
 from eqaccel import TensorProductSpec
+from eqaccel.benchmarks.timing import measure
 from eqaccel.codegen import Direction
 from eqaccel.families.tensor_product import plan_of
 from eqaccel.runtime import host_compiler

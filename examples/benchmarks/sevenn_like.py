@@ -14,11 +14,6 @@ from typing import Any
 import ase
 import sevenn
 import torch
-from eqaccel.benchmarks.families import ModelCase
-from eqaccel.benchmarks.structures import water
-from eqaccel.patches import Replacement
-from eqaccel.patches.sevennet.parts import convolutions, one_hot_in
-from eqaccel.patches.torch_state import default_dtype
 from sevenn._const import DEFAULT_E3_EQUIVARIANT_MODEL_CONFIG
 from sevenn.atom_graph_data import AtomGraphData
 from sevenn.calculator import SevenNetCalculator
@@ -30,7 +25,12 @@ from sevenn.util import chemical_species_preprocess
 from torch import Tensor
 from torch_geometric.loader.dataloader import Collater
 
+from eqaccel.benchmarks.families import ModelCase
+from eqaccel.benchmarks.structures import water
 from eqaccel.ops.graph import packed_rows
+from eqaccel.patches import Replacement
+from eqaccel.patches.sevennet.parts import convolutions, one_hot_in
+from eqaccel.patches.torch_state import default_dtype
 
 CUTOFF = 5.0  # angstrom
 ELEMENTS = ("H", "C", "O", "Si")

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+import eqaccel
 from eqaccel.benchmarks import contests, lammps, report, suite
 from eqaccel.benchmarks.dynamics import own_step, parts, simulate
 from eqaccel.benchmarks.families import FAMILIES, ModelCase
@@ -28,8 +30,6 @@ from eqaccel.benchmarks.structures import make_sample, make_system, read_system
 from eqaccel.benchmarks.timing import free_memory, limited
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.torch_state import default_dtype, duplicated
-
-import eqaccel
 
 MEAN_FORCE = 0.1  # eV/A, of a model on the small cell where it is largest; springs are stronger
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from eqaccel.benchmarks.graphs import water_box
 
 if TYPE_CHECKING:  # the command line has to answer without it

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+
+from eqaccel import runtime
 from eqaccel.benchmarks import report
 from eqaccel.benchmarks.contender import Contender, Factory, Truth, sample_error, shapes
 from eqaccel.benchmarks.graphs import EdgeList, batch, make_graph
@@ -24,8 +26,6 @@ from eqaccel.benchmarks.problems import PROBLEMS, Problem
 from eqaccel.benchmarks.report import DIRECTIONS
 from eqaccel.benchmarks.roofline import Roofline, floor_bytes, measure_roofline, operations
 from eqaccel.benchmarks.timing import Timing, describe, free_memory, measure
-
-from eqaccel import runtime
 from eqaccel.codegen import Direction
 from eqaccel.errors import EqaccelError
 from eqaccel.families.tensor_product import payload

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import eqaccel
 from eqaccel.benchmarks import contests, report, suite
 from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
 from eqaccel.benchmarks.model_timing import device_kernels
@@ -22,10 +26,6 @@ from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
 from eqaccel.benchmarks.timing import allocated_peak, free_memory, limited, measure
 from eqaccel.patches.torch_state import default_dtype, duplicated
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-import eqaccel
 
 RATE = 1e-4  # of Adam: random weights stay finite over the steps that are timed
 

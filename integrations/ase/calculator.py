@@ -12,13 +12,13 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator as AseCalculator
 from ase.data import atomic_numbers, chemical_symbols
-from eqaccel.integrations.ase.sources import PatchOptions, open_source
-from eqaccel.patches.calculator import quick_changes, system_of, voigt
-from eqaccel.patches.precision import LowPrecision
 from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import CalculatorError, StructureError
+from eqaccel.integrations.ase.sources import PatchOptions, open_source
+from eqaccel.patches.calculator import quick_changes, system_of, voigt
+from eqaccel.patches.precision import LowPrecision
 from eqaccel.step import SKIN, System
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
+from eqaccel.errors import CalculatorError, ExportError
 from eqaccel.integrations.export import Exported, load_exported, open_model
 from eqaccel.integrations.export.digest import read_digest
 from eqaccel.integrations.export.loading import parse_device, read_metadata
@@ -21,9 +24,6 @@ from eqaccel.patches.following import FollowedStep, step_note
 from eqaccel.patches.precision import LowPrecision, precision_of
 from eqaccel.patches.replacement import Entrance
 from eqaccel.patches.torch_state import default_dtype, model_device
-from torch import nn
-
-from eqaccel.errors import CalculatorError, ExportError
 from eqaccel.step import Outcome, Step, System
 
 

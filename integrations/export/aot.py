@@ -6,11 +6,11 @@ import warnings
 from pathlib import Path
 
 import torch
-from eqaccel.integrations.export import interpreter
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from eqaccel.errors import ExportError
+from eqaccel.integrations.export import interpreter
 
 SMALLEST = 2
 """Fewest atoms, and fewest edges, that a package accepts: torch.export treats the sizes 0 and 1 apart."""

@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+import eqaccel
+from eqaccel.errors import ExportError
 from eqaccel.integrations.export.aot import compile_package
 from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.precompiled import add_entries, check_targets, precompiled_entries
 from eqaccel.integrations.export.scripting import script
 from eqaccel.integrations.export.sources import DTYPES, chosen_dtype, chosen_head, single_model
+from eqaccel.ops import KernelModule, NeighborKernels
 from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.precision import precision_of
 from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
-from torch import Tensor, nn
-
-import eqaccel
-from eqaccel.errors import ExportError
-from eqaccel.ops import KernelModule, NeighborKernels
 from eqaccel.prepare import scalar_name
 
 

@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from eqaccel.integrations.export.aot import SMALLEST
-from eqaccel.integrations.export.digest import check_digest
 from torch import Tensor
 
 import eqaccel.ops  # noqa: F401 (registers the operators that files are made of)
 from eqaccel.errors import ExportError, OperandError
+from eqaccel.integrations.export.aot import SMALLEST
+from eqaccel.integrations.export.digest import check_digest
 
 FORMAT = 2
 """Version of the contract between a file and the program that opens it: metadata, arguments and results."""

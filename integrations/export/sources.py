@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eqaccel.patches.finder import KINDS, find_models
-from eqaccel.patches.kind import Exporting, FileFormat, ModelKind
 from torch import nn
 
 from eqaccel.errors import ExportError
+from eqaccel.patches.finder import KINDS, find_models
+from eqaccel.patches.kind import Exporting, FileFormat, ModelKind
 from eqaccel.prepare import combined_calculators
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

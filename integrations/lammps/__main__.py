@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from eqaccel.integrations.lammps import build_plugin
-
 from eqaccel.errors import CompileError
+from eqaccel.integrations.lammps import build_plugin
 
 try:
     print(build_plugin().parent)

@@ -6,9 +6,6 @@ from types import MappingProxyType
 from typing import Any, Optional
 
 import torch
-from eqaccel.patches.dense import prefers_dense
-from eqaccel.patches.nodes import E3NN_FORMS, Form, NodeForm, NodeForms, random_rows
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError, SpecError
@@ -16,6 +13,9 @@ from eqaccel.families.tensor_product import ConnectionMode, TensorProductSpec
 from eqaccel.irreps import Irreps
 from eqaccel.o3.linear_rows import LinearInstruction, LinearRows
 from eqaccel.o3.rows import ProductRows, as_rows, common_shape
+from eqaccel.patches.dense import prefers_dense
+from eqaccel.patches.nodes import E3NN_FORMS, Form, NodeForm, NodeForms, random_rows
+from eqaccel.patches.replacement import Replacement
 
 MOST_WRITTEN_CHANNELS = 2
 """Channels of in2, of a product of mode uvw with shared weights, up to which eqaccel is the faster one on a CPU.

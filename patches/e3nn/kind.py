@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from eqaccel.patches.e3nn.swapping import E3nnSwapping, is_of_e3nn
 from eqaccel.patches.kind import ModuleKind
 

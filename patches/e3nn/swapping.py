@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+
+from eqaccel.errors import PatchError
 from eqaccel.patches.e3nn.forms import FORMS
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nodes import NOT_YET, node_rows, node_swaps
 from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
-
-from eqaccel.errors import PatchError
 
 
 class E3nnSwapping(Swapping):

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from eqaccel.patches.coefficients import write
-from eqaccel.patches.nodes import Form, NodeForm, random_rows
-from eqaccel.patches.replacement import Replacement
 from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import PatchError, VerificationError
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.ops import Polynomial
+from eqaccel.patches.coefficients import write
+from eqaccel.patches.nodes import Form, NodeForm, random_rows
+from eqaccel.patches.replacement import Replacement
 
 
 class PolynomialContraction(Replacement):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.patches.cutoff import polynomial_power
-from eqaccel.patches.nodes import Form, NodeForm
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.families.radial_basis import RadialBasisSpec
 from eqaccel.ops import RadialBasis
+from eqaccel.patches.cutoff import polynomial_power
+from eqaccel.patches.nodes import Form, NodeForm
+from eqaccel.patches.replacement import Replacement
 
 _Embedding = Tuple[Tensor, Optional[Tensor]]  # noqa: UP006, UP045 (TorchScript)
 

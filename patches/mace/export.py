@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, List, Optional  # noqa: UP035 (TorchScript)
 
 import torch
+from torch import Tensor, nn
+
+from eqaccel.errors import ExportError
+from eqaccel.ops import EdgeWeights, depend_on_lengths
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
 from eqaccel.patches.mace.reshaping import SplitIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
-from torch import Tensor, nn
-
-from eqaccel.errors import ExportError
-from eqaccel.ops import EdgeWeights, depend_on_lengths
 from eqaccel.prepare import model_dtype
 
 

@@ -6,11 +6,11 @@ import operator
 from typing import Any, List  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.patches.nodes import Form, NodeForm, random_rows
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError
+from eqaccel.patches.nodes import Form, NodeForm, random_rows
+from eqaccel.patches.replacement import Replacement
 
 
 class SplitIrreps(torch.nn.Module):

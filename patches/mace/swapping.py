@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import Any, Optional
 
 import torch
+
+from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.mace.contraction import CONTRACTION_FORM
@@ -27,8 +29,6 @@ from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import model_device
-
-from eqaccel.errors import AlreadyPatchedError, PatchError
 
 _SWITCH = "conv_fusion"
 """Attribute by whose presence an interaction block hands the whole convolution to `conv_tp`."""

@@ -7,10 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from eqaccel.patches.batch import Batch, Extent, Field, Per, blank_edges, blank_positions
 from eqaccel.patches.kind import Training, class_names
 from eqaccel.patches.mace.swapping import LONG_RANGE
-from torch import Tensor
 
 _RECORDED = frozenset({"training", "compute_force", "compute_virials", "compute_stress", "compute_displacement"})
 """Arguments of a model's forward that a recording may have been made with; others must be off."""

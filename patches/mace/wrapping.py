@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from eqaccel.patches.kind import Wrapping
 from eqaccel.patches.mace.stepping import MaceStepping
 from eqaccel.patches.wrapper import changed_methods, unknown_neighbors
-from torch import Tensor
 
 
 class MaceWrapping(Wrapping):

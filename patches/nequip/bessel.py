@@ -6,14 +6,14 @@ import math
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.patches.cutoff import polynomial_power
-from eqaccel.patches.nodes import Form, NodeForm
-from eqaccel.patches.replacement import Replacement
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.families.radial_basis import RadialBasisSpec
 from eqaccel.ops import RadialBasis
+from eqaccel.patches.cutoff import polynomial_power
+from eqaccel.patches.nodes import Form, NodeForm
+from eqaccel.patches.replacement import Replacement
 
 _Data = Dict[str, Tensor]  # noqa: UP006 (TorchScript)
 

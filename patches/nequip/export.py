@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.patches.kind import Exporting, check_replaced, class_names
-from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
-from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights
+from eqaccel.patches.kind import Exporting, check_replaced, class_names
+from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
+from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 
 
 class ExportedConvolution(Convolution):

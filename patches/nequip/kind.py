@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+
 from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.nequip.export import NequipExporting
 from eqaccel.patches.nequip.files import NequipFiles

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from eqaccel.patches.radial import Form, RadialForms, RadialPart
-from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 from torch import Tensor
 
 from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.ops import MatrixProduct
+from eqaccel.patches.radial import Form, RadialForms, RadialPart
+from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 
 
 class RadialScaledLinear(RadialPart):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from eqaccel.patches.calculator import overridden, types_of, voigt
-from eqaccel.patches.kind import Stepping, class_names
 from numpy.typing import NDArray
 from torch import nn
 
+from eqaccel.patches.calculator import overridden, types_of, voigt
+from eqaccel.patches.kind import Stepping, class_names
 from eqaccel.step import Outcome, System
 
 _METHODS = ("calculate", "atoms_to_data", "call_model", "save_extra_outputs")

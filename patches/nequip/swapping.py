@@ -14,6 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+
+from eqaccel.errors import AlreadyPatchedError, PatchError
+from eqaccel.ops.graph import packed_rows
 from eqaccel.patches.convolution import check_product, convolution_row, convolution_swaps, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nequip.bessel import ENCODING_FORM
@@ -24,9 +27,6 @@ from eqaccel.patches.precision import Options
 from eqaccel.patches.radial import radial_rows, radial_swaps
 from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
-
-from eqaccel.errors import AlreadyPatchedError, PatchError
-from eqaccel.ops.graph import packed_rows
 
 _SCATTER = "TensorProductScatter"
 _OTHER_ACCELERATORS: Mapping[str, str] = MappingProxyType(

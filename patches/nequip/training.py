@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from eqaccel.patches.batch import Batch, Extent, Field, Per, blank_edges, blank_positions
 from eqaccel.patches.kind import Training, class_names
-from torch import Tensor
 
 
 class NequipTraining(Training):

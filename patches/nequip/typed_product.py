@@ -8,13 +8,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
-from eqaccel.patches.kind import class_names
-from eqaccel.patches.linear import AttributeProduct, are_rows, attribute_product
-from eqaccel.patches.nodes import Form, NodeForm, random_rows
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.ops import Linear, computed_once
+from eqaccel.patches.kind import class_names
+from eqaccel.patches.linear import AttributeProduct, are_rows, attribute_product
+from eqaccel.patches.nodes import Form, NodeForm, random_rows
 
 
 class TypedProduct(AttributeProduct):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from eqaccel.patches.kind import Wrapping
 from eqaccel.patches.nequip.stepping import NequipStepping, unknown_parts
 from eqaccel.patches.wrapper import changed_methods
-from torch import Tensor
 
 
 class NequipWrapping(Wrapping):

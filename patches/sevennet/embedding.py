@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
-from eqaccel.patches.cutoff import polynomial_power
-from eqaccel.patches.nodes import Form, NodeForm
-from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.sevennet import keys
 from torch import Tensor
 
 from eqaccel.errors import PatchError
 from eqaccel.families.radial_basis import RadialBasisSpec
 from eqaccel.ops import RadialBasis
+from eqaccel.patches.cutoff import polynomial_power
+from eqaccel.patches.nodes import Form, NodeForm
+from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.sevennet import keys
 
 _Data = Dict[str, Tensor]  # noqa: UP006 (TorchScript)
 

@@ -12,16 +12,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
+from torch import Tensor, nn
+
+from eqaccel.errors import ExportError
+from eqaccel.ops import EdgeWeights
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from eqaccel.patches.sevennet import keys
 from eqaccel.patches.sevennet.parts import atomic_numbers, convolutions, modalities
-from torch import Tensor, nn
-
-from eqaccel.errors import ExportError
-from eqaccel.ops import EdgeWeights
 from eqaccel.prepare import model_dtype
 
 _NETWORK = frozenset(

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.sevennet import keys
 from eqaccel.patches.sevennet.export import SevennetExporting
@@ -18,7 +20,6 @@ from eqaccel.patches.sevennet.swapping import SevennetSwapping
 from eqaccel.patches.sevennet.wrapping import SevennetWrapping
 from eqaccel.patches.structures import Structure
 from eqaccel.patches.torch_state import model_device, training_mode
-from torch import Tensor
 
 _VOIGT = ((0, 3, 5), (3, 1, 4), (5, 4, 2))
 """Where the components of a tensor are among SevenNet's xx, yy, zz, xy, yz, zx."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from eqaccel.patches.kind import class_names
 from torch import nn
+
+from eqaccel.patches.kind import class_names
 
 CONVOLUTION = "IrrepsConvolution"
 FUSED_CONVOLUTION = "IrrepsScatterGatterFusedConvolution"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from eqaccel.patches.calculator import overridden, types_of, voigt
-from eqaccel.patches.kind import Stepping, class_names
-from eqaccel.patches.sevennet.parts import modalities
 from numpy.typing import NDArray
 from torch import nn
 
+from eqaccel.patches.calculator import overridden, types_of, voigt
+from eqaccel.patches.kind import Stepping, class_names
+from eqaccel.patches.sevennet.parts import modalities
 from eqaccel.prepare import model_dtype, scalar_name
 from eqaccel.step import Outcome, System
 

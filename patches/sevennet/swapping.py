@@ -14,6 +14,10 @@ from types import MappingProxyType
 from typing import Any, Dict  # noqa: UP035 (TorchScript)
 
 import torch
+from torch import Tensor
+
+from eqaccel.errors import AlreadyPatchedError, PatchError
+from eqaccel.ops.graph import packed_rows
 from eqaccel.patches.convolution import check_product, convolution_row, convolution_swaps, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
@@ -24,10 +28,6 @@ from eqaccel.patches.replacement import Replacement, Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.sevennet.embedding import EMBEDDING_FORM
 from eqaccel.patches.sevennet.parts import CONVOLUTION, convolutions
-from torch import Tensor
-
-from eqaccel.errors import AlreadyPatchedError, PatchError
-from eqaccel.ops.graph import packed_rows
 
 _OTHER_ACCELERATORS: Mapping[str, str] = MappingProxyType(
     {

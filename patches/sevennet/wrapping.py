@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from eqaccel.patches.kind import Wrapping, class_names
 from eqaccel.patches.sevennet.parts import modalities
 from eqaccel.patches.sevennet.stepping import SMALLEST_VOLUME, SevennetStepping
 from eqaccel.patches.wrapper import changed_methods, unknown_neighbors
-from torch import Tensor
 
 
 class SevennetWrapping(Wrapping):

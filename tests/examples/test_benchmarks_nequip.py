@@ -13,15 +13,15 @@ import torch
 
 pytest.importorskip("nequip", reason="needs nequip")
 
+from patch_checks import RELATIVE
+
+from eqaccel import TensorProductSpec
 from eqaccel.benchmarks import nequip_like
 from eqaccel.benchmarks.command import main
 from eqaccel.benchmarks.graphs import make_graph
 from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.benchmarks.structures import water
 from eqaccel.patches.rounding import STAGES
-from patch_checks import RELATIVE
-
-from eqaccel import TensorProductSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

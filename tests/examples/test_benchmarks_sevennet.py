@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("sevenn", reason="needs sevenn")
 
+from patch_checks import RELATIVE
+
 from eqaccel.benchmarks import sevenn_like
 from eqaccel.benchmarks.command import main
-from patch_checks import RELATIVE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -19,12 +19,13 @@ if find_spec("scipy") is None:
     pytest.skip("the graphs of the benchmarks need scipy", allow_module_level=True)
 
 from ase.calculators.calculator import Calculator
+from patch_checks import RELATIVE
+
 from eqaccel.benchmarks import dynamics, lammps, step_tables, steps
 from eqaccel.benchmarks.command import main
 from eqaccel.benchmarks.families import Family
 from eqaccel.benchmarks.report import load
 from eqaccel.benchmarks.structures import TEMPERATURE, make_sample, make_system, read_system
-from patch_checks import RELATIVE
 
 COMMON = ["step", "--device", "cpu", "--threads", "1"]
 

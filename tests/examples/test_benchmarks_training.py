@@ -13,10 +13,11 @@ pytest.importorskip("ase", reason="the structures are ASE's")
 if find_spec("scipy") is None:
     pytest.skip("the graphs of the benchmarks need scipy", allow_module_level=True)
 
+from patch_checks import RELATIVE
+
 from eqaccel.benchmarks import training, training_tables
 from eqaccel.benchmarks.command import main
 from eqaccel.benchmarks.timing import allocated_peak
-from patch_checks import RELATIVE
 
 COMMON = ["training", "--device", "cpu", "--threads", "1", "--dtype", "float64", "--repetitions", "2"]
 SMALL = ["--models", "alloy", "--systems", "alloy-4", "--structures", "2", "--channels", "4"]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from eqaccel.benchmarks.problems import PROBLEMS
 from hosts import assemble_hip, needs_hipcc, needs_nvrtc
 
 from eqaccel import TensorProductSpec, runtime
+from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.codegen import Direction
 from eqaccel.errors import UnsupportedError
 from eqaccel.families.tensor_product import TENSOR_PRODUCT, UNTUNED, gpu_plans, make_plan, payload, source

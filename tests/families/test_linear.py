@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from family_checks import (
     assert_hip_text_compiles,
     assert_rows_stand_alone,
@@ -28,6 +27,7 @@ from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.linear import LinearPath, execute_linear, linear_payload
 from eqaccel.families.linear.payload import DIRECTIONS
 from eqaccel.families.linear.plan import SHAPES, kernel_name
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from eqaccel.targets import TARGETS, host_target
 
 

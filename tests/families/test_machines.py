@@ -9,12 +9,12 @@ import sys
 
 import pytest
 import torch
-from eqaccel.benchmarks.problems import PROBLEMS
 from executor_checks import assert_computes_the_same
 from folders import TESTS
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel.__main__ import main
+from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.codegen import Direction, payload_key
 from eqaccel.errors import CompileError, SettingsError, SharedMemoryError, UnsupportedError
 from eqaccel.families.tensor_product import check, gpu_plans, make_plan, payload, travelling_plan

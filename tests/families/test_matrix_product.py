@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from folders import SUPPORT
 from hosts import needs_nvrtc
 from runtime_checks import program, read
@@ -20,6 +19,7 @@ from eqaccel import MatrixProduct, MatrixProductSpec, families, runtime
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.matrix_product import Factors, matrix_payload
 from eqaccel.families.matrix_product.mma import mma_body
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from eqaccel.ops import has_matrix_kernel
 from eqaccel.ops.matrix_product import adds_rows
 from eqaccel.targets import TARGETS

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from family_checks import (
     assert_hip_text_compiles,
     assert_rows_stand_alone,
@@ -24,6 +23,7 @@ from eqaccel import Polynomial, PolynomialSpec, runtime, warmup
 from eqaccel.codegen import Direction
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.polynomial import Term, execute_polynomial, polynomial_payload
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from eqaccel.targets import host_target
 
 

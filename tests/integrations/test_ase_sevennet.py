@@ -12,10 +12,10 @@ pytest.importorskip("sevenn", reason="needs sevenn")
 
 import calculator_checks as cc
 import sevennet_models as sm
-from eqaccel.integrations.export import open_model
 
 import eqaccel
 from eqaccel.errors import CalculatorError
+from eqaccel.integrations.export import open_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SINGLE = torch.finfo(torch.float32).eps

@@ -16,11 +16,11 @@ from ase import Atoms, units
 from ase.build import bulk
 from ase.io import write
 from ase.mep import NEB
-from eqaccel.patches.rounding import FACTOR, ROUNDING
 from folders import EXAMPLES, SUPPORT
 from mace.calculators import MACECalculator
 
 import eqaccel
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

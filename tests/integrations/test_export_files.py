@@ -13,12 +13,12 @@ from typing import Any
 import hosts
 import pytest
 import torch
-from eqaccel.integrations.export.digest import DIGITS, append_digest
-from eqaccel.integrations.export.loading import Exported
 from lammps_toy import DESCRIPTION, Precompiled, save_model, save_toy
 
 import eqaccel
 from eqaccel.errors import ExportError, OperandError
+from eqaccel.integrations.export.digest import DIGITS, append_digest
+from eqaccel.integrations.export.loading import Exported
 from eqaccel.ops import library_path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from eqaccel.integrations.export import interpreter
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from eqaccel.integrations.export import interpreter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

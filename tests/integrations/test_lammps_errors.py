@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from eqaccel.integrations.export.digest import append_digest
-from eqaccel.integrations.lammps import build_plugin, find_lammps
 from lammps_runs import ELEMENTS, lmp, write_data
 from lammps_toy import DESCRIPTION, Precompiled, save_model, save_toy
+
+from eqaccel.integrations.export.digest import append_digest
+from eqaccel.integrations.lammps import build_plugin, find_lammps
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 SCRIPT = """

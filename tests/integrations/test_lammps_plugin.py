@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from eqaccel.integrations import lammps
-from eqaccel.integrations.lammps import SOURCES, build_plugin, find_lammps, plugin_folder
 from folders import ROOT, SUPPORT
 from lammps_runs import lmp
 from lammps_toy import save_toy
 
 from eqaccel.errors import CompileError
+from eqaccel.integrations import lammps
+from eqaccel.integrations.lammps import SOURCES, build_plugin, find_lammps, plugin_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 WITHOUT_ATOMS = "units metal\nregion b block 0 1 0 1 0 1\ncreate_box 1 b\nmass 1 1.0\n"

@@ -9,13 +9,13 @@ import pytest
 import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
-from eqaccel.patches.potential import Convolution
 from lammps_runs import BAR, ELEMENTS, frame_of, placed, simulate, write_data
 from lammps_toy import DESCRIPTION, save_model
 from torch import Tensor, nn
 
 from eqaccel import TensorProductSpec
 from eqaccel.ops import LastProduct, MatrixProduct, NeighborKernels, TensorProductConv
+from eqaccel.patches.potential import Convolution
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 NVE = "neighbor 0.5 bin\nfix n all nve\ntimestep 0.0005\n"

@@ -16,14 +16,14 @@ import torch
 from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.io import write
-from eqaccel.integrations import mace_training
-from eqaccel.patches.torch_state import default_dtype
 from mace.cli import run_train
 from patch_checks import RELATIVE
 from training_recordings import ComputedAgain
 
 from eqaccel.__main__ import main
 from eqaccel.errors import PatchError
+from eqaccel.integrations import mace_training
+from eqaccel.patches.torch_state import default_dtype
 from eqaccel.training import recorder
 
 OPTIONS = shlex.split("""

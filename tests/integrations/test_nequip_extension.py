@@ -17,7 +17,6 @@ pytest.importorskip("nequip", reason="needs nequip")
 import nequip_models as nm
 from ase import Atoms
 from ase.build import bulk
-from eqaccel.integrations import nequip_extension
 from nequip.integrations.ase import NequIPCalculator
 from nequip.model import modify
 from nequip.model.modify_utils import get_all_modifiers, only_apply_persistent_modifiers
@@ -27,6 +26,7 @@ from patch_checks import RELATIVE, assert_close
 
 from eqaccel import patch, report
 from eqaccel.errors import AlreadyPatchedError
+from eqaccel.integrations import nequip_extension
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 

@@ -13,12 +13,12 @@ pytest.importorskip("openmmml", reason="needs openmm and openmmml")
 
 import mace_models as mm
 import openmm
-from eqaccel.patches.rounding import FACTOR, ROUNDING
 from mace.calculators import MACECalculator
 from openmm import app, unit
 from openmmml import MLPotential
 
 import eqaccel
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
-from eqaccel.integrations.export.scripting import script
-from eqaccel.patches.mace.export import ExportedConvolution
-from eqaccel.patches.potential import Convolution, Potential
 from export_checks import assert_close, with_ghosts
 from torch import Tensor, nn
 
 from eqaccel import TensorProductConv, TensorProductSpec
+from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
+from eqaccel.integrations.export.scripting import script
+from eqaccel.patches.mace.export import ExportedConvolution
+from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.targets import host_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")

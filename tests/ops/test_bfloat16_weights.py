@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from eqaccel.benchmarks.problems import PROBLEMS
 from torch import Tensor
 
 from eqaccel import MatrixProduct, TensorProduct, TensorProductConv, TensorProductSpec
+from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.errors import OperandError
 from eqaccel.ops import EdgePairs, Graph, LastProduct, convolve_pairs
 from eqaccel.ops.library import call_operator

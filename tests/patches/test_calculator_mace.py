@@ -20,8 +20,6 @@ from ase.calculators.mixing import SumCalculator
 from ase.filters import FrechetCellFilter
 from ase.md.verlet import VelocityVerlet
 from ase.optimize import BFGS
-from eqaccel.patches.calculator import step_state
-from eqaccel.patches.rounding import ROUNDING
 from mace.calculators import MACECalculator
 from patch_checks import RELATIVE
 from recordings import record_on_cpus
@@ -31,6 +29,8 @@ from structures import crystal_and_molecule
 import eqaccel
 from eqaccel import report, unpatch
 from eqaccel.errors import StructureError
+from eqaccel.patches.calculator import step_state
+from eqaccel.patches.rounding import ROUNDING
 from eqaccel.prepare import scalar_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -11,12 +11,12 @@ pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
 import stepping_checks as sc
-from eqaccel.patches.calculator import step_state
 from nequip.integrations.ase import NequIPCalculator
 from stepping_checks import patched, results_of
 
 import eqaccel
 from eqaccel.errors import StructureError
+from eqaccel.patches.calculator import step_state
 
 pytestmark = [pytest.mark.usefixtures("nequip_defaults"), pytest.mark.filterwarnings("ignore")]
 

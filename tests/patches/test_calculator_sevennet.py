@@ -16,12 +16,12 @@ import stepping_checks as sc
 from ase import units
 from ase.md.nptberendsen import NPTBerendsen
 from ase.md.velocitydistribution import thermalize_momenta
-from eqaccel.patches.calculator import step_state
 from sevenn.calculator import SevenNetCalculator
 from stepping_checks import patched, results_of
 
 import eqaccel
 from eqaccel.errors import StructureError
+from eqaccel.patches.calculator import step_state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 assert_same = partial(sc.assert_same, dtype="float32")

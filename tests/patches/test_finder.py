@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from eqaccel.patches import ModelKind, ReportRow, finder, register
-from eqaccel.patches.finder import FoundModel, find_models
-from eqaccel.patches.kind import Swapping
-from eqaccel.patches.precision import Options
 from torch import Tensor, nn
 
 import eqaccel
 from eqaccel.errors import ExportError, PatchError
+from eqaccel.patches import ModelKind, ReportRow, finder, register
+from eqaccel.patches.finder import FoundModel, find_models
+from eqaccel.patches.kind import Swapping
+from eqaccel.patches.precision import Options
 
 
 class Toy(nn.Module):

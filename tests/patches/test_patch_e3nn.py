@@ -18,14 +18,14 @@ from e3nn import o3
 from e3nn.nn import BatchNorm, FullyConnectedNet, Gate
 from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 from e3nn_pairs import assert_same, rows
-from eqaccel.patches import finder
-from eqaccel.patches.e3nn import forms
-from eqaccel.patches.example import ExampleVerification
-from eqaccel.patches.torch_state import default_dtype
 from torch.utils._pytree import tree_leaves, tree_map
 
 import eqaccel
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
+from eqaccel.patches import finder
+from eqaccel.patches.e3nn import forms
+from eqaccel.patches.example import ExampleVerification
+from eqaccel.patches.torch_state import default_dtype
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,15 +12,15 @@ from torch.autograd import grad, gradgradcheck
 pytest.importorskip("e3nn", reason="needs e3nn")
 
 from e3nn import o3
-from eqaccel.patches import nodes
-from eqaccel.patches.harmonics import polynomial_of
-from eqaccel.patches.replacement import preview
-from eqaccel.patches.torch_state import default_dtype
 from patch_checks import assert_close
 
 from eqaccel.codegen import Direction
 from eqaccel.errors import PatchError
 from eqaccel.families.polynomial import MAX_POWER, execute_polynomial
+from eqaccel.patches import nodes
+from eqaccel.patches.harmonics import polynomial_of
+from eqaccel.patches.replacement import preview
+from eqaccel.patches.torch_state import default_dtype
 from eqaccel.testing import ERROR_CONSTANT
 
 pytestmark = pytest.mark.filterwarnings("ignore")

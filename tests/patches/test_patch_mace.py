@@ -16,7 +16,6 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
 from e3nn.util import jit
-from eqaccel.patches import convolution
 from mace.calculators import MACECalculator
 from mace.modules import ScaleShiftMACE
 from patch_checks import (
@@ -35,6 +34,7 @@ from patch_checks import (
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
+from eqaccel.patches import convolution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Model = torch.nn.Module

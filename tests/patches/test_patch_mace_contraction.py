@@ -13,18 +13,18 @@ pytest.importorskip("mace", reason="needs mace-torch")
 import mace_models as mm
 from e3nn import o3
 from e3nn.util import jit
-from eqaccel.patches import nodes
-from eqaccel.patches.mace.contraction import PolynomialContraction, symmetric
-from eqaccel.patches.mace.swapping import FORMS
-from eqaccel.patches.replacement import preview
-from eqaccel.patches.rounding import STAGES
-from eqaccel.patches.torch_state import default_dtype
 from mace.modules.symmetric_contraction import Contraction
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
 from torch.autograd import grad
 
 from eqaccel import export, patch, report, unpatch
 from eqaccel.errors import PatchError
+from eqaccel.patches import nodes
+from eqaccel.patches.mace.contraction import PolynomialContraction, symmetric
+from eqaccel.patches.mace.swapping import FORMS
+from eqaccel.patches.replacement import preview
+from eqaccel.patches.rounding import STAGES
+from eqaccel.patches.torch_state import default_dtype
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FULL = {"compute_force": True, "compute_stress": True}

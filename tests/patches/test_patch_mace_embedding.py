@@ -10,11 +10,6 @@ import torch
 pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
-from eqaccel.patches import nodes
-from eqaccel.patches.mace.embedding import FusedEmbedding, SplitEmbedding
-from eqaccel.patches.mace.swapping import FORMS
-from eqaccel.patches.replacement import become
-from eqaccel.patches.torch_state import default_dtype
 from mace.modules.blocks import RadialEmbeddingBlock
 from mace.modules.radial import GaussianBasis
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
@@ -22,6 +17,11 @@ from torch.autograd import grad
 
 from eqaccel import report, unpatch
 from eqaccel.errors import PatchError
+from eqaccel.patches import nodes
+from eqaccel.patches.mace.embedding import FusedEmbedding, SplitEmbedding
+from eqaccel.patches.mace.swapping import FORMS
+from eqaccel.patches.replacement import become
+from eqaccel.patches.torch_state import default_dtype
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -9,16 +9,16 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
 from e3nn.nn import FullyConnectedNet
-from eqaccel.patches.mace.swapping import RADIAL_FORMS
-from eqaccel.patches.radial_e3nn import RadialLayer, RadialSiluLayer
-from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.torch_state import default_dtype
 from mace.modules.radial import RadialMLP
 from patch_checks import assert_close, duplicated, patched
 from radial_checks import assert_layers_agree
 
 from eqaccel import report, unpatch
 from eqaccel.ops import has_matrix_kernel
+from eqaccel.patches.mace.swapping import RADIAL_FORMS
+from eqaccel.patches.radial_e3nn import RadialLayer, RadialSiluLayer
+from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.torch_state import default_dtype
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FULL = {"compute_force": True, "compute_stress": True}

@@ -14,12 +14,6 @@ pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
 from e3nn.util import jit
-from eqaccel.patches import convolution
-from eqaccel.patches.coefficients import sharpen
-from eqaccel.patches.nequip.swapping import NequipConvolution
-from eqaccel.patches.precision import Options
-from eqaccel.patches.replacement import preview
-from eqaccel.patches.torch_state import widened
 from nequip.data import AtomicDataDict
 from nequip.integrations.ase import NequIPCalculator
 from nequip.model import modify
@@ -43,6 +37,12 @@ from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
 from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.ops import graph
+from eqaccel.patches import convolution
+from eqaccel.patches.coefficients import sharpen
+from eqaccel.patches.nequip.swapping import NequipConvolution
+from eqaccel.patches.precision import Options
+from eqaccel.patches.replacement import preview
+from eqaccel.patches.torch_state import widened
 from eqaccel.testing import assert_close as assert_within
 from eqaccel.testing import random_operands, reference
 

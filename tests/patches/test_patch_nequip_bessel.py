@@ -12,16 +12,16 @@ import torch
 pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
-from eqaccel.patches import nodes
-from eqaccel.patches.nequip.bessel import BesselEncoding
-from eqaccel.patches.nequip.swapping import FORMS
-from eqaccel.patches.replacement import become
 from nequip.nn.embedding import BesselEdgeLengthEncoding, PolynomialCutoff
 from patch_checks import assert_close, assert_same_gradients, patched
 from torch.autograd import grad
 
 from eqaccel import report
 from eqaccel.errors import PatchError
+from eqaccel.patches import nodes
+from eqaccel.patches.nequip.bessel import BesselEncoding
+from eqaccel.patches.nequip.swapping import FORMS
+from eqaccel.patches.replacement import become
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 

@@ -15,12 +15,6 @@ import nequip_models as nm
 from e3nn import o3
 from e3nn.nn import Gate
 from e3nn.util import jit
-from eqaccel.patches import dense, linear, nodes
-from eqaccel.patches.nequip import typed_product
-from eqaccel.patches.nequip.export import WholeSlices
-from eqaccel.patches.nequip.swapping import FORMS
-from eqaccel.patches.nequip.typed_product import shares_of_types
-from eqaccel.patches.replacement import Replacement, preview
 from nequip.nn.compile import ListInputOutputWrapper
 from nequip.utils.fx import nequip_make_fx
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
@@ -29,6 +23,12 @@ from torch.autograd import grad
 from eqaccel import export, load_exported, patch, report, unpatch
 from eqaccel.errors import VerificationError
 from eqaccel.ops import GivenEdges, given_edges
+from eqaccel.patches import dense, linear, nodes
+from eqaccel.patches.nequip import typed_product
+from eqaccel.patches.nequip.export import WholeSlices
+from eqaccel.patches.nequip.swapping import FORMS
+from eqaccel.patches.nequip.typed_product import shares_of_types
+from eqaccel.patches.replacement import Replacement, preview
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 Model = torch.nn.Module

@@ -11,13 +11,13 @@ pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
 from e3nn.util import jit
-from eqaccel.patches.nequip.radial import RADIAL_FORMS, RadialScaledLinear
 from nequip.nn.mlp import ScalarMLPFunction
 from patch_checks import assert_close, duplicated, patched
 from radial_checks import assert_layers_agree
 
 from eqaccel import export, report, unpatch
 from eqaccel.ops import has_matrix_kernel
+from eqaccel.patches.nequip.radial import RADIAL_FORMS, RadialScaledLinear
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 

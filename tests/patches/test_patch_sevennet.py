@@ -13,12 +13,6 @@ import torch
 pytest.importorskip("sevenn", reason="needs sevenn")
 
 import sevennet_models as sm
-from eqaccel.patches import convolution
-from eqaccel.patches.dense import FlatGate
-from eqaccel.patches.precision import Options
-from eqaccel.patches.replacement import preview
-from eqaccel.patches.rounding import FACTOR, ROUNDING
-from eqaccel.patches.sevennet.swapping import SevennetConvolution
 from patch_checks import (
     Wrong,
     assert_close,
@@ -35,6 +29,12 @@ from sevenn.nn.convolution import IrrepsScatterGatterFusedConvolution
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
+from eqaccel.patches import convolution
+from eqaccel.patches.dense import FlatGate
+from eqaccel.patches.precision import Options
+from eqaccel.patches.replacement import preview
+from eqaccel.patches.rounding import FACTOR, ROUNDING
+from eqaccel.patches.sevennet.swapping import SevennetConvolution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Model = Any

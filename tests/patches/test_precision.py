@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import sabotage as sb
 import torch
+
+import eqaccel
+from eqaccel.errors import AlreadyPatchedError, CalculatorError, PatchError
+from eqaccel.families.matrix_product import Factors
+from eqaccel.ops import MatrixProduct, TensorProductConv
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.precision import precision_of, rounded_at_random
 from eqaccel.patches.radial import RadialPart
 from eqaccel.patches.rounding import FACTOR
 from eqaccel.patches.structures import small_structures
 from eqaccel.patches.torch_state import default_dtype, widened
-
-import eqaccel
-from eqaccel.errors import AlreadyPatchedError, CalculatorError, PatchError
-from eqaccel.families.matrix_product import Factors
-from eqaccel.ops import MatrixProduct, TensorProductConv
 
 FAMILY = "mace" if find_spec("mace") else "nequip" if find_spec("nequip") else ""
 pytestmark = [

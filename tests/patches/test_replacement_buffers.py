@@ -9,7 +9,6 @@ import torch
 
 pytest.importorskip("e3nn", reason="needs e3nn")
 
-from eqaccel.patches.replacement import Replacement
 from patch_checks import assert_close, duplicated
 from replacement_cases import (
     Case,
@@ -26,6 +25,7 @@ from replacement_cases import (
 from torch import Tensor, nn
 
 from eqaccel.errors import PatchError
+from eqaccel.patches.replacement import Replacement
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("dense_everywhere")]
 

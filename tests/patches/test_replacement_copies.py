@@ -10,10 +10,6 @@ import torch
 pytest.importorskip("e3nn", reason="needs e3nn")
 
 from e3nn import o3
-from eqaccel.patches.convolution import build_convolution
-from eqaccel.patches.mace.swapping import MaceConvolution
-from eqaccel.patches.precision import Options
-from eqaccel.patches.replacement import Replacement, Swap, restore_all
 from patch_checks import duplicated
 from replacement_cases import (
     ALL,
@@ -29,6 +25,11 @@ from replacement_cases import (
     typed,
 )
 from torch import nn
+
+from eqaccel.patches.convolution import build_convolution
+from eqaccel.patches.mace.swapping import MaceConvolution
+from eqaccel.patches.precision import Options
+from eqaccel.patches.replacement import Replacement, Swap, restore_all
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("dense_everywhere")]
 

@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("e3nn", reason="needs e3nn")
 
-from eqaccel.patches.radial import RadialLinear
-from eqaccel.patches.replacement import Entrance, become, restore_all
 from patch_checks import assert_close, duplicated
 from replacement_cases import ALL, Case, Pair, mace_convolution, random
 from torch import Tensor, nn
 
 from eqaccel.errors import PatchError
 from eqaccel.ops import MatrixProduct
+from eqaccel.patches.radial import RadialLinear
+from eqaccel.patches.replacement import Entrance, become, restore_all
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("dense_everywhere")]
 

@@ -15,9 +15,6 @@ import mace_models as mm
 from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.mixing import SumCalculator
 from e3nn import o3
-from eqaccel.patches import dense
-from eqaccel.patches.replacement import Replacement
-from eqaccel.patches.torch_state import default_dtype
 from mace.calculators import MACECalculator
 from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.tools import AtomicNumberTable
@@ -28,6 +25,9 @@ from patch_checks import RELATIVE, assert_close, assert_same_gradients, patched
 from eqaccel import export, patch, report, unpatch, warmup
 from eqaccel.errors import PatchError
 from eqaccel.ops import graph
+from eqaccel.patches import dense
+from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.torch_state import default_dtype
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Model = torch.nn.Module

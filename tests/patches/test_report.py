@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from eqaccel.patches.report import Report, ReportRow
 
 from eqaccel import patch, report
+from eqaccel.patches.report import Report, ReportRow
 
 
 def test_idle_modules_share_a_line() -> None:

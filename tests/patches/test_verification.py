@@ -8,6 +8,10 @@ from importlib.util import find_spec
 import pytest
 import sabotage as sb
 import torch
+
+from eqaccel import patch, report
+from eqaccel.errors import CompileError, MissingCompilerError, PatchError, SharedMemoryError, VerificationError
+from eqaccel.families import FAMILIES
 from eqaccel.patches import coefficients, comparison, counting, nodes, operators, rounding, structures, verify
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.mace import MaceKind
@@ -15,10 +19,6 @@ from eqaccel.patches.mace import swapping as mace_swapping
 from eqaccel.patches.mace.contraction import symmetric
 from eqaccel.patches.nequip import swapping as nequip_swapping
 from eqaccel.patches.torch_state import default_dtype
-
-from eqaccel import patch, report
-from eqaccel.errors import CompileError, MissingCompilerError, PatchError, SharedMemoryError, VerificationError
-from eqaccel.families import FAMILIES
 from eqaccel.wigner import wigner_3j
 
 FAMILY = "mace" if find_spec("mace") else "nequip" if find_spec("nequip") else ""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from eqaccel.integrations.export.precompiled import precompiled_entries
 from executor_checks import SPECS, assert_computes_the_same
 
 import eqaccel
@@ -37,6 +36,7 @@ from eqaccel.families.tensor_product import (
     make_plan,
     payload,
 )
+from eqaccel.integrations.export.precompiled import precompiled_entries
 from eqaccel.prepare import tuning
 from eqaccel.prepare.tensor_product import TensorProductTask
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target, host_target

@@ -13,10 +13,10 @@ from ase.build import bulk
 from ase.md.nptberendsen import NPTBerendsen
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.optimize import FIRE
-from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 from eqaccel import report
 from eqaccel.errors import CalculatorError, StructureError
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 PROPERTIES = ("energy", "free_energy", "energies", "forces", "stress")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import e3nn.o3
 import torch
-from eqaccel.patches.rounding import FACTOR, ROUNDING
-from eqaccel.patches.torch_state import default_dtype
 from torch import Tensor, nn
 
 import eqaccel.o3
+from eqaccel.patches.rounding import FACTOR, ROUNDING
+from eqaccel.patches.torch_state import default_dtype
 
 Pair = tuple[nn.Module, Any]
 """A module of e3nn, and that of eqaccel."""

@@ -6,12 +6,12 @@ from typing import Any
 from unittest import mock
 
 import torch
-from eqaccel.integrations.export import interpreter
-from eqaccel.patches.rounding import FACTOR, ROUNDING
 from ghosts import Images
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import eqaccel
+from eqaccel.integrations.export import interpreter
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 RELATIVE = FACTOR * ROUNDING * torch.finfo(torch.float64).eps
 """Bound of float64 comparisons, relative to the largest entry, to which contributions may have cancelled."""

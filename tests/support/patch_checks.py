@@ -7,11 +7,11 @@ import io
 
 import pytest
 import torch
-from eqaccel.patches import convolution
-from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 from eqaccel import patch, report
 from eqaccel.errors import SpecError
+from eqaccel.patches import convolution
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 RELATIVE = FACTOR * ROUNDING * torch.finfo(torch.float64).eps
 """Bound of float64 comparisons, relative to the largest entry, to which contributions may have cancelled."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 
 import torch
-from eqaccel.patches import radial
 from patch_checks import assert_close
 from torch.autograd import grad
+
+from eqaccel.patches import radial
 
 
 def assert_layers_agree(network: torch.nn.Module, layers: int, forms: radial.RadialForms) -> None:

@@ -11,6 +11,9 @@ import pytest
 import torch
 from e3nn import o3
 from e3nn.nn import FullyConnectedNet, Gate
+from patch_checks import assert_close
+from torch import Tensor, nn
+
 from eqaccel.patches import nodes
 from eqaccel.patches.convolution import build_convolution
 from eqaccel.patches.e3nn import forms as e3nn_forms
@@ -21,8 +24,6 @@ from eqaccel.patches.nequip.swapping import NequipConvolution
 from eqaccel.patches.precision import Options
 from eqaccel.patches.radial import RadialForms, radial_swaps
 from eqaccel.patches.replacement import Replacement, Swap, restore_all
-from patch_checks import assert_close
-from torch import Tensor, nn
 
 FORMS = {**mace_swapping.FORMS, **nequip_swapping.FORMS}
 RECEIVERS, SENDERS = torch.tensor([0, 0, 0, 2, 2, 4, 4]), torch.tensor([1, 2, 3, 1, 4, 0, 1])
@@ -121,8 +122,9 @@ def radial_linear() -> Case:
 
 def radial_scaled() -> Case:
     pytest.importorskip("nequip")
-    from eqaccel.patches.nequip import radial as nequip_radial
     from nequip.nn.mlp import ScalarLinearLayer
+
+    from eqaccel.patches.nequip import radial as nequip_radial
 
     network = type("ScalarMLPFunction", (nn.Sequential,), {})(ScalarLinearLayer(4, 8, alpha=0.3))
     return radial(network, "0", nequip_radial.RADIAL_FORMS)

@@ -20,9 +20,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from eqaccel.patches import convolution, dense, linear
-from eqaccel.patches.mace import contraction
-from eqaccel.patches.nequip import typed_product
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,6 +28,9 @@ from eqaccel.errors import VerificationError
 from eqaccel.families.polynomial import PolynomialSpec
 from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.o3 import harmonics
+from eqaccel.patches import convolution, dense, linear
+from eqaccel.patches.mace import contraction
+from eqaccel.patches.nequip import typed_product
 
 MANY = 1024
 """More edges than the small structures have."""

@@ -12,7 +12,6 @@ import numpy as np
 import sevenn
 import torch
 from built_once import built_once
-from eqaccel.patches.torch_state import default_dtype
 from sevenn._const import DEFAULT_E3_EQUIVARIANT_MODEL_CONFIG
 from sevenn.atom_graph_data import AtomGraphData
 from sevenn.calculator import SevenNetCalculator
@@ -24,6 +23,7 @@ from structures import crystal_and_molecule
 from torch_geometric.loader.dataloader import Collater
 
 from eqaccel import report
+from eqaccel.patches.torch_state import default_dtype
 
 ELEMENTS = ["H", "C", "O"]
 CUTOFF = 3.0

@@ -12,11 +12,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from ase import Atoms
-from eqaccel.patches.calculator import step_state
-from eqaccel.patches.rounding import ROUNDING
 
 import eqaccel
 from eqaccel.ops import EdgePairs, Neighbors
+from eqaccel.patches.calculator import step_state
+from eqaccel.patches.rounding import ROUNDING
 
 
 def patched(target: Any) -> Any:

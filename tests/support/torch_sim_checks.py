@@ -14,14 +14,14 @@ import torch
 import torch_sim as ts
 from ase import Atoms
 from ase.build import bulk
-from eqaccel.patches.calculator import step_state
-from eqaccel.patches.rounding import FACTOR, ROUNDING
 from recordings import record_on_cpus
 from sabotage import SABOTAGES
 from torch_sim.models.interface import validate_model_outputs
 
 import eqaccel
 from eqaccel.errors import StructureError, VerificationError
+from eqaccel.patches.calculator import step_state
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 
 ELEMENTS = (8, 14, 26)
 """What the conformance test of torch-sim needs, silicon and iron, and one more, as other tests have three."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from eqaccel.patches.batch import Batch, Extent, Field, PaddedBatch, blank_edges, blank_positions, num_blank
 
 CUTOFF = 4.0
