@@ -159,7 +159,11 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
     if (may_share_weights_) find = [&] { return find_pairs(edges); };
     if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
-    if (given && given->differed()) may_share_ = false;
+    if (given && given->differed()) {
+      may_share_ = false;
+      // A layer had other edges: in it, gradients beyond the last of them, which nobody writes, were added to those of pairs.
+      if (given->shares()) return evaluate(capacity, compare);
+    }
     if (given && given->values_differed()) may_share_weights_ = false;
     shares_weights_ = given && given->shares();
     if (given) differ = given->differ();

@@ -102,7 +102,8 @@ Tensor weighted_convolution(const Tensor& payload, int64_t key, const Tensor& pr
   const EdgePairs* const pairs = given ? given->pairs_of(hidden.size(0), y.size(0)) : nullptr;
   if (pairs == nullptr) return tensor_product(problem, x, y, product(hidden, matrix));
   if (given->is_index(graph)) return SharedConvolution::apply(problem, product, *pairs, x, y, hidden, matrix);
-  // Values were shared by the edges that are given, and this layer has as many others.
+  // Values were shared by the edges that are given, and this layer has as many others. Where there is room for more edges
+  // than there are, gradients are wrong, and the step evaluates once more.
   return tensor_product(problem, x, y, product(hidden.index_select(0, pairs->row), matrix));
 }
 
