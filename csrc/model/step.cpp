@@ -153,21 +153,21 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
   const Edges edges = search(capacity);
   const int64_t nodes = memory_->nodes(), atoms = memory_->atoms;
   Tensor energies, gradient, differ;
+  bool others_shared = false;
   {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
     if (may_share_weights_) find = [&] { return find_pairs(edges); };
     if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
-    if (given && given->differed()) {
-      may_share_ = false;
-      // A layer had other edges: in it, gradients beyond the last of them, which nobody writes, were added to those of pairs.
-      if (given->shares()) return evaluate(capacity, compare);
-    }
+    if (given && given->differed()) may_share_ = false;
     if (given && given->values_differed()) may_share_weights_ = false;
     shares_weights_ = given && given->shares();
     if (given) differ = given->differ();
+    others_shared = given && given->differed() && given->shares();
   }
+  // A layer had other edges: of them, those for which there is only room have added to the gradients of pairs.
+  if (others_shared) return evaluate(capacity, compare);
   TORCH_CHECK(energies.sizes() == at::IntArrayRef({nodes}), "the model returned energies of shape ", energies.sizes(),
               ", expected ", nodes);
   const auto [forces, virials] = edge_forces.call(setup_.search, setup_.search_key, edges.vectors,
