@@ -42,7 +42,7 @@ class GpuKernel : public Kernel {
   GpuKernel(const Program& program, Backend backend, Scalar scalar, Direction direction, int device)
       : driver_(GpuDriver::get(backend)), direction_(direction), device_(device),
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8), x_dim_(program.number("x_dim")),
-        z_dim_(program.number("z_dim")), covers_all_(program.number("covers_all")),
+        z_dim_(program.number("z_dim")), w_dim_(program.number("w_dim")), covers_all_(program.number("covers_all")),
         shares_weights_(program.number("shares_weights") && direction != Direction::double_backward) {
     const DeviceInfo& info = driver_.device(device);
     const std::string body = program.body(backend, scalar, direction, info.arch);
@@ -85,34 +85,49 @@ class GpuKernel : public Kernel {
     gather_blocks_ = info.multiprocessors * gather_threads_per_sm / (gather_threads_ * gather_parts_);
   }
 
-  std::size_t workspace_bytes(const eq_operands& o) const override { return scratch(o).bytes; }
+  std::size_t workspace_bytes(const eq_operands& o) const override { return scratch(o, o.num_edges).bytes; }
+  std::size_t slots_workspace_bytes(const eq_operands& o, int64_t slots) const override {
+    return scratch(o, slots).bytes;
+  }
 
-  void launch(const eq_operands& given, void* stream) const override { launch(given, nullptr, stream); }
+  void launch(const eq_operands& given, void* stream) const override { launch(given, nullptr, all_of(given), stream); }
   void launch_shared(const eq_operands& given, const int32_t* shared, void* stream) const override {
     if (!shares_weights_) return Kernel::launch_shared(given, shared, stream);
-    launch(given, shared, stream);
+    launch(given, shared, all_of(given), stream);
+  }
+  void launch_slots(const eq_operands& given, const int32_t* shared, const SlotRange& range,
+                    void* stream) const override {
+    if (!shares_weights_ || direction_ != Direction::backward)
+      return Kernel::launch_slots(given, shared, range, stream);
+    launch(given, shared, range, stream);
   }
 
  private:
-  void launch(const eq_operands& given, const int32_t* w_row, void* stream) const {
+  static SlotRange all_of(const eq_operands& o) { return {0, o.num_edges, o.num_edges}; }
+
+  // Of many ranges the first makes what all of them read, and the last writes what all of them have added to.
+  void launch(const eq_operands& given, const int32_t* w_row, const SlotRange& range, void* stream) const {
     const DeviceScope scope(driver_, device_);
-    const Scratch at = scratch(given);
+    const bool begins = range.first == 0, ends = range.last == given.num_edges;
+    const Scratch at = scratch(given, range.most);
     char* const base = static_cast<char*>(given.workspace);
     eq_operands o = given;
     o.workspace = base + at.gx_edge;
+    if (direction_ != Direction::forward) o.gw = static_cast<char*>(given.gw) - range.first * w_dim_ * scalar_bytes_;
     if (given.mul_ir) {
-      o.x = change_layout(given.x, base + at.x, given.num_senders, true, false, stream);
+      const int64_t senders = begins ? given.num_senders : 0, receivers = begins ? given.num_receivers : 0;
+      o.x = change_layout(given.x, base + at.x, senders, true, false, stream);
       if (direction_ != Direction::forward)
-        o.gz = change_layout(given.gz, base + at.gz, given.num_receivers, false, false, stream);
+        o.gz = change_layout(given.gz, base + at.gz, receivers, false, false, stream);
       if (direction_ == Direction::double_backward)
-        o.a = change_layout(given.a, base + at.a, given.num_senders, true, false, stream);
+        o.a = change_layout(given.a, base + at.a, senders, true, false, stream);
       if (direction_ != Direction::backward) o.z = base + at.z;
       if (at.gx != at.bytes) o.gx = base + at.gx;
     }
     const bool adds_gx = direction_ != Direction::forward && given.row_ptr && !given.deterministic;
     if (!given.row_ptr) o.deterministic = 1;  // every row has one edge: there is nothing to add
-    if (adds_gx) driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
-    if (!covers_all_) {  // no path writes some blocks
+    if (adds_gx && begins) driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
+    if (!covers_all_ && begins) {  // no path writes some blocks
       if (direction_ != Direction::backward)
         driver_.fill_zero(o.z, given.num_receivers * z_dim_ * scalar_bytes_, stream);
       if (at.x > 0) driver_.fill_zero(base, at.x, stream);  // gradients of each edge, partial sums
@@ -120,14 +135,14 @@ class GpuKernel : public Kernel {
         driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
     }
     if (gathers_gx(given)) o.gx = given.gx;
-    const int64_t edges = given.num_edges, together = slots_together(given);
+    const int64_t edges = given.num_edges, together = slots_together(given, range.most);
     eq_work_split to_receivers{}, to_senders = sender_split(given);
     to_senders.partials = base + at.gx_partials;
     void *of_receivers[] = {&o, &to_receivers}, *of_senders[] = {&o, &to_senders};
-    for (int64_t first = 0; first < edges; first += together) {
-      const int64_t last = std::min(first + together, edges);
+    for (int64_t first = range.first; first < range.last; first += together) {
+      const int64_t last = std::min(first + together, range.last);
       for (const Main& main : mains_) {
-        to_receivers = receiver_split(given, main);
+        to_receivers = receiver_split(given, main, together);
         to_receivers.partials = base + at.partials;
         to_receivers.w_row = w_row;
         to_receivers.first = static_cast<int32_t>(first);
@@ -141,6 +156,7 @@ class GpuKernel : public Kernel {
         launch_next(gather_gx_, {blocks(to_senders, given.num_senders, edges), unsigned(gather_parts_)},
                     {unsigned(gather_threads_)}, stream, of_senders);
     }
+    if (!ends) return;
     if (sums(given))
       add_partials(add_partials_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
     if (gathers_gx(given))
@@ -169,16 +185,16 @@ class GpuKernel : public Kernel {
 
   // Slots between two gathers. The backward gathers gradients of x several times if they take much memory, at 30
   // microseconds each; double backward, which has outputs of its own for a receiver, once.
-  int64_t slots_together(const eq_operands& o) const {
-    if (!gathers_gx(o) || direction_ != Direction::backward) return o.num_edges;
-    const int64_t bytes = o.num_edges * x_dim_ * scalar_bytes_;
-    return ceil_div(o.num_edges, std::clamp<int64_t>(ceil_div(bytes, gathered_bytes), 1, most_gathers));
+  int64_t slots_together(const eq_operands& o, int64_t most) const {
+    if (!gathers_gx(o) || direction_ != Direction::backward) return most;
+    const int64_t bytes = most * x_dim_ * scalar_bytes_;
+    return ceil_div(most, std::clamp<int64_t>(ceil_div(bytes, gathered_bytes), 1, most_gathers));
   }
   // The same for all kernels where these add up rows, whose partial sums they leave to one `add_partials`.
-  eq_work_split receiver_split(const eq_operands& o, const Main& main) const {
+  eq_work_split receiver_split(const eq_operands& o, const Main& main, int64_t together) const {
     if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held});
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
-    if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held}, slots_together(o));
+    if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held}, together);
     return split_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_);
   }
   eq_work_split sender_split(const eq_operands& o) const {
@@ -205,7 +221,8 @@ class GpuKernel : public Kernel {
     launch_next(kernel, {grid(blocks), unsigned(parts)}, {copy_threads}, stream, parameters);
   }
 
-  Scratch scratch(const eq_operands& o) const {
+  Scratch scratch(const eq_operands& o, int64_t most) const {
+    const int64_t together = slots_together(o, most);
     int64_t used = 0;
     auto take = [&](bool needed, int64_t elements) {
       const int64_t offset = used;
@@ -214,8 +231,8 @@ class GpuKernel : public Kernel {
     };
     const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
     Scratch at{};
-    at.gx_edge = take(gathers_gx(o), slots_together(o) * x_dim_);
-    at.partials = take(sums(o), partials(receiver_split(o, mains_[0]), o.num_edges) * z_dim_);
+    at.gx_edge = take(gathers_gx(o), together * x_dim_);
+    at.partials = take(sums(o), partials(receiver_split(o, mains_[0], together), o.num_edges) * z_dim_);
     at.gx_partials = take(gathers_gx(o), partials(sender_split(o), o.num_edges) * x_dim_);
     at.x = take(relayout, o.num_senders * x_dim_);
     at.gz = take(relayout && gradient, o.num_receivers * z_dim_);
@@ -245,7 +262,7 @@ class GpuKernel : public Kernel {
   const GpuDriver& driver_;
   Direction direction_;
   int device_;
-  int64_t scalar_bytes_, x_dim_, z_dim_;
+  int64_t scalar_bytes_, x_dim_, z_dim_, w_dim_;
   int64_t blocks_ = 1, gather_blocks_ = 1, relayout_blocks_ = 1;  // that the device holds at a time
   int64_t gather_parts_ = 1, gather_threads_ = 0;  // blocks of a row, threads of a block
   bool covers_all_, shares_weights_, launches_early_ = false;

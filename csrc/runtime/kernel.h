@@ -7,17 +7,29 @@
 
 namespace eqaccel {
 
+// Some slots of a graph, which follow each other.
+struct SlotRange {
+  int64_t first, last, most;  // `most`: slots of the longest range
+};
+
 class Kernel {
  public:
   virtual ~Kernel() = default;
-  // Queues the work on `stream` (null on the CPU, where it is done on return). Does not synchronise. On a GPU it does not
+  // Queues the work on `stream`, a cudaStream_t or hipStream_t (null on the CPU, where it is done on return). Does not synchronise. On a GPU it does not
   // allocate; on the CPU it takes some scratch for each thread, and throws std::bad_alloc if there is none.
   virtual void launch(const eq_operands&, void* stream) const = 0;
-  // The same for rows of weights that edges share: `shared` is what the family has for it, see Program::launch_shared.
-  // Throws std::invalid_argument if the kernel is none for that.
+  // Where edges share rows of weights. For a tensor product `shared` holds the row of w of each edge, and the gradient of
+  // w has a row for each edge; on a GPU slots have to be edges. For a matrix product, on a CPU, it holds two rows of x for
+  // each row of z, whose sum is multiplied, the second -1 for none. Throws std::invalid_argument for other kernels, and
+  // for those of older files.
   virtual void launch_shared(const eq_operands&, const int32_t* shared, void* stream) const;
+  // `launch_shared` of a backward on a GPU, some slots at a time: from slot 0 on, one range after another, with one workspace
+  // and the same operands. Of gradients of weights there are those of the range alone; those of x are complete in the end.
+  virtual void launch_slots(const eq_operands&, const int32_t* shared, const SlotRange&, void* stream) const;
   // Scratch that `launch` needs; reads the sizes and flags of the operands, never what they point to.
   virtual std::size_t workspace_bytes(const eq_operands&) const = 0;
+  // The same for `launch_slots`, of ranges of at most so many slots.
+  virtual std::size_t slots_workspace_bytes(const eq_operands&, int64_t slots) const;
 };
 
 // A kernel from the bytes of its shared library.

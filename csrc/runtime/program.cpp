@@ -328,20 +328,16 @@ std::size_t Program::workspace_bytes(Backend backend, Scalar scalar, Direction d
   return kernel(backend, scalar, direction, device).workspace_bytes(operands);
 }
 
-void Program::launch(Backend backend, Scalar scalar, Direction direction, const eq_operands& operands, int device,
-                     void* stream) const {
-  kernel(backend, scalar, direction, device).launch(operands, stream);
-}
-
-void Program::launch_shared(Backend backend, Scalar scalar, Direction direction, const eq_operands& operands,
-                            const int32_t* shared, int device, void* stream) const {
-  kernel(backend, scalar, direction, device).launch_shared(operands, shared, stream);
-}
-
 void Kernel::launch_shared(const eq_operands&, const int32_t*, void*) const {
   throw std::invalid_argument(
       "payload: expected kernels for rows of weights that edges share, got kernels without. Make the module again, or "
       "give every edge weights of its own.");
+}
+void Kernel::launch_slots(const eq_operands& operands, const int32_t* shared, const SlotRange&, void* stream) const {
+  Kernel::launch_shared(operands, shared, stream);  // throws
+}
+std::size_t Kernel::slots_workspace_bytes(const eq_operands& operands, int64_t) const {
+  return workspace_bytes(operands);
 }
 
 }  // namespace eqaccel

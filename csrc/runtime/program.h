@@ -131,14 +131,6 @@ class Program {
   // Bytes of scratch that a launch with these operands needs (sizes and flags are read, pointers are not). Device -1 is
   // the current device of the calling thread.
   std::size_t workspace_bytes(Backend, Scalar, Direction, const eq_operands&, int device = -1) const;
-  // `stream` is a cudaStream_t or hipStream_t; ignored on the CPU. Does not synchronise.
-  void launch(Backend, Scalar, Direction, const eq_operands&, int device, void* stream) const;
-  // Where edges share rows of weights. For a tensor product `shared` holds the row of w of each edge, and the gradient of
-  // w has a row for each edge; on a GPU slots have to be edges. For a matrix product, on a CPU, it holds two rows of x for
-  // each row of z, whose sum is multiplied, the second -1 for none. Throws std::invalid_argument for other kernels, and
-  // for those of older files.
-  void launch_shared(Backend, Scalar, Direction, const eq_operands&, const int32_t* shared, int device,
-                     void* stream) const;
 
  private:
   struct Tools;

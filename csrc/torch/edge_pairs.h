@@ -11,6 +11,15 @@ struct EdgePairs {
   int64_t key;
 };
 
+// A product of matrices by eqaccel::matrix_product.
+struct Product {
+  Tensor payload;
+  int64_t key;
+};
+
+// Whether eqaccel::matrix_product_shared has a kernel for sums of rows of `a`, which is faster than to add them before.
+bool adds_rows(const Product&, const Tensor& a);
+
 // eqaccel::edge_pairs: on a CPU, of any graph whose nodes all send and receive.
 EdgePairs find_pairs(const Tensor& vectors, const Tensor& graph, int64_t num_nodes);
 

@@ -270,38 +270,6 @@ std::vector<Tensor> pair_ranges(const Tensor& graph, const Tensor& row, const Te
   return results;
 }
 
-// Neither waits for the device nor forbids graph capture.
-std::vector<Tensor> slot_ranges(const Tensor& graph, int64_t nodes, int64_t size) {
-  constexpr const char* op = "eqaccel::slot_ranges";
-  const int64_t all = (graph.numel() - packed_length(nodes, nodes, int64_t{0})) / 3;
-  check_packed(op, graph, {nodes, nodes, all});
-  TORCH_CHECK(size > 0, op, ": argument 'size' must be positive, got ", size, ".");
-  const int64_t count = (all + size - 1) / size;
-  if (count == 0) return {};
-  const auto options = graph.options();
-  const auto parts = graph.split_with_sizes({2, nodes + 1, all, all, nodes + 1, all});
-  const Tensor &row_ptr = parts[1], &sender = parts[3];
-  const Tensor t_slot = parts[5].clamp(0, all - 1);  // anything where edges found no room
-  const Tensor keys = t_slot.div(size, "floor").to(count < 256 ? at::kByte : at::kInt);
-  const Tensor t_order = t_slot.index_select(0, order_of(keys)), begins = at::arange(count + 1, options).mul(size);
-  const Tensor row_ptrs = row_ptr.sub(begins.narrow(0, 0, count).unsqueeze(1)).clamp(0, size);
-  // Edges beyond the last are between nodes that have no others, and come after all others of a range.
-  const Tensor t_row_ptrs = rows_of_ranges(t_order.div(size, "floor"), sender.index_select(0, t_order), begins,
-                                           at::arange(nodes + 1, options), nodes)
-                                .minimum(row_ptrs.narrow(1, nodes, 1));
-  const Tensor numbers = at::arange(std::min(size, all), options), by_sender = t_order.remainder(size);
-  const Tensor head = at::full({2}, nodes, options);
-  std::vector<Tensor> results;
-  for (int64_t n = 0; n < count; ++n) {
-    const int64_t begin = n * size, own_edges = std::min(size, all - begin);
-    const auto own = [&](const Tensor& values) { return values.narrow(0, begin, own_edges); };
-    results.push_back(
-        at::cat({head, row_ptrs[n], numbers.narrow(0, 0, own_edges), own(sender), t_row_ptrs[n], own(by_sender)}));
-    note_nodes(results.back(), nodes, nodes);
-  }
-  return results;
-}
-
 Tensor graph_meta(const Tensor& receiver, const Tensor& sender, c10::SymInt num_receivers, c10::SymInt num_senders) {
   return at::empty_symint({packed_length(num_receivers, num_senders, receiver.sym_numel())},
                           receiver.options().dtype(at::kInt));
@@ -311,13 +279,11 @@ TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {
   library.impl("graph", graph_cpu);
   library.impl("graph_rows", graph_rows);
   library.impl("pair_ranges", pair_ranges);
-  library.impl("slot_ranges", slot_ranges);
 }
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
   library.impl("graph", graph_cuda);
   library.impl("graph_rows", graph_rows);
   library.impl("pair_ranges", pair_ranges);
-  library.impl("slot_ranges", slot_ranges);
 }
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("graph", graph_meta); }
 

@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "host_memory.h"
+#include "kernel.h"
 #include "operators.h"
 
 namespace eqaccel::ops {
@@ -46,19 +47,26 @@ class KernelCall {
     return held_.back().const_data_ptr();
   }
 
-  // `shared`: where edges share rows of weights, see Program::launch_shared.
+  // `shared`: where edges share rows of weights, see Kernel::launch_shared.
   void run(Direction direction, const int32_t* shared = nullptr) {
-    const auto backend = backend_of(like_.device());
-    const Scalar scalar = scalar_of(like_.scalar_type());
-    const int device = std::max<int>(like_.device().index(), 0);
     translating_errors([&] {
-      const auto bytes = static_cast<int64_t>(program_->workspace_bytes(backend, scalar, direction, ops_, device));
-      const Tensor workspace = empty_kept({bytes}, like_.options().dtype(at::kByte));
-      ops_.workspace = workspace.mutable_data_ptr();
+      const Kernel& kernel = this->kernel(direction);
+      const Tensor workspace = workspace_of(kernel.workspace_bytes(ops_));
       void* const stream = current_stream(like_.device());
-      if (shared) program_->launch_shared(backend, scalar, direction, ops_, shared, device, stream);
-      else program_->launch(backend, scalar, direction, ops_, device, stream);
+      if (shared) kernel.launch_shared(ops_, shared, stream);
+      else kernel.launch(ops_, stream);
     });
+  }
+
+  const Kernel& kernel(Direction direction) const {
+    const int device = std::max<int>(like_.device().index(), 0);
+    return program_->kernel(backend_of(like_.device()), scalar_of(like_.scalar_type()), direction, device);
+  }
+  // Scratch of the operands, to be held until the work is queued.
+  Tensor workspace_of(std::size_t bytes) {
+    const Tensor workspace = empty_kept({static_cast<int64_t>(bytes)}, like_.options().dtype(at::kByte));
+    ops_.workspace = workspace.mutable_data_ptr();
+    return workspace;
   }
 
   const char* op_;

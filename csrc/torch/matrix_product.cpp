@@ -15,6 +15,7 @@
 
 #include "device.h"
 #include "differentiate.h"
+#include "edge_pairs.h"
 #include "kernel_call.h"
 #include "operators.h"
 #include "silu.h"
@@ -22,26 +23,22 @@
 namespace eqaccel::ops {
 namespace {
 
+constexpr const char* op_name = "eqaccel::matrix_product";
 constexpr const char* shared_name = "eqaccel::matrix_product_shared";
 
-struct Source {
-  Tensor payload;
-  int64_t key;
-};
-
-Tensor call(const Source& s, const Tensor& a, const Tensor& b) {
+Tensor call(const Product& s, const Tensor& a, const Tensor& b) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
   static const auto op = find_operator<Signature>("eqaccel::matrix_product");
   return op.call(s.payload, s.key, a, b);
 }
 
 void check(const Tensor& a, const Tensor& b) {
-  constexpr const char* op = "eqaccel::matrix_product";
-  TORCH_CHECK(a.dim() == 2, op, ": argument 'a' must have shape (rows, terms), got ", a.sym_sizes(),
+  TORCH_CHECK(a.dim() == 2, op_name, ": argument 'a' must have shape (rows, terms), got ", a.sym_sizes(),
               ". Flatten leading dimensions with .flatten(0, -2).");
-  TORCH_CHECK(b.dim() == 2 && b.sym_size(0) == a.sym_size(1), op, ": argument 'b' must have shape (terms, columns) = (",
-              a.sym_size(1), ", columns), got ", b.sym_sizes(), ". Check the columns of 'a' and the rows of 'b'.");
-  TORCH_CHECK(b.device() == a.device() && b.scalar_type() == a.scalar_type(), op, ": argument 'b' must be ",
+  TORCH_CHECK(b.dim() == 2 && b.sym_size(0) == a.sym_size(1), op_name,
+              ": argument 'b' must have shape (terms, columns) = (", a.sym_size(1), ", columns), got ", b.sym_sizes(),
+              ". Check the columns of 'a' and the rows of 'b'.");
+  TORCH_CHECK(b.device() == a.device() && b.scalar_type() == a.scalar_type(), op_name, ": argument 'b' must be ",
               a.scalar_type(), " on ", a.device(), ", like 'a', got ", b.scalar_type(), " on ", b.device(),
               ". Convert it with .to(a).");
 }
@@ -61,10 +58,12 @@ void check_summands(const Tensor& a, const Tensor& summands) {
               ". Pass the edges of eqaccel::edge_pairs.");
 }
 
+bool may_multiply(const Tensor& a) { return a.scalar_type() == at::kFloat && backend_of(a.device()) == Backend::cuda; }
+
 // What has no value where no kernel takes the operands. `summands`: contiguous; undefined if rows are not added.
 std::optional<Tensor> by_kernel(const char* op, const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b,
                                 const Tensor& summands) {
-  if (a.scalar_type() != at::kFloat || backend_of(a.device()) != Backend::cuda) return std::nullopt;
+  if (!may_multiply(a)) return std::nullopt;
   const bool adds = summands.defined();
   const auto program = program_of(op, payload, key);
   const auto arch = translating_errors([&] { return kernel_arch(*program, a.device()); });
@@ -93,7 +92,7 @@ std::optional<Tensor> by_kernel(const char* op, const Tensor& payload, int64_t k
 
 Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
   check(a, b);
-  const std::optional<Tensor> c = by_kernel("eqaccel::matrix_product", payload, key, a, b, {});
+  const std::optional<Tensor> c = by_kernel(op_name, payload, key, a, b, {});
   return c ? *c : at::mm(a, b);
 }
 
@@ -141,7 +140,7 @@ Tensor on_cpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   check(a, b);
   const bool has_scalar = a.scalar_type() == at::kFloat || a.scalar_type() == at::kDouble;
   if (!has_scalar || a.numel() == 0 || b.numel() == 0) return at::mm(a, b);
-  return HostProduct("eqaccel::matrix_product", payload, key, a, b, a.size(0)).launch();
+  return HostProduct(op_name, payload, key, a, b, a.size(0)).launch();
 }
 
 Tensor on_cpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& summands) {
@@ -217,13 +216,13 @@ struct KeptOperand {
 };
 
 // Bilinear.
-struct Product {
+struct Multiplication {
   static constexpr bool is_traceable = false;
 
   static constexpr auto compute = call;
 
   // Each operand is for the gradient of the other.
-  static void save(AutogradContext& context, const Source& s, const variable_list& operands) {
+  static void save(AutogradContext& context, const Product& s, const variable_list& operands) {
     variable_list saved{operands[1], s.payload};
     if (operands[1].requires_grad()) KeptOperand::save(context, operands[0], saved);
     context.save_for_backward(std::move(saved));
@@ -233,7 +232,7 @@ struct Product {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
     const Tensor &b = saved[0], &g = gradients[0];
-    const Source s{saved[1], context->saved_data["key"].toInt()};
+    const Product s{saved[1], context->saved_data["key"].toInt()};
     variable_list results(2);
     if (context->needs_input_grad(0)) results[0] = call(s, g, b.t());
     if (!context->needs_input_grad(1)) return results;
@@ -244,7 +243,7 @@ struct Product {
     return results;
   }
 
-  static variable_list tangents(const Source& s, const variable_list& v, const variable_list& along) {
+  static variable_list tangents(const Product& s, const variable_list& v, const variable_list& along) {
     variable_list sum(1);
     if (along[0].defined()) add(sum[0], call(s, along[0], v[1]));
     if (along[1].defined()) add(sum[0], call(s, v[0], along[1]));
@@ -253,7 +252,7 @@ struct Product {
 };
 
 Tensor differentiable(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b) {
-  return differentiate<Product>(Source{payload, key}, a, b);
+  return differentiate<Multiplication>(Product{payload, key}, a, b);
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("matrix_product", differentiable); }
@@ -273,4 +272,13 @@ TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("matrix_product
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("matrix_product", under_autocast); }
 
 }  // namespace
+
+bool adds_rows(const Product& product, const Tensor& a) {
+  if (a.is_cpu()) return true;
+  if (!a.is_cuda() || !may_multiply(a)) return false;
+  const auto program = program_of(op_name, product.payload, product.key);
+  const auto arch = translating_errors([&] { return kernel_arch(*program, a.device()); });
+  return arch && MatrixProduct::adds_rows(*program, *arch);
+}
+
 }  // namespace eqaccel::ops

@@ -20,8 +20,6 @@ TORCH_LIBRARY(eqaccel, library) {
   // be room behind the last edge, which the last ranges have.
   library.def("pair_ranges(Tensor graph, Tensor row, Tensor edges, int num_nodes, int size, bool all_reversible) -> "
               "Tensor[]");
-  // Packed indices of `size` slots after the other, of one in which slots are edges; all nodes send and receive in each.
-  library.def("slot_ranges(Tensor graph, int num_nodes, int size) -> Tensor[]");
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
               ") -> Tensor",
               tags);
@@ -43,6 +41,16 @@ TORCH_LIBRARY(eqaccel, library) {
   // summands: (rows, 2) int32; row r of the result is (a[summands[r, 0]] + a[summands[r, 1]]) b. The second is -1 for
   // none, and -2 where the result is zero, for b that is finite.
   library.def("matrix_product_shared(Tensor payload, int key, Tensor a, Tensor b, Tensor summands) -> Tensor");
+  // The same for pairs: `edges` as edge_pairs or neighbor_pairs give them, payload and key of `neighbors`, any on a CPU.
+  // And gradients of x, y and the operand of the product with `matrix` (terms, w_dim) that makes w (pairs, w_dim), without
+  // derivatives, for so many slots at a time, which have to be edges unless they are all.
+  library.def("multiply_pairs(Tensor payload, int key, Tensor product_payload, int product_key, Tensor values, "
+              "Tensor matrix, Tensor edges) -> Tensor");
+  library.def(
+      "shared_convolution_backward(Tensor payload, int key, Tensor product_payload, int product_key, "
+      "Tensor pairs_payload, int pairs_key, Tensor gz, Tensor x, Tensor y, Tensor w, Tensor matrix, Tensor row, "
+      "Tensor edges, Tensor graph, int num_receivers, int z_dim, bool mul_ir, bool deterministic, int slots) -> "
+      "(Tensor gx, Tensor gy, Tensor g_hidden)");
   library.def("edge_pairs(Tensor vectors, Tensor graph, int num_nodes) -> (Tensor row, Tensor edges)");
   // Values of edges (E, columns), once a pair: of the edge that comes first. Sets `differ`, (1,) float64, to one if those
   // of the other edge of any pair are not the same. And the transpose of that. payload: of `neighbors`, any on a CPU.

@@ -114,8 +114,7 @@ class TensorProductCall : public KernelCall {
     return {kept.const_data_ptr(), repeated ? 0 : w_dim};
   }
 
-  // The gradient of each edge's weights; reduce_weights sums it if the edges share them.
-  Tensor new_edge_weights() const { return new_rows(ops_.num_edges, "w_dim"); }
+  // The sum of gradients of each edge's weights, if the edges share them.
   Tensor reduce_weights(const Tensor& per_edge, const Tensor& w) {
     if (!shared_weights_) return per_edge;
     if (!like_.is_cpu()) {
@@ -139,6 +138,10 @@ class TensorProductCall : public KernelCall {
     }
     run(direction_, w_row_);
   }
+
+ protected:
+  const Direction direction_;
+  const int32_t* w_row_ = nullptr;
 
  private:
   // Which row of the weights each edge has.
@@ -211,19 +214,17 @@ class TensorProductCall : public KernelCall {
     ops_.t_slot = parts.t_slot;
   }
 
-  const Direction direction_;
   Tensor edge_;
   bool shared_weights_ = false;
-  const int32_t* w_row_ = nullptr;
 };
 
 // A call for derivatives, of which the gradients of x, y and w are always some.
 class GradientCall : public TensorProductCall {
  public:
   GradientCall(const char* op, Direction direction, const TensorProductProblem& problem, const Tensor& gz,
-               const Tensor& x, const Tensor& y, const Tensor& w, const Tensor& w_row = {})
+               const Tensor& x, const Tensor& y, const Tensor& w, const Tensor& w_row = {}, int64_t slots = all)
       : TensorProductCall(op, direction, problem, x, y, w, w_row), gx(new_rows(ops_.num_senders, "x_dim")),
-        gy(new_rows(ops_.num_edges, "y_dim")), gw(new_edge_weights()) {
+        gy(new_rows(ops_.num_edges, "y_dim")), gw(new_rows(std::min(slots, ops_.num_edges), "w_dim")) {
     if (!problem.deterministic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
     ops_.gz = receivers("gz", gz);
     ops_.gx = gx.mutable_data_ptr();
@@ -231,7 +232,22 @@ class GradientCall : public TensorProductCall {
     ops_.gw = gw.mutable_data_ptr();
   }
 
+  // Runs the kernel on some slots after the other, on a GPU, where it fills `gw` for these alone.
+  void launch_slots(int64_t slots, const std::function<void(int64_t first, const Tensor& gw)>& take) {
+    const Kernel& kernel = translating_errors([&]() -> const Kernel& { return this->kernel(direction_); });
+    const Tensor workspace = workspace_of(kernel.slots_workspace_bytes(ops_, slots));
+    for (int64_t first = 0; first < ops_.num_edges; first += slots) {
+      const int64_t last = std::min(first + slots, ops_.num_edges);
+      translating_errors(
+          [&] { kernel.launch_slots(ops_, w_row_, {first, last, slots}, current_stream(like_.device())); });
+      take(first, gw.narrow(0, 0, last - first));
+    }
+  }
+
   const Tensor gx, gy, gw;
+
+ private:
+  static constexpr int64_t all = std::numeric_limits<int64_t>::max();
 };
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
@@ -291,6 +307,35 @@ TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key,
   return {ggz, call.gx, call.gy, call.reduce_weights(call.gw, w)};
 }
 
+// The packed index of some slots of a graph, whose slots have to be its edges, on a CPU.
+Tensor slots_of(const char* op, const Tensor& graph, const GraphSize& size, int64_t first, int64_t count) {
+  const Tensor kept = graph.contiguous();
+  check_packed(op, kept, size);
+  const PackedParts<const int32_t*> from(kept.const_data_ptr<int32_t>(), size);
+  for (int64_t slot = first; slot < first + count; ++slot)
+    TORCH_CHECK(from.edge[slot] == slot, op,
+                ": argument 'graph' must have edges that are in the order of slots, got edge ", from.edge[slot],
+                " in slot ", slot, ". Sort the edges, or take all slots at once.");
+  const GraphSize own{size.receivers, size.senders, count};
+  const Tensor result = at::empty({packed_length(own.receivers, own.senders, own.edges)}, kept.options());
+  int32_t* packed = result.mutable_data_ptr<int32_t>();
+  packed[0] = static_cast<int32_t>(own.receivers);
+  packed[1] = static_cast<int32_t>(own.senders);
+  const PackedParts<int32_t*> to(packed, own);
+  const auto local = [&](int64_t slot) { return static_cast<int32_t>(std::clamp(slot - first, int64_t(0), count)); };
+  for (int64_t n = 0; n <= own.receivers; ++n) to.row_ptr[n] = local(from.row_ptr[n]);
+  for (int64_t n = 0; n < count; ++n) to.edge[n] = static_cast<int32_t>(n);
+  std::copy_n(from.sender + first, count, to.sender);
+  int32_t entries = 0;
+  for (int64_t n = 0; n < own.senders; ++n) {
+    to.t_row_ptr[n] = entries;
+    for (int32_t t = from.t_row_ptr[n]; t < from.t_row_ptr[n + 1]; ++t)
+      if (from.t_slot[t] >= first && from.t_slot[t] < first + count) to.t_slot[entries++] = local(from.t_slot[t]);
+  }
+  to.t_row_ptr[own.senders] = entries;
+  return result;
+}
+
 // Shapes without data, for fake tensors (compile, export, make_fx).
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                      c10::SymInt receivers, int64_t z_dim, bool, bool) {
@@ -336,4 +381,30 @@ TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("tensor_product
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("tensor_product", forward_autocast); }
 
 }  // namespace
+
+std::tuple<Tensor, Tensor> tensor_product_shared_backward(
+    const TensorProductProblem& p, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
+    const Tensor& w_row, int64_t slots, const std::function<void(int64_t first, const Tensor& gw)>& take) {
+  constexpr const char* op = "eqaccel::shared_convolution_backward";
+  TORCH_CHECK(slots > 0, op, ": argument 'slots' must be positive, got ", slots, ".");
+  if (!x.is_cpu()) {
+    GradientCall call(op, Direction::backward, p, gz, x, y, w, w_row, slots);
+    call.launch_slots(slots, take);
+    return {call.gx, call.gy};
+  }
+  const Tensor gx = at::zeros_like(x), gy = at::empty_like(y);
+  for (int64_t first = 0, edges = y.size(0); first < edges; first += slots) {
+    const int64_t count = std::min(slots, edges - first);
+    const auto of = [&](const Tensor& rows) { return rows.narrow(0, first, count); };
+    TensorProductProblem own = p;
+    own.graph = slots_of(op, p.graph, {p.receivers.expect_int(), x.size(0), edges}, first, count);
+    GradientCall call(op, Direction::backward, own, gz, x, of(y), w, of(w_row));
+    call.launch({call.gx, call.gy, call.gw});
+    gx.add_(call.gx);
+    of(gy).copy_(call.gy);
+    take(first, call.gw);
+  }
+  return {gx, gy};
+}
+
 }  // namespace eqaccel::ops

@@ -1,5 +1,6 @@
 // eqaccel::tensor_product and its derivatives as C++ calls through torch's dispatcher.
 #pragma once
+#include <functional>
 #include <tuple>
 
 #include "operators.h"
@@ -29,5 +30,10 @@ TensorProductGradients tensor_product_backward(const TensorProductProblem&, cons
 TensorProductSecondGradients tensor_product_double_backward(const TensorProductProblem&, const Tensor& gz,
                                                             const Tensor& x, const Tensor& y, const Tensor& w,
                                                             const Tensor& a, const Tensor& b, const Tensor& c);
+// Gradients with respect to x and y where edges share rows of weights, in a graph whose slots are edges, for so many slots
+// at a time: `take` gets the gradients of the weights of the edges from `first` on, in memory that the next ones take.
+std::tuple<Tensor, Tensor> tensor_product_shared_backward(
+    const TensorProductProblem&, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
+    const Tensor& w_row, int64_t slots, const std::function<void(int64_t first, const Tensor& gw)>& take);
 
 }  // namespace eqaccel::ops

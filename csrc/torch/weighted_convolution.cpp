@@ -15,28 +15,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// A product of matrices by eqaccel::matrix_product.
-struct Product {
-  Tensor payload;
-  int64_t key;
-
-  Tensor operator()(const Tensor& a, const Tensor& b) const {
-    using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
-    static const auto op = find_operator<Signature>("eqaccel::matrix_product");
-    return op.call(payload, key, a, b);
-  }
-};
-
-// The sum of the values of the edges of a pair, times a matrix; zeros beyond the last pair.
-Tensor multiply(const EdgePairs& pairs, const Product& product, const Tensor& values, const Tensor& matrix) {
-  if (values.is_cpu()) {
-    using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&);
-    static const auto op = find_operator<Signature>("eqaccel::matrix_product_shared");
-    return op.call(product.payload, product.key, values, matrix, pairs.edges);
-  }
+Tensor multiply(const Product& product, const Tensor& a, const Tensor& b) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
-  static const auto add = find_operator<Signature>("eqaccel::add_pairs");
-  return add.call(pairs.payload, pairs.key, product(values, matrix), pairs.edges);  // it multiplies as fast as it reads
+  static const auto op = find_operator<Signature>("eqaccel::matrix_product");
+  return op.call(product.payload, product.key, a, b);
 }
 
 // Between the two, gradients have a row for each edge, and weights have not. Differentiated once, and not by `matrix`.
@@ -48,7 +30,7 @@ class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
     using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                              const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared");
-    const Tensor weights = product(hidden, matrix);
+    const Tensor weights = multiply(product, hidden, matrix);
     context->save_for_backward(
         {x, y, weights, matrix, p.payload, p.graph, product.payload, pairs.row, pairs.edges, pairs.payload});
     context->saved_data["keys"] = std::vector<int64_t>{p.key, product.key, pairs.key};
@@ -61,19 +43,20 @@ class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    using Signature = TensorProductGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
-                                             const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool, bool);
-    static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared_backward");
+    using Signature =
+        TensorProductGradients(const Tensor&, int64_t, const Tensor&, int64_t, const Tensor&, int64_t, const Tensor&,
+                               const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                               const Tensor&, int64_t, int64_t, bool, bool, int64_t);
+    static const auto op = find_operator<Signature>("eqaccel::shared_convolution_backward");
     TORCH_CHECK(!at::GradMode::is_enabled(),
                 "eqaccel::weighted_convolution: weights of pairs are differentiated once, not twice.");
     const variable_list v = context->get_saved_variables();
     auto& data = context->saved_data;
     const std::vector<int64_t> keys = data["keys"].toIntVector();
-    const EdgePairs pairs{v[7], v[8], {}, v[9], keys[2]};
-    const auto [gx, gy, gw] =
-        op.call(v[4], keys[0], gradients[0].contiguous(), v[0], v[1], v[2], pairs.row, v[5], data["receivers"].toInt(),
-                data["z_dim"].toInt(), data["mul_ir"].toBool(), data["deterministic"].toBool());
-    const Tensor of_hidden = multiply(pairs, {v[6], keys[1]}, gw, v[3].t());
+    const auto [gx, gy, of_hidden] =
+        op.call(v[4], keys[0], v[6], keys[1], v[9], keys[2], gradients[0].contiguous(), v[0], v[1], v[2], v[3], v[7],
+                v[8], v[5], data["receivers"].toInt(), data["z_dim"].toInt(), data["mul_ir"].toBool(),
+                data["deterministic"].toBool(), /*slots=*/v[1].size(0));
     return {Tensor(), Tensor(), Tensor(), gx, gy, of_hidden, Tensor()};
   }
 };
@@ -100,11 +83,11 @@ Tensor weighted_convolution(const Tensor& payload, int64_t key, const Tensor& pr
   const Product product{product_payload, product_key};
   const GivenGraph* const given = GivenGraph::current();
   const EdgePairs* const pairs = given ? given->pairs_of(hidden.size(0), y.size(0)) : nullptr;
-  if (pairs == nullptr) return tensor_product(problem, x, y, product(hidden, matrix));
+  if (pairs == nullptr) return tensor_product(problem, x, y, multiply(product, hidden, matrix));
   if (given->is_index(graph)) return SharedConvolution::apply(problem, product, *pairs, x, y, hidden, matrix);
   // Values were shared by the edges that are given, and this layer has as many others. Where there is room for more edges
   // than there are, gradients are wrong, and the step evaluates once more.
-  return tensor_product(problem, x, y, product(hidden.index_select(0, pairs->row), matrix));
+  return tensor_product(problem, x, y, multiply(product, hidden.index_select(0, pairs->row), matrix));
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, CompositeImplicitAutograd, library) {

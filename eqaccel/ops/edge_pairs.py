@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eqaccel.ops.library import call_operator, load_library
-from eqaccel.ops.matrix_product import MatrixProduct, adds_rows
+from eqaccel.ops.matrix_product import MatrixProduct
 
 if TYPE_CHECKING:  # that file needs this one
     from eqaccel.ops.neighbors import Neighbors
@@ -66,6 +66,11 @@ class EdgePairs:
             for number, (slots, row, edges, part) in enumerate(zip(*[iter(found)] * 4, strict=True))
         ]
 
+    @property
+    def source(self) -> tuple[Tensor, int]:
+        """Payload and key of the kernels of `search`; any where operators need none."""
+        return (self.row, 0) if self.search is None else (self.search.payload, self.search.key)
+
     def rows_of(self, values: Tensor, differ: Tensor) -> Tensor:
         """Values of edges, once a pair: those of the first edge, which are good for both if they are the same.
 
@@ -83,25 +88,9 @@ class EdgePairs:
         Raises:
             OperandError: If an operand does not fit.
         """
-        source = (self.row, 0) if self.search is None else (self.search.payload, self.search.key)
-        arguments = (*source, values, self.row, self.edges, differ)
+        arguments = (*self.source, values, self.row, self.edges, differ)
         rows: Tensor = call_operator(torch.ops.eqaccel.take_pairs, *arguments)
         return rows
-
-    def add(self, values: Tensor) -> Tensor:
-        """The sum of the values of the edges of a pair; zeros beyond the last pair.
-
-        Args:
-            values: (num_edges, columns).
-
-        Returns:
-            (num_pairs, columns).
-        """
-        if self.search is not None:
-            return self.search.add_pairs(values, self)
-        first, second = self.edges.unbind(1)
-        rest = values.index_select(0, second.clamp(min=0))
-        return values.index_select(0, first) + rest.masked_fill_(second.unsqueeze(1) < 0, 0.0)
 
     def multiply(self, product: MatrixProduct, values: Tensor, matrix: Tensor) -> Tensor:
         """The sum of the values of the edges of a pair, times a matrix; zeros beyond the last pair.
@@ -114,10 +103,8 @@ class EdgePairs:
         Returns:
             (num_pairs, columns).
         """
-        if self.search is not None and not adds_rows(values.device, values.dtype, product.spec):
-            return self.add(product(values, matrix))
-        result: Tensor = torch.ops.eqaccel.matrix_product_shared(
-            product.payload, product.key, values, matrix, self.edges
+        result: Tensor = torch.ops.eqaccel.multiply_pairs(
+            *self.source, product.payload, product.key, values, matrix, self.edges
         )
         return result
 

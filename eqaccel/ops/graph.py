@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eqaccel.errors import GraphError
 from eqaccel.ops.library import load_library, translate
-from eqaccel.ops.portions import Portions
+from eqaccel.ops.portions import KeptWeights, Portions
 
 if TYPE_CHECKING:  # that file needs this one
     from eqaccel.ops.edge_pairs import EdgePairs, PairRange
@@ -253,12 +253,14 @@ class GivenEdges:
             are compared there too, by the device, which says in `EdgePairs.differ` what it has found.
         row_ptr: (num_nodes + 1,), first slot of each receiver, or about so: by this, nodes are dealt out to ranges.
         weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
-        pair_bytes: Memory that the weights of pairs of a layer may take, where they are made for a range at a time.
+        pair_bytes: Memory that the weights of pairs of a layer may take, where they are made for a range at a time, and
+            together those that are kept of layers that come in portions.
         gradient_bytes: Memory that gradients of weights of edges may take, where they are made for some at a time.
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
         shared: Filled with the rows that `given_pairs` gave.
+        kept: Weights of pairs, for gradients.
         differ: Filled with noted values that were looked at, and were not the same for an edge and its reverse.
     """
 
@@ -275,10 +277,14 @@ class GivenEdges:
     differ: list[Tensor] = field(default_factory=list)
     pair_bytes: float = math.inf
     gradient_bytes: float = math.inf
+    kept: KeptWeights = field(init=False)
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _computed: dict[Hashable, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
     _pair_ranges: dict[int, list[PairRange]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kept", KeptWeights(self.pair_bytes))
 
     def are(self, receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> bool:
         """Whether these are the edges of a layer."""
@@ -414,7 +420,7 @@ def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor
     if rows is None:
         return None
     given.shared.append(rows)
-    return PairRows(given.pairs, rows, Portions(given.pair_ranges, given.gradient_bytes))
+    return PairRows(given.pairs, rows, Portions(given.pair_ranges, given.gradient_bytes, given.kept))
 
 
 @dataclass(frozen=True)

@@ -64,24 +64,6 @@ class MatrixProduct(KernelModule):
         return f"factors {self.spec.factors}"
 
 
-def adds_rows(device: torch.device, dtype: torch.dtype, spec: MatrixProductSpec) -> bool:
-    """Whether there is a kernel that adds rows while it multiplies, as `matrix_product_shared` does.
-
-    Args:
-        device: The device.
-        dtype: Of the factors.
-        spec: That of the product.
-    """
-    if device.type == "cpu":
-        return True
-    kernel = _kernel(device, dtype, spec)
-    if kernel is None:
-        return False
-    program, arch = kernel
-    entry = program.body("cuda", "float32", "forward", arch)
-    return any(program.number(f"{entry}/{n}/adds_rows") for n in range(program.number(f"{entry}/kernels")))
-
-
 def has_matrix_kernel(device: torch.device, dtype: torch.dtype, spec: MatrixProductSpec | None = None) -> bool:
     """Whether `MatrixProduct` has a kernel of its own for a GPU and a dtype, and torch does not multiply in its place.
 
@@ -90,17 +72,12 @@ def has_matrix_kernel(device: torch.device, dtype: torch.dtype, spec: MatrixProd
         dtype: Of the factors.
         spec: That of the product; by default the default one.
     """
-    return _kernel(device, dtype, MatrixProductSpec() if spec is None else spec) is not None
-
-
-def _kernel(device: torch.device, dtype: torch.dtype, spec: MatrixProductSpec) -> tuple[runtime.Program, str] | None:
-    """The kernels of a spec, and what they are compiled for on a GPU; nothing where torch multiplies."""
+    spec = MatrixProductSpec() if spec is None else spec
     if device.type != "cuda" or torch.version.hip or dtype != torch.float32:
-        return None
+        return False
     if spec.factors is Factors.SPLIT and torch.backends.cuda.matmul.allow_tf32:
-        return None
+        return False
     content, key = MATRIX_PRODUCT.payload(spec)
     major, minor = torch.cuda.get_device_capability(device)
     program = runtime.register_program(key, content)
-    arch = program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}")
-    return None if arch is None else (program, arch)
+    return program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}") is not None

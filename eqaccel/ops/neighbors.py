@@ -109,19 +109,6 @@ class Neighbors(NeighborKernels):
         row, members, differ = call_operator(torch.ops.eqaccel.neighbor_pairs, *arguments)
         return EdgePairs(row, members, differ, self)
 
-    def add_pairs(self, matrix: Tensor, pairs: EdgePairs) -> Tensor:
-        """Sums of the rows that edges and their reverses have, on a GPU.
-
-        Args:
-            matrix: (num_edges, columns).
-            pairs: Of the edges.
-
-        Returns:
-            (num_pairs, columns), zeros beyond the last pair.
-        """
-        sums: Tensor = call_operator(torch.ops.eqaccel.add_pairs, self.payload, self.key, matrix, pairs.edges)
-        return sums
-
     def forces(self, edges: EdgeTensors, gradient: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
         """The forces and virials that the gradient of an energy in the vectors of edges makes.
 

@@ -6,7 +6,7 @@ That is for energies with their first derivatives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gz: Tensor) -> Any:
-        return None, *ctx.layer.gradients(gz, *ctx.saved_tensors)
+        return None, *ctx.layer.gradients(gz.contiguous(), *ctx.saved_tensors)
 
 
 class _ConvolutionInPortions(torch.autograd.Function):
@@ -102,15 +102,13 @@ class _ConvolutionInPortions(torch.autograd.Function):
         hidden = network(inputs)
         ctx.parts = layer, network, layer.ranges(len(hidden))
         ctx.save_for_backward(x, y, inputs, hidden)
-        if ctx.parts[-1]:
-            return layer.convolve_ranges(ctx.parts[-1], x, y, hidden)
-        return layer.convolve(x, y, layer.weights(hidden))
+        return layer.convolve_ranges(ctx.parts[-1], x, y, hidden)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gz: Tensor) -> Any:
         (x, y, inputs, hidden), (layer, network, parts) = ctx.saved_tensors, ctx.parts
-        gx, gy, gh = layer.gradients_in_portions(parts, gz, x, y, hidden)
+        gx, gy, gh = layer.gradients_of_ranges(parts, gz, x, y, hidden)
         leaf = inputs.detach().requires_grad_(True)
         with torch.enable_grad():
             again = network(leaf)
@@ -119,7 +117,7 @@ class _ConvolutionInPortions(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution with the last product of its network, over a graph."""
+    """A convolution with the last product of its network, over a graph; `name` is what its weights are kept by."""
 
     conv: TensorProductConv
     product: MatrixProduct
@@ -127,6 +125,7 @@ class _Layer:
     pairs: EdgePairs
     index: Tensor
     portions: Portions
+    name: object = field(default_factory=object)
 
     def is_one_portion(self, num_pairs: int, num_edges: int) -> bool:
         """Whether weights of so many pairs may be there at a time, and gradients of so many edges."""
@@ -134,11 +133,15 @@ class _Layer:
 
     def ranges(self, num_pairs: int) -> list[PairRange]:
         """The ranges of pairs that weights are made for at a time; none for all at once."""
-        return self.portions.ranges(num_pairs * self.matrix.size(1) * self.matrix.element_size())
+        return self.portions.ranges(num_pairs * self._row_bytes)
 
     def edges_at_a_time(self, num_edges: int) -> int:
         """Of so many edges, those whose weights have gradients at a time."""
-        return self.portions.edges_at_a_time(num_edges, self.matrix.size(1) * self.matrix.element_size())
+        return self.portions.edges_at_a_time(num_edges, self._row_bytes)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.matrix.size(1) * self.matrix.element_size()
 
     def weights(self, hidden: Tensor) -> Tensor:
         """Of pairs, as the convolution keeps them."""
@@ -146,83 +149,74 @@ class _Layer:
 
     def convolve(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """The convolution with weights of all pairs."""
-        arguments = self._arguments(x, y, weights, self.pairs.row, self.index, self.conv.mul_ir)
-        result: Tensor = call_operator(torch.ops.eqaccel.tensor_product_shared, *arguments)
-        return result
+        return self._convolve(self.pairs, self.index, x, y, weights, self.conv.mul_ir)
 
     def gradients(self, gz: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Gradients:
         """All of them at once."""
-        arguments = self._arguments(x, y, weights, self.pairs.row, self.index, self.conv.mul_ir)
-        gx, gy, gw = _backward(gz.contiguous(), *arguments)
-        return gx, gy, self.pairs.multiply(self.product, gw, self.matrix.t())
+        return self._gradients(self.pairs, self.index, gz, x, y, weights, self.conv.mul_ir)
 
     def convolve_ranges(self, parts: list[PairRange], x: Tensor, y: Tensor, hidden: Tensor) -> Tensor:
         """The sum over ranges, in the layout of kernels, so that this is changed once."""
+        if not parts:
+            return self.convolve(x, y, self._made(0, hidden))
         x, z = self._in_kernels(x, self.conv.spec.irreps_in1), None
         for part, own_y in zip(parts, _in_ranges(y, parts), strict=True):
-            weights = self.weights(part.of_pairs(hidden))
-            arguments = self._arguments(x, own_y, weights, part.pairs.row, part.index, False)
-            own = call_operator(torch.ops.eqaccel.tensor_product_shared, *arguments)
+            weights = self._made(part.first, part.of_pairs(hidden))
+            own = self._convolve(part.pairs, part.index, x, own_y, weights, False)
             z = own if z is None else z.add_(own)
-            del weights, arguments, own  # before there are others
+            del weights, own  # before there are others
         assert z is not None
         return to_mul_ir(z, self.conv.spec.irreps_out) if self.conv.mul_ir else z
 
-    def gradients_in_portions(
+    def gradients_of_ranges(
         self, parts: list[PairRange], gz: Tensor, x: Tensor, y: Tensor, hidden: Tensor
     ) -> Gradients:
-        """`gradients`, of which some edges at a time add to that of x, and have rows of their own of the others."""
+        """`gradients`, of which ranges add to that of x, and have rows of their own of the others."""
+        if not parts:
+            weights = self._taken(0, hidden)
+            return self._gradients(self.pairs, self.index, gz.contiguous(), x, y, weights, self.conv.mul_ir)
         x = self._in_kernels(x, self.conv.spec.irreps_in1)
         gz = self._in_kernels(gz.contiguous(), self.conv.spec.irreps_out)
         gx, gh, gy = torch.zeros_like(x), torch.empty_like(hidden), torch.empty_like(y)
-        each = [(part.pairs, part.index, part.of_pairs(hidden), part.of_pairs(gh)) for part in parts]
         own_ys = _in_ranges(y, parts)
         own_gys = gy.split([len(own) for own in own_ys])
-        for part, own_y, own_gy in zip(each or [(self.pairs, self.index, hidden, gh)], own_ys, own_gys, strict=True):
-            self._add_gradients(*part, gz, x, own_y, gx, own_gy)
-        gy = torch.empty_like(gy).index_copy_(0, _order(parts), gy) if parts else gy
+        # The weights of the last range are those that are there still.
+        for part, own_y, own_gy in reversed(list(zip(parts, own_ys, own_gys, strict=True))):
+            weights = self._taken(part.first, part.of_pairs(hidden))
+            own = self._gradients(part.pairs, part.index, gz, x, own_y, weights, False)
+            for whole, added in zip((own_gy, part.of_pairs(gh)), own[1:], strict=True):
+                whole.copy_(added)
+            gx.add_(own[0])
+            del weights, own, added  # before there are others
+        gy = torch.empty_like(gy).index_copy_(0, _order(parts), gy)
         return to_mul_ir(gx, self.conv.spec.irreps_in1) if self.conv.mul_ir else gx, gy, gh
 
-    def _add_gradients(
-        self,
-        pairs: EdgePairs,
-        index: Tensor,
-        hidden: Tensor,
-        gh: Tensor,
-        gz: Tensor,
-        x: Tensor,
-        y: Tensor,
-        gx: Tensor,
-        gy: Tensor,
-    ) -> None:
-        """Adds the gradient of x of some pairs, and writes those of their edges and of `hidden`."""
-        weights, of_edges = self.weights(hidden), hidden.new_empty(len(y), hidden.size(1))
-        size = self.edges_at_a_time(len(y))
-        indices = torch.ops.eqaccel.slot_ranges(index, len(x), size) if size < len(y) else [index]
-        for number, own_index in enumerate(indices):
-            edges = slice(number * size, (number + 1) * size)
-            arguments = self._arguments(x, y[edges], weights, pairs.row[edges], own_index, False)
-            add_x, gy[edges], gw = _backward(gz, *arguments)
-            gx.add_(add_x)
-            of_edges[edges] = self.product(gw, self.matrix.t())
-            del add_x, gw  # before there are others
-        gh.copy_(pairs.add(of_edges))
+    def _made(self, first: int, hidden: Tensor) -> Tensor:
+        return self.portions.kept.made((self.name, first), lambda: self.weights(hidden), len(hidden) * self._row_bytes)
+
+    def _taken(self, first: int, hidden: Tensor) -> Tensor:
+        return self.portions.kept.taken((self.name, first), lambda: self.weights(hidden), len(hidden) * self._row_bytes)
 
     def _in_kernels(self, rows: Tensor, irreps: Irreps) -> Tensor:
         """Rows in the layout that kernels have."""
         return to_ir_mul(rows, irreps) if self.conv.mul_ir else rows
 
-    def _arguments(
-        self, x: Tensor, y: Tensor, weights: Tensor, row: Tensor, index: Tensor, mul_ir: bool
-    ) -> tuple[Any, ...]:
+    def _convolve(self, pairs: EdgePairs, index: Tensor, x: Tensor, y: Tensor, weights: Tensor, mul_ir: bool) -> Tensor:
         conv = self.conv
-        rest = row, index, x.size(0), conv.z_dim, mul_ir, conv.deterministic
-        return conv.payload, conv.key, x, y, weights, *rest
+        rest = pairs.row, index, x.size(0), conv.z_dim, mul_ir, conv.deterministic
+        z: Tensor = call_operator(torch.ops.eqaccel.tensor_product_shared, conv.payload, conv.key, x, y, weights, *rest)
+        return z
 
-
-def _backward(gz: Tensor, payload: Tensor, key: int, *operands: Any) -> Gradients:
-    gx, gy, gw = torch.ops.eqaccel.tensor_product_shared_backward(payload, key, gz, *operands)
-    return gx, gy, gw
+    def _gradients(
+        self, pairs: EdgePairs, index: Tensor, gz: Tensor, x: Tensor, y: Tensor, weights: Tensor, mul_ir: bool
+    ) -> Gradients:
+        conv, product = self.conv, self.product
+        gx, gy, gh = torch.ops.eqaccel.shared_convolution_backward(
+            *(conv.payload, conv.key, product.payload, product.key, *pairs.source, gz, x, y, weights, self.matrix),
+            *(pairs.row, pairs.edges, index, x.size(0), conv.z_dim, mul_ir, conv.deterministic),
+            self.edges_at_a_time(len(y)),
+        )
+        return gx, gy, gh
 
 
 def _order(parts: list[PairRange]) -> Tensor:
@@ -231,9 +225,7 @@ def _order(parts: list[PairRange]) -> Tensor:
 
 
 def _in_ranges(y: Tensor, parts: list[PairRange]) -> list[Tensor]:
-    """The rows of each range; of everything, if there are none."""
-    if not parts:
-        return [y]
+    """The rows of each range."""
     # Written to where they go: torch reads rows of few columns, a block for each, much slower than it writes them.
     order = _order(parts)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

@@ -34,7 +34,12 @@ WEIGHT_SHARE = 1 / 16
 _PAIR_SHARE, _GRADIENT_SHARE = 1 / 4, 1 / 8
 """The same for weights that an edge and its reverse share, and for the gradients of those of edges.
 
-To make them in portions takes half as long again, so it is left to systems that need it."""
+Portions take longer, so they are left to systems that need them."""
+
+_KEPT_SHARE = 7 / 8
+"""Of memory that is asked for, what weights that an edge and its reverse share may take; their gradients have the rest.
+
+Portions of gradients cost little as long as they keep the device busy; weights that find no room are made twice."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
@@ -245,10 +250,10 @@ class Evaluation:
                 raise RuntimeError(f"{name} differ by {error:.3e} where room for edges must not matter")
 
     def memory_of_weights(self) -> tuple[float, float, float]:
-        """What weights of edges, those of pairs and gradients of weights may take, in bytes; see `GivenEdges`."""
+        """What weights of edges, those of pairs and gradients of these may take, in bytes; see `GivenEdges`."""
         if self.weight_bytes is not None or self.device.type == "cpu":
             asked = math.inf if self.weight_bytes is None else self.weight_bytes
-            return asked, asked, asked
+            return asked, asked * _KEPT_SHARE, asked * (1 - _KEPT_SHARE)
         total = torch.cuda.get_device_properties(self.device).total_memory
         return WEIGHT_SHARE * total, _PAIR_SHARE * total, _GRADIENT_SHARE * total
 

@@ -17,11 +17,10 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from eqaccel import MatrixProduct, MatrixProductSpec, families, runtime
 from eqaccel.errors import OperandError, SpecError
-from eqaccel.families.matrix_product import Factors, matrix_payload
+from eqaccel.families.matrix_product import MATRIX_PRODUCT, Factors, matrix_payload
 from eqaccel.families.matrix_product.mma import mma_body
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
 from eqaccel.ops import has_matrix_kernel
-from eqaccel.ops.matrix_product import adds_rows
 from eqaccel.targets import TARGETS
 
 UNIT = 2.0**-24
@@ -202,14 +201,17 @@ def test_sums_of_rows(
 @pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
 def test_kernels_that_add_rows(spec: MatrixProductSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of GPUs those of compute capability 9.0, where no setting makes them smaller ones."""
+    content, key = MATRIX_PRODUCT.payload(spec)
+    program = runtime.register_program(key, content)
     found = {}
-    for capability, kib in itertools.product(((8, 0), (9, 0), (10, 0)), ("227", "163")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, given=capability: given)
+    for capability, kib in itertools.product(("sm_80", "sm_90", "sm_100"), ("227", "163")):
         monkeypatch.setenv("EQACCEL_SHARED_KIB", kib)
-        found[capability, kib] = adds_rows(torch.device("cuda"), torch.float32, spec)
-        assert not adds_rows(torch.device("cuda"), torch.float64, spec)
-    assert [where for where, adds in found.items() if adds] == [((9, 0), "227")]
-    assert adds_rows(torch.device("cpu"), torch.float64, spec)
+        arch = program.compile_arch("cuda", "float32", "forward", capability)
+        if arch is not None:
+            entry = program.body("cuda", "float32", "forward", arch)
+            kernels = [f"{entry}/{n}/adds_rows" for n in range(program.number(f"{entry}/kernels"))]
+            found[capability, kib] = any(map(program.number, kernels))
+    assert [where for where, adds in found.items() if adds] == [("sm_90", "227")]
 
 
 def test_sums_of_rows_have_a_shape(device: torch.device) -> None:

@@ -179,23 +179,6 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
         else:
             assert not bool(row_ptr.any())
 
-    indices = torch.ops.eqaccel.slot_ranges(index, nodes, size)
-    assert len(indices) == -(-room // size)
-    for number, found in enumerate(indices):
-        begin = number * size
-        edges, here = min(size, room - begin), max(0, min(size, count - begin))
-        own = Graph(receiver[begin : begin + here], sender[begin : begin + here], num_atoms, num_atoms)
-        head, row_ptr, edge, senders, t_row_ptr, t_slot = found.split([2, nodes + 1, edges, edges, nodes + 1, edges])
-        assert head.tolist() == [nodes, nodes]
-        assert torch.equal(edge, torch.arange(edges, dtype=torch.int32))
-        for rows, own_rows in ((row_ptr, own.row_ptr), (t_row_ptr, own.t_row_ptr)):
-            assert torch.equal(rows[: num_atoms + 1], own_rows)
-            assert bool((rows[num_atoms:] == here).all())
-        assert torch.equal(senders[:here], own.sender)
-        assert bool((senders[here:] >= num_atoms).all())
-        assert torch.equal(t_slot[:here], own.t_slot)
-        assert torch.equal(t_slot.sort().values, edge)
-
 
 @pytest.mark.parametrize("size", [1, 7, 40, 10_000])
 def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
@@ -226,17 +209,6 @@ def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
             (t_slot, 0, edges),
         ):
             assert bool(((values >= least) & (values < end)).all())
-
-
-@pytest.mark.parametrize("size", [1, 3, 50, 10_000])
-@pytest.mark.parametrize("name", [*CASES, "nothing"])
-def test_ranges_of_slots_are_graphs(name: str, size: int) -> None:
-    num_atoms, (receiver, sender, _) = case_in_slots(name, torch.float64)
-    index = Graph(receiver, sender, num_atoms, num_atoms).index
-    indices = torch.ops.eqaccel.slot_ranges(index, num_atoms, size)
-    parts = zip(receiver.split(size), sender.split(size), strict=True) if len(receiver) else []
-    for found, (receivers, senders) in zip(indices, parts, strict=True):
-        assert torch.equal(found, Graph(receivers, senders, num_atoms, num_atoms).index)
 
 
 SPEC = TensorProductSpec.channelwise("5x0e+5x1o", "1x0e+1x1o", "5x0e+5x1o")
@@ -462,6 +434,15 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(OperandError, match="summands"):
             call_operator(
                 ops.matrix_product_shared, product.payload, product.key, weights, problem.second.t(), summands
+            )
+    arguments = (conv.payload, conv.key, product.payload, product.key, *pairs.source, torch.ones(*rest), problem.x)
+    graph = Graph(problem.receiver.flip(0), problem.sender.flip(0), problem.num_atoms, problem.num_atoms).index
+    for index, slots, message in ((problem.index, 0, "must be positive"), (graph, 3, "in the order of slots")):
+        with pytest.raises(OperandError, match=message):
+            call_operator(
+                ops.shared_convolution_backward,
+                *(*arguments, problem.y, weights, problem.second, pairs.row, pairs.edges, index, *rest, True, True),
+                slots,
             )
     for vectors in (problem.y, torch.zeros(3, 3, dtype=torch.int64), torch.zeros(3, 3)):
         with pytest.raises(OperandError):

@@ -116,7 +116,7 @@ def test_rows_of_pairs_are_added(device: torch.device, dtype: torch.dtype) -> No
         members = torch.cat([members, torch.tensor([[3, -2]], dtype=torch.int32)])
         matrix[3] = torch.nan  # of an edge that is none
         expected.append(torch.zeros_like(matrix[0]))
-        added = search.add_pairs(matrix, EdgePairs(matrix, members.to(device), matrix))
+        added = torch.ops.eqaccel.add_pairs(search.payload, search.key, matrix, members.to(device))
         assert torch.equal(added, torch.stack(expected))
         matrix[3] = 0.0
     pairs = EdgePairs(torch.zeros(9, dtype=torch.int32, device=device), members.to(device), matrix, search)

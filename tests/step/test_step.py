@@ -439,8 +439,9 @@ def test_bad_input(change: dict[str, float], message: str, device: torch.device)
 
 def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "3")
-    assert new_step(device).memory_of_weights() == (3 * 2**20,) * 3
-    assert new_step(device, weight_bytes=7.0).memory_of_weights() == (7.0, 7.0, 7.0)
+    asked, kept, gradients = new_step(device).memory_of_weights()
+    assert asked == kept + gradients == 3 * 2**20
+    assert new_step(device, weight_bytes=8.0).memory_of_weights() == (8.0, 7.0, 1.0)
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "0")
     with pytest.raises(SettingsError, match=r"EQACCEL_WEIGHT_MIB: expected a whole number of MiB, at least 1, got '0'"):
         new_step(device)
