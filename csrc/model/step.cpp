@@ -9,7 +9,10 @@
 #include <cstring>
 #include <limits>
 
+#include "device.h"
 #include "given_graph.h"
+#include "gpu_driver.h"
+#include "settings.h"
 
 namespace eqaccel {
 namespace {
@@ -17,6 +20,7 @@ namespace {
 using at::Tensor;
 
 // As in eqaccel/step/engine.py.
+constexpr double gradient_share = 0.125;  // of memory that is asked for, or there
 constexpr double roundings = 1024, slack = 1.04, candidate_slack = 1.25, roomy = 1.25;
 constexpr int warm_ups = 3;  // kernels compile in the first
 
@@ -28,6 +32,14 @@ constexpr int64_t count_at = 0, nearest_at = 1, differ_at = 2, energies_at = 3; 
 template <class Signature>
 auto operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// What gradients of weights may take at a time.
+double gradient_bytes(c10::Device device) {
+  if (const int64_t asked = settings::weight_bytes()) return static_cast<double>(asked) * gradient_share;
+  if (device.is_cpu()) return std::numeric_limits<double>::infinity();
+  const GpuDriver& driver = GpuDriver::get(backend_of(device));
+  return static_cast<double>(driver.device(device.index()).memory_bytes) * gradient_share;
 }
 
 std::optional<c10::Stream> own_stream(c10::Device device) {
@@ -158,7 +170,7 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
     if (may_share_weights_) find = [&] { return find_pairs(edges); };
-    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find);
+    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, gradient_bytes(setup_.device));
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
     if (given && given->differed()) may_share_ = false;
     if (given && given->values_differed()) may_share_weights_ = false;

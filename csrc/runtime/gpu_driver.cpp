@@ -68,6 +68,7 @@ struct GpuDriver::Table {
   // CUDA only.
   int (*device_name)(char*, int size, int device);
   int (*device_attribute)(int* value, int which, int device);
+  int (*device_memory)(std::size_t* bytes, int device);
   int (*retain_context)(void** context, int device);
   int (*current_context)(void** context);
   int (*current_context_device)(int* device);
@@ -111,6 +112,7 @@ GpuDriver::GpuDriver(Backend backend) : backend_(backend) {
   if (cuda) {
     find("cuDeviceGetName", table->device_name);
     find("cuDeviceGetAttribute", table->device_attribute);
+    find("cuDeviceTotalMem_v2", table->device_memory);
     find("cuDevicePrimaryCtxRetain", table->retain_context);
     find("cuCtxGetCurrent", table->current_context);
     find("cuCtxGetDevice", table->current_context_device);
@@ -169,6 +171,8 @@ DeviceInfo GpuDriver::read_device(int device) const {
     };
     char name[256] = "";
     check(table_->device_name(name, sizeof name, device), "read a device name");
+    std::size_t memory = 0;
+    check(table_->device_memory(&memory, device), "read a device's memory");
     const std::string arch = "sm_" + std::to_string(attribute(cuda_major)) + std::to_string(attribute(cuda_minor));
     return {name,
             arch,
@@ -178,6 +182,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
             attribute(cuda_shared_bytes_per_block),
             attribute(cuda_shared_bytes_per_multiprocessor),
             attribute(cuda_registers_per_multiprocessor),
+            memory,
             attribute(cuda_major) >= 9 && table_->launch_with != nullptr};
   }
   auto properties = std::make_unique<HipProperties>();
@@ -195,6 +200,7 @@ DeviceInfo GpuDriver::read_device(int device) const {
             shared,
             shared,
             properties->registers_per_block,
+            properties->memory_bytes,
             false};
   }
   throw std::runtime_error("hip: the runtime does not tell the architecture of device " + std::to_string(device));

@@ -26,6 +26,7 @@ struct DeviceInfo {
   int shared_bytes_per_block;  // the most a kernel may ask for, opt-in included, or less if a setting says so
   int device_shared_bytes_per_block, shared_bytes_per_multiprocessor;  // whatever settings say
   int registers_per_multiprocessor;
+  std::size_t memory_bytes;
   bool launches_early;  // whether a kernel may begin before the one before it has ended
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace eqaccel {
@@ -19,9 +20,10 @@ bool same(const at::Tensor& given, const at::Tensor& row) {
 
 }  // namespace
 
-GivenGraph::GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs)
+GivenGraph::GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs,
+                       double gradient_bytes)
     : edge_index_(std::move(edge_index)), packed_(std::move(packed)), num_nodes_(num_nodes), compare_(compare),
-      find_pairs_(std::move(find_pairs)), outer_(std::exchange(innermost, this)) {}
+      find_pairs_(std::move(find_pairs)), gradient_bytes_(gradient_bytes), outer_(std::exchange(innermost, this)) {}
 
 GivenGraph::~GivenGraph() { innermost = outer_; }
 
@@ -66,6 +68,13 @@ at::Tensor GivenGraph::shared(const at::Tensor& values) {
   }
   shares_ = true;
   return rows;
+}
+
+int64_t GivenGraph::edges_at_a_time(int64_t bytes) const {
+  const int64_t edges = edge_index_.size(1);
+  const double portions = std::ceil(static_cast<double>(edges * bytes) / gradient_bytes_);
+  const auto count = static_cast<int64_t>(std::clamp<double>(portions, 1, std::max<double>(edges, 1)));
+  return (edges + count - 1) / count;
 }
 
 const ops::EdgePairs* GivenGraph::pairs_of(int64_t rows, int64_t edges) const {

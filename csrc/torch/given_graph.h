@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -27,7 +28,9 @@ class GivenGraph {
 
   // edge_index: (2, num_edges) int64, senders and receivers, in the order of slots; packed: their index (packed_index.h),
   // for nodes that all send and receive. Whether to compare, which waits for a GPU. No function if nothing is shared.
-  GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs = {});
+  // What gradients of the weights of edges that share them may take at a time, in bytes.
+  GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs = {},
+             double gradient_bytes = std::numeric_limits<double>::infinity());
   ~GivenGraph();
   GivenGraph(const GivenGraph&) = delete;
   GivenGraph& operator=(const GivenGraph&) = delete;
@@ -52,6 +55,8 @@ class GivenGraph {
   at::Tensor once_a_pair(const at::Tensor& values);
   // The pairs, if rows of these number so many where there are so many edges.
   const ops::EdgePairs* pairs_of(int64_t rows, int64_t edges) const;
+  // How many edges may have gradients of weights of so many bytes at a time, in equal portions.
+  int64_t edges_at_a_time(int64_t bytes) const;
   bool is_index(const at::Tensor& index) const { return index.is_same(packed_); }
 
  private:
@@ -62,6 +67,7 @@ class GivenGraph {
   int64_t num_nodes_;
   bool compare_, differed_ = false, values_differed_ = false, shares_ = false;
   FindPairs find_pairs_;
+  double gradient_bytes_;
   std::optional<ops::EdgePairs> pairs_;
   // Values that were noted, and once they were asked for their rows, or the values themselves. They are held, so that no
   // others can come to lie at the same address.

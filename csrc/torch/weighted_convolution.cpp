@@ -26,7 +26,7 @@ class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
  public:
   static Tensor forward(AutogradContext* context, const TensorProductProblem& p, const Product& product,
                         const EdgePairs& pairs, const Tensor& x, const Tensor& y, const Tensor& hidden,
-                        const Tensor& matrix) {
+                        const Tensor& matrix, int64_t slots) {
     using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                              const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared");
@@ -38,6 +38,7 @@ class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
     context->saved_data["z_dim"] = p.z_dim;
     context->saved_data["mul_ir"] = p.mul_ir;
     context->saved_data["deterministic"] = p.deterministic;
+    context->saved_data["slots"] = slots;
     return op.call(p.payload, p.key, x, y, weights, pairs.row, p.graph, p.receivers.expect_int(), p.z_dim, p.mul_ir,
                    p.deterministic);
   }
@@ -56,8 +57,8 @@ class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
     const auto [gx, gy, of_hidden] =
         op.call(v[4], keys[0], v[6], keys[1], v[9], keys[2], gradients[0].contiguous(), v[0], v[1], v[2], v[3], v[7],
                 v[8], v[5], data["receivers"].toInt(), data["z_dim"].toInt(), data["mul_ir"].toBool(),
-                data["deterministic"].toBool(), /*slots=*/v[1].size(0));
-    return {Tensor(), Tensor(), Tensor(), gx, gy, of_hidden, Tensor()};
+                data["deterministic"].toBool(), data["slots"].toInt());
+    return {Tensor(), Tensor(), Tensor(), gx, gy, of_hidden, Tensor(), Tensor()};
   }
 };
 
@@ -84,7 +85,10 @@ Tensor weighted_convolution(const Tensor& payload, int64_t key, const Tensor& pr
   const GivenGraph* const given = GivenGraph::current();
   const EdgePairs* const pairs = given ? given->pairs_of(hidden.size(0), y.size(0)) : nullptr;
   if (pairs == nullptr) return tensor_product(problem, x, y, multiply(product, hidden, matrix));
-  if (given->is_index(graph)) return SharedConvolution::apply(problem, product, *pairs, x, y, hidden, matrix);
+  if (given->is_index(graph)) {
+    const int64_t slots = given->edges_at_a_time(matrix.size(1) * matrix.element_size());
+    return SharedConvolution::apply(problem, product, *pairs, x, y, hidden, matrix, slots);
+  }
   // Values were shared by the edges that are given, and this layer has as many others. Where there is room for more edges
   // than there are, gradients are wrong, and the step evaluates once more.
   return tensor_product(problem, x, y, multiply(product, hidden.index_select(0, pairs->row), matrix));

@@ -35,17 +35,18 @@ class OneSided(nn.Module):
 
     Args:
         turned: Whether the convolution is over edges that lead the other way.
+        channels: Of the convolution.
     """
 
-    def __init__(self, turned: bool = False) -> None:
+    def __init__(self, turned: bool = False, channels: int = 4) -> None:
         super().__init__()
-        self.turned = turned
+        self.turned, self.channels = turned, channels
         generator = torch.Generator().manual_seed(0)
         made = {"generator": generator, "dtype": torch.float64}
-        spec = TensorProductSpec.channelwise("4x0e", "1x0e+1x1o", "4x0e+4x1o")
+        spec = TensorProductSpec.channelwise(f"{channels}x0e", "1x0e+1x1o", f"{channels}x0e+{channels}x1o")
         last = LastProduct(torch.tanh, MatrixProduct(), torch.randn(3, spec.weight_numel, **made))
         self.conv, self.search = ToyConvolution(TensorProductConv(spec), last), NeighborKernels()
-        self.register_buffer("embedding", torch.randn(3, 4, **made))
+        self.register_buffer("embedding", torch.randn(3, channels, **made))
 
     def forward(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
@@ -57,7 +58,8 @@ class OneSided(nn.Module):
         rows = torch.tanh(torch.ops.eqaccel.once_a_pair(torch.ops.eqaccel.of_lengths(values)))
         y = torch.cat([torch.ones_like(length), vectors / length], 1)
         z = self.conv(self.embedding[types], y, rows, edge_index.flip(0) if self.turned else edge_index)
-        energies = 0.01 * torch.tanh(z[:num_local, :4]).sum(1) + 0.01 * z[:num_local, 4:].square().sum(1)
+        scalars, vectors_of_atoms = z[:num_local, : self.channels], z[:num_local, self.channels :]
+        energies = 0.01 * torch.tanh(scalars).sum(1) + 0.01 * vectors_of_atoms.square().sum(1)
         gradient = torch.autograd.grad([energies.sum()], [vectors])[0]
         assert gradient is not None
         return energies.detach(), gradient
@@ -78,9 +80,9 @@ def assert_right(frame, atoms: Atoms, model: OneSided) -> None:
     np.testing.assert_allclose(frame.virial / BAR, virial, rtol=0, atol=1e-9 * np.abs(virial).max())
 
 
-def written(folder: Path, turned: bool = False) -> tuple[OneSided, Atoms]:
+def written(folder: Path, turned: bool = False, channels: int = 4) -> tuple[OneSided, Atoms]:
     """A model and atoms of one type, as files too."""
-    model = OneSided(turned).eval()
+    model = OneSided(turned, channels).eval()
     save_model(folder / "toy.pt", model, DESCRIPTION)
     atoms = frame_of("triclinic")
     atoms.arrays["types"] = np.ones(len(atoms), dtype=int)
@@ -95,6 +97,16 @@ def test_rows_are_those_of_edges_in_layers_over_others(device, tmp_path):
     for frame in frames:
         assert_right(frame, atoms, model)
     assert SHARED not in (tmp_path / "log.lammps").read_text()
+
+
+def test_gradients_of_weights_some_edges_at_a_time(device, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "1")  # of which an eighth is for gradients
+    model, atoms = written(tmp_path, channels=64)
+    assert len(neighbor_list("i", atoms, CUTOFF)) * 8 * 2 * 64 > 2**18  # bytes of two paths of 64 channels
+    frames = simulate(tmp_path, f"{NVE}run 3", style=f"eqaccel device {device.type} lists device", stresses=False)
+    for frame in frames:
+        assert_right(frame, atoms, model)
+    assert SHARED in (tmp_path / "log.lammps").read_text()
 
 
 @pytest.mark.parametrize(("lists", "ranks"), [("device", 1), ("host", 1), ("host", 2)])
