@@ -63,6 +63,11 @@ TORCH_LIBRARY(eqaccel, library) {
   // such values, once for an edge and its reverse, or the values as they are. hidden: (E, terms), or of such rows; matrix:
   // (terms, w_dim).
   library.def("of_lengths(Tensor(a) values) -> Tensor(a)", tags);
+  // For who runs such programs: what GivenGraph takes, with `pairs` row, edges, differ and payload, or nothing; it holds on
+  // this thread until it is taken back, last first. What was found: given_graph.h.
+  library.def("give_graph(Tensor edge_index, Tensor graph, int num_nodes, bool compare, Tensor[] pairs, int pairs_key, "
+              "float gradient_bytes) -> int");
+  library.def("take_graph(int number) -> (bool differed, bool values_differed, bool shares)");
   library.def("once_a_pair(Tensor(a) values) -> Tensor(a)", tags);
   library.def(
       "weighted_convolution(Tensor payload, int key, Tensor product_payload, int product_key, Tensor x, Tensor y, "

@@ -16,6 +16,7 @@ from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, NeighborKernels
 from eqaccel.ops.pair_convolution import LastProduct, convolve_pairs
 from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
+from eqaccel.ops.programs import ProgramUse, given_to_programs
 from eqaccel.ops.radial_basis import RadialBasis
 from eqaccel.ops.silu import ScaledSilu
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
@@ -34,6 +35,7 @@ __all__ = [
     "NeighborKernels",
     "Neighbors",
     "Polynomial",
+    "ProgramUse",
     "RadialBasis",
     "ScaledSilu",
     "TensorProduct",
@@ -43,6 +45,7 @@ __all__ = [
     "convolve_pairs",
     "depend_on_lengths",
     "given_edges",
+    "given_to_programs",
     "has_matrix_kernel",
     "library_path",
     "load_library",

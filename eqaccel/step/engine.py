@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from eqaccel import settings
 from eqaccel.errors import StepWarning
-from eqaccel.ops import EdgePairs, EdgeTensors, GivenEdges, Neighbors, given_edges
+from eqaccel.ops import EdgePairs, EdgeTensors, GivenEdges, Neighbors, ProgramUse, given_edges, given_to_programs
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.capture import Capture, Recording
 from eqaccel.step.memory import Memory
@@ -125,6 +126,8 @@ class Evaluation:
         """Why there is no recording yet."""
         self._lengths_decide = True
         """Whether weights were the same for every edge and its reverse so far, where that was looked at."""
+        self._programs_differ = False
+        """Whether a layer of an exported program had other edges, as many as there are."""
 
     def cancel(self) -> None:
         """Waits for what was begun and is not wanted, if anything was."""
@@ -299,8 +302,9 @@ class Evaluation:
             pair_bytes=pair_bytes,
             gradient_bytes=gradient_bytes,
         )
-        results = []
-        with given_edges(given):
+        results, use = [], ProgramUse()
+        programs = nullcontext(use) if self._programs_differ else given_to_programs(given)
+        with given_edges(given), programs as use:
             for potential in self.potentials:
                 energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_nodes, 0)
                 forces, virials = self._search.forces(edges, gradient.contiguous(), num_nodes)
@@ -308,8 +312,12 @@ class Evaluation:
                 if len(memory.cells) == 1:
                     virials = virials.sum(0)
                 results += [energies[:num_atoms], forces[:num_atoms].flatten(), virials.flatten()]
-        self.shares_weights = bool(given.shared)
-        self._lengths_decide = self._lengths_decide and not given.differ
+        if use.differed:
+            self._programs_differ = True
+            if use.shared:
+                return self._apply(edges, check)
+        self.shares_weights = bool(given.shared) or use.shared
+        self._lengths_decide = self._lengths_decide and not (given.differ or use.values_differed)
         counts = [edges.num_edges.double(), memory.zero if pairs is None else pairs.differ]
         if given.excess:
             counts.append(torch.cat(given.excess).double())

@@ -1,0 +1,52 @@
+"""A potential as exported files hold it, whose weights are the same for an edge and its reverse, or are not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from eqaccel import TensorProductSpec
+from eqaccel.ops import LastProduct, MatrixProduct, NeighborKernels, TensorProductConv
+from eqaccel.patches.potential import Convolution
+
+
+class ToyConvolution(Convolution):
+    """As files hold it."""
+
+    def forward(self, x: Tensor, y: Tensor, rows: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convolve(x, y, rows, edge_index[1], edge_index[0])
+
+
+class OneSided(nn.Module):
+    """Weights depend on the type of the sender: an edge and its reverse have the same where all atoms are of one.
+
+    Args:
+        turned: Whether the convolution is over edges that lead the other way.
+        channels: Of the convolution.
+    """
+
+    def __init__(self, turned: bool = False, channels: int = 4) -> None:
+        super().__init__()
+        self.turned, self.channels = turned, channels
+        generator = torch.Generator().manual_seed(0)
+        made = {"generator": generator, "dtype": torch.float64}
+        spec = TensorProductSpec.channelwise(f"{channels}x0e", "1x0e+1x1o", f"{channels}x0e+{channels}x1o")
+        last = LastProduct(torch.tanh, MatrixProduct(), torch.randn(3, spec.weight_numel, **made))
+        self.conv, self.search = ToyConvolution(TensorProductConv(spec), last), NeighborKernels()
+        self.register_buffer("embedding", torch.randn(3, channels, **made))
+
+    def forward(
+        self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
+    ) -> tuple[Tensor, Tensor]:
+        vectors = vectors.detach().requires_grad_()
+        length = vectors.square().sum(1, keepdim=True).sqrt()
+        envelope = (1 - (length / 4.0).square()).clamp(min=0.0).pow(3)
+        values = torch.cat([envelope, envelope * length, envelope / length], 1) * (1.0 + types[edge_index[0]])[:, None]
+        rows = torch.tanh(torch.ops.eqaccel.once_a_pair(torch.ops.eqaccel.of_lengths(values)))
+        y = torch.cat([torch.ones_like(length), vectors / length], 1)
+        z = self.conv(self.embedding[types], y, rows, edge_index.flip(0) if self.turned else edge_index)
+        scalars, vectors_of_atoms = z[:num_local, : self.channels], z[:num_local, self.channels :]
+        energies = 0.01 * torch.tanh(scalars).sum(1) + 0.01 * vectors_of_atoms.square().sum(1)
+        gradient = torch.autograd.grad([energies.sum()], [vectors])[0]
+        assert gradient is not None
+        return energies.detach(), gradient
