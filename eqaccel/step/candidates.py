@@ -1,6 +1,7 @@
 """Pairs of atoms that may be neighbours for some steps: found for a larger cutoff, kept until atoms have moved too far.
 
-The list is made by vesin, which has one for CPUs and for NVIDIA GPUs.
+The list of a structure is made by vesin, which has one for CPUs and for NVIDIA GPUs, but for small structures on a GPU:
+it takes 1.5 ms for each of them, so `AllPairs` makes their lists at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.ops import CandidateTensors
+from eqaccel.step.all_pairs import MOST, AllPairs, count_images
 from eqaccel.step.system import System
 
 
@@ -82,36 +84,35 @@ EXACT = 1 - 1e-9
 """Leaves room for the rounding of distances, in the list and here."""
 
 
-_FEW = 8192
-"""Pairs of a structure that a CPU finds sooner than a GPU is asked."""
+MOST_IMAGES = {"cpu": 0, "cuda": MOST}
+"""Of the pairs of a structure, up to which all are looked at, by device: a CPU has the list of a library sooner."""
 
 
 def _pairs(system: System, reach: float, device: torch.device) -> CandidateTensors:
-    found: dict[torch.device, list[tuple[Tensor, Tensor, Tensor]]] = {device: [], torch.device("cpu"): []}
-    begin = 0
-    for cell, periodic, size in zip(system.completed_cells, system.periodic, system.sizes, strict=True):
-        if size:
-            points = system.positions[begin : begin + size]
-            where = torch.device("cpu") if _expected(size, cell, periodic, reach) < _FEW else device
-            receiver, sender, shift = _list_of(points, cell, periodic, reach, where)
-            found[where].append((receiver + begin, sender + begin, shift))
-        begin += size
-    # Those of one device go to the other together.
-    lists = [[torch.cat(parts).to(device) for parts in zip(*pairs, strict=True)] for pairs in found.values() if pairs]
-    receiver, sender, shift = (torch.cat(parts) for parts in zip(*lists, strict=True))
-    order = _order(receiver, sender, shift)
-    receiver, sender, shift = receiver[order], sender[order], shift[order]
+    receiver, sender, shift = _sorted_pairs(system, reach, device)
     t_order = torch.argsort(sender, stable=True)
-    nodes = torch.arange(begin + 1, device=device)
+    nodes = torch.arange(len(system.positions) + 1, device=device)
     starts = [torch.searchsorted(rows.contiguous(), nodes, out_int32=True) for rows in (receiver, sender[t_order])]
     return CandidateTensors(starts[0], sender.int(), shift.contiguous(), starts[1], t_order.int())
 
 
-def _expected(size: int, cell: NDArray[np.float64], periodic: NDArray[np.bool_], reach: float) -> float:
-    """About how many pairs a structure has, or more."""
-    if not periodic.any():
-        return size**2
-    return size**2 * 4 / 3 * np.pi * reach**3 / abs(float(np.linalg.det(cell)))
+def _sorted_pairs(system: System, reach: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Receivers, senders and shifts of all structures: of the small ones at once, of each other one by itself."""
+    sizes = np.array(system.sizes)
+    is_large = count_images(system, reach) > MOST_IMAGES[device.type]
+    is_small, large = ~is_large & (sizes > 0), np.flatnonzero(is_large)
+    found = [AllPairs(system, reach).find(np.flatnonzero(is_small), device)] if is_small.any() else []
+    ends = np.cumsum(sizes)
+    for number in large:
+        begin, end = int(ends[number] - sizes[number]), int(ends[number])
+        cell, periodic = system.completed_cells[number], system.periodic[number]
+        receiver, sender, shift = _list_of(system.positions[begin:end], cell, periodic, reach, device)
+        found.append((receiver + begin, sender + begin, shift))
+    receiver, sender, shift = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+    if not large.size:
+        return receiver, sender, shift
+    order = _order(receiver, sender, shift)
+    return receiver[order], sender[order], shift[order]
 
 
 def _list_of(

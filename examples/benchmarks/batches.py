@@ -2,6 +2,7 @@
 
 Models have random weights and small forces, and atoms are slow, so that they stay about where they are. A step is
 what its user waits for on average: states stay on the device, and what the host does goes on beside what a GPU does.
+Neighbours are kept in these steps; evaluations that find those of all cells anew are timed by themselves.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
 from eqaccel.benchmarks.timing import Timing, free_memory, limited
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.torch_state import default_dtype, duplicated
+from eqaccel.step import SKIN
 
 TEMPERATURE = 30.0  # kelvin
 TIMESTEP = 0.001  # ps
@@ -113,6 +115,8 @@ def _simulate(prepared: Prepared, system: str, count: int, name: str, arguments:
     row = {"note": "", "atoms": count * len(cells[0]), "cells": count}
     row["step"] = Timing(samples).to_json() | {"mean_ms": mean} | Timing(samples).spread()
     row |= {"atoms_per_s": 1e3 * row["atoms"] / mean} | _own(wrapper)
+    if "rebuilds" in row:
+        row["anew"] = Timing(_anew(wrapper, state, arguments)).to_json()
     sample = make_sample(kind)
     found = wrapper(ts.io.atoms_to_state([sample], device, dtype))["forces"].double().cpu().numpy()
     expected = prepared.forces[kind]
@@ -137,6 +141,24 @@ def _steps(update: Any, state: Any, arguments: argparse.Namespace) -> tuple[tupl
     return tuple(1e3 * float(taken) for taken in np.diff(marks)), 1e3 * mean
 
 
+def _anew(wrapper: Any, state: Any, arguments: argparse.Namespace) -> tuple[float, ...]:
+    """Milliseconds of evaluations of a patched wrapper that find the neighbours of all cells anew."""
+    settle = torch.cuda.synchronize if arguments.device == "cuda" else (lambda: None)
+    places = state.positions, state.positions + 2 * SKIN  # the same cells, so that there are as many edges
+    step, samples = step_state(wrapper).step, []
+    for number in range(min(20, arguments.steps) + 3):
+        state.positions, before = places[number % 2], step.rebuilds
+        settle()
+        begin = time.perf_counter()
+        wrapper(state)
+        settle()
+        samples.append(1e3 * (time.perf_counter() - begin))
+        if number and step.rebuilds != before + 1:
+            raise RuntimeError(f"neighbours were found anew {step.rebuilds - before} times in one evaluation")
+    state.positions = places[0]
+    return tuple(samples[3:])
+
+
 def _own(wrapper: Any) -> dict[str, Any]:
     """What the step of a patched wrapper did; nothing for others."""
     state = step_state(wrapper)
@@ -159,10 +181,11 @@ def format_table(results: report.Results) -> str:
         else:
             cells += ["-"] * 3
         cells.append(f"{row['rebuilds']}, {sum(row['captures'].values())}" if "rebuilds" in row else "-")
+        cells.append(f"{row['anew']['median_ms']:.2f}" if "anew" in row else "-")
         cells.append(f"{row['force_difference']:.0e}" if "force_difference" in row else "-")
         lines.append([*cells, row["note"]])
     header = ["model, cells", "implementation", "step, ms", "10 to 90 %, ms", "atoms a second", "lists, recordings"]
-    header += ["difference of forces", "note"]
+    header += ["with new lists, ms", "difference of forces", "note"]
     return "In brackets: times that of eqaccel.\n\n" + report.table(lines, header)
 
 

@@ -46,6 +46,7 @@ def test_one_cell_and_two_as_it_comes_and_patched(tmp_path: Path) -> None:
             assert row["atoms_per_s"] == pytest.approx(8e3 * number / row["step"]["mean_ms"])
         assert own["rebuilds"] >= 1
         assert own["calls"] == 7, "the first one, three to warm up, and three that are timed"
+        assert own["anew"]["repetitions"] == 3
         assert "step" not in peer
         assert peer["note"]
     assert "mp0-medium, carbon-8 x 2" in (tmp_path / "result.md").read_text()

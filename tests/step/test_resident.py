@@ -14,7 +14,7 @@ from torch import Tensor
 from eqaccel.errors import StructureError
 from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.step import Given, ResidentStep, System
-from eqaccel.step.candidates import Candidates
+from eqaccel.step.candidates import MOST_IMAGES, Candidates
 
 EPS = np.finfo(np.float64).eps
 
@@ -63,10 +63,12 @@ class Runner:
         assert np.abs(virials - expected.virials[0]).max() <= bound * len(system.positions)
 
 
-@pytest.fixture(params=[False, True], ids=["evaluated", "recorded"])
+@pytest.fixture(params=["evaluated", "recorded", "lists_one_by_one", "lists_at_once"])
 def runner(request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Runner:
-    if request.param:
+    if request.param != "evaluated":
         record_on_cpus(monkeypatch, device)
+    if request.param.startswith("lists"):
+        monkeypatch.setitem(MOST_IMAGES, device.type, 1 << 40 if request.param == "lists_at_once" else 0)
     return Runner(device)
 
 

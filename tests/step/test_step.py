@@ -21,6 +21,7 @@ from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.ops import depend_on_lengths
 from eqaccel.ops.graph import given_pairs
 from eqaccel.step import Step, System, candidates, engine
+from eqaccel.step.all_pairs import count_images
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.system import completed
 
@@ -86,11 +87,12 @@ def test_wrapped_atoms(device: torch.device) -> None:
 
 
 def test_pairs_are_the_same_wherever_they_are_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a few atoms on the host, of more on the device, of both in one system."""
+    """Of every structure by itself, of some at once and of others by themselves, of all at once."""
     systems = [crystal(), crystal(2, seed=5, periodic=(True, False, True)), crystal(3, 6, (False, False, False))]
     lists = []
-    for few in (0, 300, 1 << 40):
-        monkeypatch.setattr(candidates, "_FEW", few)
+    assert sorted(count_images(System.join(systems), CUTOFF + 0.3) > 1000) == [False, False, True]
+    for most in (0, 1000, 1 << 40):
+        monkeypatch.setitem(candidates.MOST_IMAGES, device.type, most)
         found = Candidates.find(System.join(systems), CUTOFF, 0.3, device).tensors
         assert all(tensor.device.type == device.type for tensor in found)
         lists.append(found)
