@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from documents import python_blocks
 from folders import ROOT
 
 from eqaccel import settings
@@ -24,10 +25,6 @@ def anchors(text: Path) -> set[str]:
     """The names under which the headings of a text can be linked to."""
     headings = re.findall(r"^#+ (.*)$", text.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def python_blocks(text: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", text.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: str(text.relative_to(ROOT)))
@@ -63,5 +60,5 @@ def test_the_first_lines_of_code_run(text: str, monkeypatch: pytest.MonkeyPatch,
         return calculators.MACECalculator(model_paths=example, device=device, default_dtype=default_dtype)
 
     monkeypatch.setattr(calculators, "mace_mp", mace_mp)
-    exec(compile(python_blocks(ROOT / text)[0], text, "exec"), {})
+    exec(compile(python_blocks(text)[0], text, "exec"), {})
     assert "modules accelerated" in capsys.readouterr().out

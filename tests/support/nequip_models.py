@@ -98,6 +98,7 @@ def packaged(built: torch.nn.Module, path: Path) -> torch.nn.Module:
             exporter.intern([f"{name}.**" for name in _package_utils._INTERNAL_MODULES])
             exporter.save_text("model", "package_metadata.txt", metadata)
             exporter.save_pickle("model", "eager_model.pkl", torch.nn.ModuleDict({"sole_model": built}))
+            exporter.save_pickle("model", "example_data.pkl", data(structures()[:1]))
         loaded = load_saved_model(path)
     assert type(loaded) is not type(built)
     return loaded
