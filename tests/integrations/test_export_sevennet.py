@@ -27,22 +27,39 @@ def arguments(data: Any) -> tuple[torch.Tensor, ...]:
     return -data["edge_vec"].detach(), data["edge_index"].flip(0), types.to(data["edge_index"].device)
 
 
-def head(model: torch.nn.Module) -> str | None:
-    return "omat24" if sm.is_several(model) else None
+THREE = {
+    "_number_of_modalities": 3,
+    "_modal_map": {"mpa": 2, "omat24": 0, "matpes": 1},
+    "shift": {"mpa": -1.5, "omat24": 2.5, "matpes": 0.5},
+    "scale": {"mpa": 1.5, "omat24": 0.5, "matpes": 2.5},
+}
+"""Of a model, in an order of their own."""
 
 
-@pytest.mark.parametrize("kind", ["0", "mf-ompa"])
-def test_numbers(kind: str, device: torch.device, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "modality", "changes"),
+    [
+        ("0", None, {}),
+        ("l3i5", None, {}),
+        ("mf-ompa", "omat24", {}),
+        ("omni", "mpa", {}),
+        *(("omni", modality, THREE) for modality in THREE["_modal_map"]),
+    ],
+    ids=lambda value: "" if value == {} else "three" if value is THREE else str(value),
+)
+def test_numbers(
+    kind: str, modality: str | None, changes: dict[str, Any], device: torch.device, tmp_path: Path
+) -> None:
     """In float64, also of a model in float32."""
-    plain = sm.model(kind, "float64").to(device)
-    eqaccel.export(eqaccel.patch(copy.deepcopy(plain), verify=False), tmp_path / "model.pt", head=head(plain))
+    plain = sm.model(kind, "float64", **changes).to(device)
+    eqaccel.export(eqaccel.patch(copy.deepcopy(plain), verify=False), tmp_path / "model.pt", head=modality)
     loaded = eqaccel.load_exported(tmp_path / "model.pt")
     assert loaded.metadata["family"] == "sevennet"
-    assert loaded.metadata["head"] == (head(plain) or "Default")
+    assert loaded.metadata["head"] == (modality or "Default")
     assert loaded.metadata["type_names"] == ["C", "H", "O"]
     assert loaded.metadata["cutoff"] == sm.CUTOFF
-    given = arguments(sm.data(plain, device=device))
-    wanted = sm.outputs(plain, sm.data(plain, device=device))
+    batch = [sm.data(plain, modality=modality or "", device=device) for _ in range(2)]
+    given, wanted = arguments(batch[0]), sm.outputs(plain, batch[1])
     for _ in range(3):  # TorchScript profiles, then specialises
         energies, gradient = loaded(*given)
         assert energies.device.type == gradient.device.type == device.type
