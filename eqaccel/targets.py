@@ -72,6 +72,10 @@ MACHINE_CLASSES: tuple[Target, ...] = tuple(
 much. Everything else about a device is asked of it when kernels are compiled and launched."""
 
 
+RUN_BACKENDS = frozenset({"cpu", "cuda"})
+"""Backends whose kernels have been run; those of others have only been compiled."""
+
+
 def host_target() -> Target:
     """The CPU target of this machine, the best of those whose kernels run here."""
     return TARGETS[_runtime.cpu_targets()[0]]

@@ -13,7 +13,7 @@ from eqaccel import runtime, settings
 from eqaccel.codegen import SCALAR_BYTES
 from eqaccel.errors import CompileError, EqaccelError
 from eqaccel.families import FAMILIES
-from eqaccel.targets import MACHINE_CLASSES, host_target
+from eqaccel.targets import MACHINE_CLASSES, RUN_BACKENDS, host_target
 
 
 def run() -> str:
@@ -88,6 +88,8 @@ def _devices(backend: str, query: Callable[[], list[dict[str, Any]]]) -> list[st
     except RuntimeError as error:
         return [_row("devices", f"none: {error}")]
     lines = [_row("devices", ", ".join(map(_describe, found)) or "none found")]
+    if found and backend not in RUN_BACKENDS:
+        lines.append(_row("beware", "eqaccel's kernels have only been compiled for such devices, and never run"))
     for arch in dict.fromkeys(device["arch"] for device in found):
         lines += _kernels(backend, arch)
     return lines

@@ -29,3 +29,14 @@ def test_classes_and_refusals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         wanted = f"tensor_product mace-large: no plan of the {scalar} double_backward kernel fits the 20480 bytes"
         assert f"  refused         {wanted} of shared memory" in text
     assert "  devices         none found\n" in text  # of AMD
+
+
+def test_devices_on_which_nothing_was_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(runtime, "cuda_devices", lambda: [device(99)])
+    assert main(["doctor"]) == 0
+    assert "have only been compiled" not in capsys.readouterr().out
+    monkeypatch.setattr(runtime, "hip_devices", lambda: [device(64) | {"arch": "gfx90a"}])
+    assert main(["doctor"]) == 0
+    devices = "  devices         Toy (gfx90a, kernels planned for 64 KiB of shared memory a block)\n"
+    beware = "  beware          eqaccel's kernels have only been compiled for such devices, and never run\n"
+    assert devices + beware in capsys.readouterr().out
