@@ -89,7 +89,7 @@ def engines() -> list[tuple[str, ...]]:
         found.append(("Python, training", "eqaccel.patch(model)", "the modules below", *on_backends()))
         if kind.training:
             recorded = on_backends("as CUDA graphs", only=Recorder.devices)
-            found.append(("Python, training", "eqaccel.training.capture(model)", "the model and its gradients", *recorded))
+            found.append(("Python, training", "eqaccel.training.capture(model)", "model and gradients", *recorded))
         rows += [(kind.name, engine, f"`{by}`", *cells) for engine, by, *cells in found]
     return rows
 
