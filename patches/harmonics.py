@@ -28,7 +28,7 @@ class PolynomialHarmonics(Replacement):
     def dense(self, x: Tensor) -> Tensor:
         """`forward` of (num_edges, 3)."""
         if self.normalize:
-            x = torch.nn.functional.normalize(x, dim=-1)
+            x = torch.ops.eqaccel.unit_vectors(x)[0]
         return self.eqaccel(x, x.new_ones(x.size(0), 1))
 
 

@@ -28,7 +28,7 @@ class RadialSiluLayer(RadialPart):
 
     def remake(self) -> torch.nn.Module:
         """See `Replacement`; the activation may have been exchanged."""
-        factor = _silu_factor(self.act)
+        factor = silu_factor(self.act)
         if factor is None:
             raise PatchError(f"{type(self.act).__name__}: its activation is not SiLU any more")
         return _SiluLayer(self, factor, self.eqaccel.product.spec).to(self.weight.device)
@@ -72,13 +72,13 @@ class RadialLayer(RadialPart):
 def _form(layer: Any, product: MatrixProductSpec) -> Form | None:
     if not {"h_in", "var_in", "var_out", "act"} <= vars(layer).keys() | layer._modules.keys():
         return None
-    factor = _silu_factor(layer.act)
+    factor = silu_factor(layer.act)
     if factor is None:
         return RadialLayer, MatrixProduct(product)
     return RadialSiluLayer, _SiluLayer(layer, factor, product)
 
 
-def _silu_factor(act: Any) -> float | None:
+def silu_factor(act: Any) -> float | None:
     """What an activation of e3nn's multiplies SiLU by; None if it is something else, which its values tell too."""
     inner = getattr(act, "f", None)
     if type(act).__name__ != "normalize2mom" or not (inner is silu or isinstance(inner, torch.nn.SiLU)):

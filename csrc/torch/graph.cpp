@@ -137,10 +137,11 @@ bool check_indices_on_gpu() {
   }
 }
 
-// Which keys a stable sort takes, one after another.
-Tensor order_of(const Tensor& keys) {
-  return std::get<1>(at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false));
+// Keys in order, and which ones a stable sort takes one after another. Narrow types take fewer kernels.
+std::tuple<Tensor, Tensor> sorted(const Tensor& keys) {
+  return at::sort(keys, /*stable=*/std::optional<bool>(true), 0, false);
 }
+Tensor order_of(const Tensor& keys) { return std::get<1>(sorted(keys)); }
 
 // Only operations that neither wait for the device nor forbid graph capture.
 Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_receivers, int64_t num_senders) {
@@ -162,15 +163,24 @@ Tensor graph_cuda(const Tensor& receiver, const Tensor& sender, int64_t num_rece
   };
   if (receiver.numel() == 0) return packed({at::zeros({num_receivers + num_senders + 2}, options)});
 
-  const auto row_ptr_of = [&](const Tensor& sorted, int64_t count) {
-    return at::searchsorted(sorted, at::arange(count + 1, options), /*out_int32=*/true);
+  // Where the keys of each node begin, of which node n has those from n * step on.
+  const auto row_ptr_of = [&](const Tensor& keys, int64_t count, int64_t step) {
+    const Tensor begins = at::arange(0, (count + 1) * step, step, keys.options());
+    return at::searchsorted(keys, begins, /*out_int32=*/true);
   };
-  const Tensor r = receiver.to(at::kInt), s = sender.to(at::kInt);
-  const Tensor edge = order_of(r.to(at::kLong) * num_senders + s);
-  const Tensor slot_sender = s.index_select(0, edge);
-  const Tensor t_slot = order_of(slot_sender);
-  return packed({row_ptr_of(r.index_select(0, edge), num_receivers), edge.to(at::kInt), slot_sender,
-                 row_ptr_of(slot_sender.index_select(0, t_slot), num_senders), t_slot.to(at::kInt)});
+  const auto type_of = [](int64_t keys) {
+    const auto fits = [&](int64_t limit) { return keys <= limit; };
+    return fits(std::numeric_limits<int16_t>::max())   ? at::kShort
+           : fits(std::numeric_limits<int32_t>::max()) ? at::kInt
+                                                       : at::kLong;
+  };
+  const int64_t step = std::max<int64_t>(num_senders, 1);
+  const Tensor keys = at::add(sender.to(at::kLong), receiver, step);
+  const auto [slots, edge] = sorted(keys.to(type_of((num_receivers + 1) * step)));
+  const Tensor slot_sender = sender.to(at::kInt).index_select(0, edge);
+  const auto [t_slots, t_slot] = sorted(slot_sender.to(type_of(num_senders + 1)));
+  return packed({row_ptr_of(slots, num_receivers, step), edge.to(at::kInt), slot_sender,
+                 row_ptr_of(t_slots, num_senders, 1), t_slot.to(at::kInt)});
 }
 
 // Neither waits for the device nor forbids graph capture.

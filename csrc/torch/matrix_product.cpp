@@ -18,6 +18,7 @@
 #include "edge_pairs.h"
 #include "kernel_call.h"
 #include "operators.h"
+#include "product_recipe.h"
 #include "silu.h"
 
 namespace eqaccel::ops {
@@ -172,6 +173,11 @@ Tensor on_meta_shared(const Tensor&, int64_t, const Tensor& a, const Tensor& b, 
 // torch's own product knows what autocast makes of its operands.
 Tensor under_autocast(const Tensor&, int64_t, const Tensor& a, const Tensor& b) { return at::mm(a, b); }
 
+int64_t bytes(const Tensor& t) { return t.numel() * static_cast<int64_t>(t.element_size()); }
+
+// Whether a tensor is its values alone: those of torch.func and of tracing are more, and so are dual ones.
+bool is_plain(const Tensor& t) { return !at::isTensorSubclassLike(t) && !has_tangent(t); }
+
 // Where a tensor is in the graph of autograd, for what stands in its place later.
 struct Place : torch::CustomClassHolder {
   explicit Place(torch::autograd::Edge edge) : edge(std::move(edge)) {}
@@ -185,9 +191,7 @@ struct KeptOperand {
   static constexpr int64_t large = 8 << 20;  // bytes from which on memory is worth a kernel
 
   static void save(AutogradContext& context, const Tensor& a, variable_list& saved) {
-    // Those of torch.func and of tracing, and dual ones, are more than their values.
-    const bool is_plain = !at::isTensorSubclassLike(a) && !has_tangent(a);
-    const auto recipe = is_plain && a.numel() * int64_t(a.element_size()) >= large ? silu_recipe(a) : std::nullopt;
+    const auto recipe = is_plain(a) && bytes(a) >= large ? silu_recipe(a) : std::nullopt;
     if (!recipe) {
       saved.push_back(a);
       return;
@@ -201,16 +205,15 @@ struct KeptOperand {
     data["silu_place"] = c10::IValue::make_capsule(c10::make_intrusive<Place>(torch::autograd::impl::gradient_edge(a)));
   }
 
-  static Tensor restore(AutogradContext* context, variable_list kept) {
-    auto& data = context->saved_data;
+  static Tensor restore(const ProductRecipe::Data& data, variable_list kept) {
     if (data.find("silu_key") == data.end()) return kept[0];
-    const SiluSource source{kept.back(), data["silu_key"].toInt(), data["silu_factor"].toDouble(),
-                            data["silu_scale"].toDouble()};
+    const SiluSource source{kept.back(), data.at("silu_key").toInt(), data.at("silu_factor").toDouble(),
+                            data.at("silu_scale").toDouble()};
     kept.pop_back();
     const Tensor a = SiluRecipe{source, std::move(kept)}.make();
     // As if it had been kept: gradients reach the tensor that it stands for.
     torch::autograd::impl::set_gradient_edge(
-        a, c10::static_intrusive_pointer_cast<Place>(data["silu_place"].toCapsule())->edge);
+        a, c10::static_intrusive_pointer_cast<Place>(data.at("silu_place").toCapsule())->edge);
     return a;
   }
 };
@@ -223,7 +226,7 @@ struct Multiplication {
 
   // Each operand is for the gradient of the other.
   static void save(AutogradContext& context, const Product& s, const variable_list& operands) {
-    variable_list saved{operands[1], s.payload};
+    variable_list saved{operands[1], s.payload};  // as `remake` reads them
     if (operands[1].requires_grad()) KeptOperand::save(context, operands[0], saved);
     context.save_for_backward(std::move(saved));
     context.saved_data["key"] = s.key;
@@ -236,11 +239,17 @@ struct Multiplication {
     variable_list results(2);
     if (context->needs_input_grad(0)) results[0] = call(s, g, b.t());
     if (!context->needs_input_grad(1)) return results;
-    const Tensor a = KeptOperand::restore(context, {saved.begin() + 2, saved.end()});
+    const Tensor a = KeptOperand::restore(context->saved_data, {saved.begin() + 2, saved.end()});
     // In the layout of `b`: what is transposed back to that of a parameter is its gradient without a copy.
     const bool by_columns = b.sym_stride(0) == 1 && b.sym_size(1) > 1;
     results[1] = by_columns ? at::mm(g.t(), a).t() : at::mm(a.t(), g);
     return results;
+  }
+
+  // The product again, of what was saved.
+  static Tensor remake(const ProductRecipe::Data& data, const variable_list& saved) {
+    const Tensor a = KeptOperand::restore(data, {saved.begin() + 2, saved.end()});
+    return call(Product{saved[1], data.at("key").toInt()}, a, saved[0]);
   }
 
   static variable_list tangents(const Product& s, const variable_list& v, const variable_list& along) {
@@ -271,6 +280,9 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("matrix_product", under_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("matrix_product", under_autocast); }
 
+// Bytes from which on memory is worth a product, which takes a GPU little longer than to write its result.
+int64_t worth_a_product(const Tensor& t) { return t.is_cpu() ? 256 << 20 : 32 << 20; }
+
 }  // namespace
 
 bool adds_rows(const Product& product, const Tensor& a) {
@@ -279,6 +291,43 @@ bool adds_rows(const Product& product, const Tensor& a) {
   const auto program = program_of(op_name, product.payload, product.key);
   const auto arch = translating_errors([&] { return kernel_arch(*program, a.device()); });
   return arch && MatrixProduct::adds_rows(*program, *arch);
+}
+
+ProductRecipe::ProductRecipe(const Tensor& result, Data data)
+    : data_(std::move(data)), edge_(torch::autograd::impl::gradient_edge(result)) {}
+
+Tensor ProductRecipe::make(const variable_list& operands) const {
+  const Tensor result = [&] {
+    const at::NoGradGuard values_alone;
+    return Multiplication::remake(data_, operands);
+  }();
+  torch::autograd::impl::set_gradient_edge(result, edge_);
+  return result;
+}
+
+Tensor ProductRecipe::make_anew(const variable_list& operands) const {
+  return at::GradMode::is_enabled() && is_out_of_reach() ? Multiplication::remake(data_, operands) : make(operands);
+}
+
+// A tensor refers to the node that made it, as do those who go on from it, Python among them.
+bool ProductRecipe::is_out_of_reach() const {
+  constexpr auto referring = 2;  // this, and the node that has the recipe
+  torch::autograd::Node& node = *edge_.function;
+  return edge_.function.use_count() == referring && node.pre_hooks().empty() && node.post_hooks().empty() &&
+         node.tensor_pre_hooks().empty() && node.retains_grad_hooks().empty();
+}
+
+std::optional<std::pair<c10::intrusive_ptr<ProductRecipe>, variable_list>> product_recipe(const Tensor& t) {
+  if (!is_plain(t) || !t.grad_fn() || t._version() > 0 || bytes(t) < worth_a_product(t)) return std::nullopt;
+  auto* const node = dynamic_cast<torch::autograd::CppNode<Multiplication>*>(t.grad_fn().get());
+  if (node == nullptr) return std::nullopt;
+  try {
+    variable_list saved = node->ctx_.get_saved_variables();
+    if (saved.size() <= 2) return std::nullopt;  // the left operand was not needed
+    return std::pair(c10::make_intrusive<ProductRecipe>(t, node->ctx_.saved_data), std::move(saved));
+  } catch (const c10::Error&) {  // a backward pass has given them back
+    return std::nullopt;
+  }
 }
 
 }  // namespace eqaccel::ops

@@ -119,6 +119,12 @@ TORCH_LIBRARY(eqaccel, library) {
   // missing, which the result, of so many columns, belongs to.
   library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor",
               tags);
+  // unit_vectors.cpp; x: (rows, columns). Rows of length one, and two results without derivatives, for those of the first:
+  // the same, but zeros for rows that are too short to have a direction; and lengths (rows, 1), not below the shortest.
+  library.def("unit_vectors(Tensor x) -> (Tensor unit, Tensor direction, Tensor length)", tags);
+  library.def("unit_vectors_backward(Tensor gz, Tensor x, Tensor direction, Tensor length) -> Tensor", tags);
+  // x: (rows, columns). Column n of the result is column order[n] of x; `inverse` is the inverse of that permutation.
+  library.def("permute_columns(Tensor x, Tensor order, Tensor inverse) -> Tensor", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -10,19 +10,29 @@
 #include <array>
 
 #include "differentiate.h"
+#include "product_recipe.h"
 #include "product_record.h"
 #include "tensor_product.h"
 
 namespace eqaccel::ops {
 namespace {
 
-// What the three operators keep for their derivatives.
+// What the three operators keep for their derivatives. The weights, operand number `weights`, are the largest arrays of a
+// model: where they are a large product of matrices, they are not kept but made again.
+template <std::size_t weights>
 struct Kept {
   static constexpr bool is_traceable = false;
 
   static void save(AutogradContext& context, const TensorProductProblem& p, variable_list operands) {
+    auto recipe = product_recipe(operands[weights]);
+    if (recipe) operands[weights] = Tensor();
     operands.push_back(p.payload);
     operands.push_back(p.graph);
+    if (recipe) {
+      context.saved_data["operands"] = static_cast<int64_t>(operands.size());
+      context.saved_data["recipe"] = c10::IValue::make_capsule(std::move(recipe->first));
+      operands.insert(operands.end(), recipe->second.begin(), recipe->second.end());
+    }
     context.save_for_backward(std::move(operands));
     context.saved_data["key"] = p.key;
     context.saved_data["receivers"] = p.receivers;
@@ -35,11 +45,20 @@ struct Kept {
   // The problem, with the saved operands left in `operands`.
   static TensorProductProblem restore(AutogradContext* context, variable_list& operands) {
     operands = context->get_saved_variables();
+    auto& data = context->saved_data;
+    if (data.find("recipe") != data.end()) {
+      const auto recipe = c10::static_intrusive_pointer_cast<ProductRecipe>(data["recipe"].toCapsule());
+      const auto end = operands.begin() + data["operands"].toInt();
+      const variable_list made_of(end, operands.end());
+      operands.erase(end, operands.end());
+      // The gradients that a first derivative has by its weights are as large as these, and wait for those of the result.
+      constexpr bool is_first = weights == 2;
+      operands[weights] = is_first ? recipe->make_anew(made_of) : recipe->make(made_of);
+    }
     const Tensor graph = operands.back();
     operands.pop_back();
     const Tensor payload = operands.back();
     operands.pop_back();
-    auto& data = context->saved_data;
     return {payload,
             data["key"].toInt(),
             graph,
@@ -60,7 +79,7 @@ variable_list second_gradients(const TensorProductProblem& p, const Tensor& gz, 
   return listed(tensor_product_double_backward(p, gz, x, y, w, or_zeros(a, x), or_zeros(b, y), or_zeros(c, w)));
 }
 
-struct Forward : Kept {
+struct Forward : Kept<2> {
   static constexpr auto compute = tensor_product;
 
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
@@ -84,7 +103,7 @@ struct Forward : Kept {
   }
 };
 
-struct Backward : Kept {
+struct Backward : Kept<3> {
   static constexpr auto compute = tensor_product_backward;
 
   static variable_list backward(AutogradContext* context, const variable_list& t) {
@@ -146,7 +165,7 @@ variable_list third(const TensorProductProblem& problem, const variable_list& op
   return sums;
 }
 
-struct DoubleBackward : Kept {
+struct DoubleBackward : Kept<3> {
   static constexpr auto compute = tensor_product_double_backward;
 
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {

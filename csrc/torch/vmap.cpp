@@ -52,11 +52,27 @@ void each_sample(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, FuncTorchBatched, library) {
-  for (const char* op :
-       {"graph", "tensor_product", "tensor_product_backward", "tensor_product_double_backward", "matrix_product",
-        "polynomial", "polynomial_backward", "polynomial_double_backward", "polynomial_polar_form", "radial_basis",
-        "radial_basis_backward", "radial_basis_double_backward", "silu", "silu_backward", "silu_double_backward",
-        "linear", "exchange", "exchange_backward"})
+  for (const char* op : {"graph",
+                         "tensor_product",
+                         "tensor_product_backward",
+                         "tensor_product_double_backward",
+                         "matrix_product",
+                         "polynomial",
+                         "polynomial_backward",
+                         "polynomial_double_backward",
+                         "polynomial_polar_form",
+                         "radial_basis",
+                         "radial_basis_backward",
+                         "radial_basis_double_backward",
+                         "silu",
+                         "silu_backward",
+                         "silu_double_backward",
+                         "linear",
+                         "permute_columns",
+                         "unit_vectors",
+                         "unit_vectors_backward",
+                         "exchange",
+                         "exchange_backward"})
     library.impl(op, torch::CppFunction::makeFromBoxedFunction<&each_sample>());
 }
 

@@ -91,7 +91,7 @@ class SphericalHarmonics(nn.Module):
         """
         rows = x.reshape(-1, x.size(-1))
         if self.normalize:
-            rows = nn.functional.normalize(rows, dim=-1)
+            rows = torch.ops.eqaccel.unit_vectors(rows)[0]
         z = self.kernel(rows, rows.new_ones([rows.size(0), 1]))
         return z.view(list(x.size()[:-1]) + [z.size(-1)])  # noqa: RUF005 (TorchScript)
 

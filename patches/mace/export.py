@@ -17,7 +17,7 @@ from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights, depend_on_lengths
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_replaced, class_names
-from eqaccel.patches.mace.reshaping import SplitIrreps
+from eqaccel.patches.mace.reshaping import PermutedIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
@@ -134,7 +134,7 @@ class MacePotential(Potential):
         self.interactions = model.interactions
         for block in self.interactions:
             if "reshape_irreps" in class_names(getattr(block, "reshape", None)):
-                block.reshape = SplitIrreps(block.reshape)
+                block.reshape = PermutedIrreps(block.reshape)
         self.products = model.products
         self.readouts = model.readouts
         # A single read-out reads the last layer.

@@ -17,6 +17,7 @@ from typing import Any, Optional
 import torch
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
+from eqaccel.patches.activation import ACTIVATION_FORM
 from eqaccel.patches.convolution import build_convolution, check_product, convolution_row, rebuilt_convolution
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.mace.contraction import CONTRACTION_FORM
@@ -56,6 +57,7 @@ _SHORT_RANGE_PARTS = frozenset(
 FORMS: NodeForms = MappingProxyType(
     {
         **E3NN_FORMS,
+        "Activation": ACTIVATION_FORM,
         "Contraction": CONTRACTION_FORM,
         "RadialEmbeddingBlock": EMBEDDING_FORM,
         "reshape_irreps": RESHAPE_FORM,

@@ -178,6 +178,7 @@ def test_foundation_sized_model() -> None:
         "FullyConnectedTensorProduct": 2,
         "Linear": 10,
         "reshape_irreps": 2,
+        "Activation": 1,
     }
 
 
@@ -243,7 +244,7 @@ def test_unpatch_restores_everything(pair: tuple[Model, Model]) -> None:
     assert_untouched(fast, plain)
     assert unpatch(fast) is fast
     patched(fast)
-    assert report(fast).accelerated == accelerated >= 23
+    assert report(fast).accelerated == accelerated >= 24
 
 
 @pytest.mark.parametrize("duplicate", ["deepcopy", "save"])
@@ -253,7 +254,7 @@ def test_copies(model: Model, duplicate: str) -> None:
     assert_same_bits(twin, fast)
     assert list(twin.state_dict()) == list(fast.state_dict())
     assert_untouched(unpatch(twin), build(mm.energy_model))
-    assert report(fast).accelerated == 23
+    assert report(fast).accelerated == 24
 
 
 @pytest.mark.parametrize("interaction", mm.INTERACTIONS[1:4:2])
@@ -277,8 +278,8 @@ def test_calculator() -> None:
     atoms.calc = calculator
     energy, forces, stress = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
     assert patch(calculator) is calculator
-    assert report(calculator).accelerated == 47  # with the step of the calculator itself
-    assert [row.path for row in report(calculator).rows if row.accelerated][24] == "models.1.interactions.0.conv_tp"
+    assert report(calculator).accelerated == 49  # with the step of the calculator itself
+    assert [row.path for row in report(calculator).rows if row.accelerated][25] == "models.1.interactions.0.conv_tp"
     calculator.reset()
     assert atoms.get_potential_energy() == pytest.approx(energy, rel=RELATIVE)
     assert abs(atoms.get_forces() - forces).max() <= RELATIVE * abs(forces).max()
@@ -309,7 +310,7 @@ def test_subclasses_and_old_pickles() -> None:
     model = mm.energy_model(cls=CustomModel)
     for block in model.interactions:
         del block.cueq_config, block.oeq_config
-    assert report(patch(model)).accelerated == 23
+    assert report(patch(model)).accelerated == 24
 
 
 def test_reshaping_has_the_gradient_of_slices(model: Model) -> None:
@@ -340,9 +341,9 @@ def test_report(model: Model) -> None:
     assert rows["products.0.symmetric_contractions.contractions.0"].accelerated
     assert "eqaccel.Polynomial" in rows["products.0.symmetric_contractions.contractions.0"].note
     assert rows["interactions.0.reshape"].accelerated
-    assert after.accelerated == 23
+    assert after.accelerated == 24
     assert "interactions.1.conv_tp" in str(after)
-    assert "23 modules accelerated" in str(after)
+    assert "24 modules accelerated" in str(after)
 
 
 def test_report_names_what_long_range_models_add(model: Model) -> None:
@@ -410,7 +411,7 @@ def test_patching_twice_is_refused_and_harmless(model: Model) -> None:
     fast = patched(model)
     with pytest.raises(AlreadyPatchedError, match="unpatch"):
         patch(fast)
-    assert report(fast).accelerated == 23
+    assert report(fast).accelerated == 24
 
 
 def _named(name: str) -> Model:
