@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import io
 import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -31,7 +32,8 @@ def _remembered(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def trace_programs_once() -> None:
     """Makes e3nn remember programs of modules that are copied: it pickles them, and torch traces what is unpickled.
 
-    That takes half of the time of NequIP's models in tests. Versions before 0.6 have TorchScript instead.
+    That takes half of the time of NequIP's models in tests. Versions before 0.6 have TorchScript instead, which
+    `load_programs_once` is for.
     """
     from e3nn.util.codegen import _mixin
 
@@ -43,3 +45,19 @@ def trace_programs_once() -> None:
         return copy.deepcopy(traced(content, torch.get_default_dtype()))
 
     _mixin.pickle = SimpleNamespace(dumps=pickle.dumps, loads=loads)
+
+
+def load_programs_once() -> None:
+    """The same for e3nn before 0.6, which saves and loads TorchScript for each copy: half of the time of a copy."""
+    from e3nn.util.codegen import _mixin
+
+    @functools.cache
+    def loaded(content: bytes) -> torch.jit.ScriptModule:
+        return torch.jit.load(io.BytesIO(content))
+
+    def load(file: io.BytesIO) -> torch.jit.ScriptModule:
+        return copy.deepcopy(loaded(file.getvalue()))
+
+    jit = torch.jit
+    names = SimpleNamespace(script=jit.script, ScriptModule=jit.ScriptModule, save=jit.save, load=load)
+    _mixin.torch = SimpleNamespace(jit=names)
