@@ -309,6 +309,15 @@ class Training(ABC):
         detached = {name: value.detach() for name, value in found.items()}
         return Batch(detached, extent, tuple(sorted(options.items())))
 
+    def zeros(self, batch: Batch, room: Extent) -> dict[str, Tensor]:
+        """Zeros like the inputs of a batch, as many as fill a room."""
+        zeros = {}
+        for name, value in batch.inputs.items():
+            shape = list(value.shape)
+            shape[self.fields[name].dim] = self.fields[name].length(room)
+            zeros[name] = value.new_zeros(shape)
+        return zeros
+
 
 class FileFormat(ABC):
     """A format of files that hold whole models, which a kind's library writes.

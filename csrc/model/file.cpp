@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 
 #include "digest.h"
@@ -15,16 +16,18 @@ namespace eqaccel {
 namespace {
 
 // What stands before the digits at the end of a file, in the comment of the zip archive that it is.
-const std::string label = "eqaccel sha256 ";
+constexpr std::string_view label = "eqaccel sha256 ";
 constexpr size_t digits = 64;
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; }
 
-// Moves past a word; false if there is none.
-bool skip_word(const std::string& content, size_t& at) {
+// Moves past a word and the character after it; false if they are not there.
+bool skip_word(const std::string& content, size_t& at, char after) {
   const size_t start = at;
   while (at < content.size() && is_word(content[at])) ++at;
-  return at > start;
+  if (at == start || at == content.size() || content[at] != after) return false;
+  ++at;
+  return true;
 }
 
 }  // namespace
@@ -58,9 +61,9 @@ bool holds_native_code(const std::string& content) {
   const std::string start = "\nbinary/";
   for (size_t found = content.find(start); found != std::string::npos; found = content.find(start, found + 1)) {
     size_t at = found + start.size();
-    const bool path = skip_word(content, at) && at < content.size() && content[at] == '/' && skip_word(content, ++at) &&
-                      at < content.size() && content[at] == '/' && skip_word(content, ++at);
-    if (path && at < content.size() && content[at] == ' ') return true;
+    bool whole = true;
+    for (const char after : {'/', '/', ' '}) whole = whole && skip_word(content, at, after);
+    if (whole) return true;
   }
   return false;
 }

@@ -69,11 +69,7 @@ class MaceTraining(Training):
 
     def blank(self, model: Any, batch: Batch, room: Extent) -> dict[str, Tensor]:
         """See `Training.blank`."""
-        like, blank = batch.inputs, {}
-        for name, value in like.items():
-            shape = list(value.shape)
-            shape[self.fields[name].dim] = self.fields[name].length(room)
-            blank[name] = value.new_zeros(shape)
+        like, blank = batch.inputs, self.zeros(batch, room)
         blank["positions"] = blank_positions(room.nodes, float(model.r_max), like["positions"])
         blank["node_attrs"][:, 0] = 1
         blank["batch"].fill_(room.structures - 1)

@@ -60,11 +60,7 @@ class NequipTraining(Training):
 
     def blank(self, model: Any, batch: Batch, room: Extent) -> dict[str, Tensor]:
         """See `Training.blank`."""
-        like, blank = batch.inputs, {}
-        for name, value in like.items():
-            shape = list(value.shape)
-            shape[self.fields[name].dim] = self.fields[name].length(room)
-            blank[name] = value.new_zeros(shape)
+        like, blank = batch.inputs, self.zeros(batch, room)
         blank["pos"] = blank_positions(room.nodes, float(model.metadata["r_max"]), like["pos"])
         blank["batch"].fill_(room.structures - 1)
         blank["edge_index"] = blank_edges(room, like["edge_index"])

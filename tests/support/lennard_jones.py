@@ -1,4 +1,4 @@
-"""A potential and crystals that the tests of steps share."""
+"""A potential and crystals that the tests of steps share, and what is right for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.step import Step, System
 
 CUTOFF = 1.5
@@ -40,3 +41,27 @@ def new_step(device: torch.device, **options: object) -> Step:
 
 def moved(system: System, by: np.ndarray | float) -> System:
     return replace(system, positions=system.positions + by)
+
+
+def expected(system: System) -> tuple[float, np.ndarray]:
+    """Energy and forces of `lennard_jones`, of every pair and image."""
+    images = 4 if system.periodic.any() else 0
+    rows = find_neighbors(system.positions, system.cells[0], CUTOFF, images)
+    if not system.periodic.all():
+        rows = rows[(rows[:, 2:5][:, ~system.periodic[0]] == 0).all(axis=1)]
+    receiver, sender, v = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 5:]
+    strength = (1.0 + system.types[receiver]) * (1.0 + system.types[sender])
+    square = (v**2).sum(1) / CUTOFF**2
+    gradient = (-6 * strength * (1 - square) ** 2 / CUTOFF**2)[:, None] * v
+    forces = np.zeros_like(system.positions)
+    np.add.at(forces, receiver, -gradient)
+    np.add.at(forces, sender, gradient)
+    return float((strength * (1 - square) ** 3).sum()), forces
+
+
+def assert_right(step: Step, system: System) -> None:
+    outcome = step(system)
+    energy, forces = expected(system)
+    size = 64 * np.finfo(np.float64).eps * max(1.0, np.abs(forces).max()) * 30
+    assert abs(outcome.energies.sum() - energy) <= 64 * np.finfo(np.float64).eps * max(1.0, energy)
+    assert np.abs(outcome.forces[0] - forces).max(initial=0.0) <= size
