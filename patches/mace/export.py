@@ -21,6 +21,7 @@ from eqaccel.patches.mace.reshaping import PermutedIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
+from eqaccel.patches.torch_state import model_device
 from eqaccel.prepare import model_dtype
 
 
@@ -134,7 +135,7 @@ class MacePotential(Potential):
         self.interactions = model.interactions
         for block in self.interactions:
             if "reshape_irreps" in class_names(getattr(block, "reshape", None)):
-                block.reshape = PermutedIrreps(block.reshape)
+                block.reshape = PermutedIrreps(block.reshape, model_device(model))
         self.products = model.products
         self.readouts = model.readouts
         # A single read-out reads the last layer.

@@ -17,21 +17,22 @@ class PermutedIrreps(torch.nn.Module):
 
     Args:
         reshape: The module to stand in for.
+        device: Where the features will be.
     """
 
     if TYPE_CHECKING:  # buffers
         order: Tensor
         inverse: Tensor
 
-    def __init__(self, reshape: Any) -> None:
+    def __init__(self, reshape: Any, device: torch.device) -> None:
         super().__init__()
         lengths = [mul * dim for mul, dim in zip(reshape.muls, reshape.dims, strict=True)]
         parts = torch.arange(sum(lengths)).split(lengths)
         fields = [part.view(-1, dim) for part, dim in zip(parts, reshape.dims, strict=True)]
         order = torch.cat(fields, 1)
         self.mul, self.width = order.shape
-        self.register_buffer("order", order.flatten(), persistent=False)
-        self.register_buffer("inverse", order.flatten().argsort(), persistent=False)
+        self.register_buffer("order", order.flatten().to(device), persistent=False)
+        self.register_buffer("inverse", order.flatten().argsort().to(device), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """(num_nodes, irreps.dim) -> (num_nodes, mul, sum of 2l + 1): the irreps side by side for each channel."""
@@ -60,8 +61,7 @@ def _reshape(model: torch.nn.Module, reshape: Any) -> Form:
     if len(set(reshape.muls)) != 1:
         raise PatchError("its irreps have other numbers of channels")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    added = PermutedIrreps(reshape).to(like.device)
-    return PermutingReshape, added, (random_rows(3, reshape.irreps.dim, like),)
+    return PermutingReshape, PermutedIrreps(reshape, like.device), (random_rows(3, reshape.irreps.dim, like),)
 
 
 RESHAPE_FORM = NodeForm("muls", _reshape)

@@ -20,7 +20,7 @@ CUTOFF = 4.0
 
 
 def new_step(model: OneSided, device: torch.device, **options: float) -> Step:
-    program = torch.jit.freeze(torch.jit.script(model.eval())).to(device)
+    program = torch.jit.script(model.eval()).to(device)
     return Step([torch.enable_grad()(program.forward)], CUTOFF, device, torch.float64, **options)
 
 
