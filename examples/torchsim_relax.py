@@ -117,16 +117,21 @@ def results_table(runs: list[Run], difference: float) -> PrettyTable:
     return table
 
 
-def converted(options: argparse.Namespace) -> MaceModel:
-    """Returns torch-sim's wrapper of the model as MACE converts it for cuEquivariance."""
+def converted(options: argparse.Namespace) -> MaceModel | None:
+    """Returns torch-sim's wrapper of the model as MACE converts it for cuEquivariance; None if it cannot."""
     import cuequivariance_torch  # noqa: F401  (MACE itself would build a slow model without it)
     from mace.cli.convert_e3nn_cueq import run as convert
 
     dtype = getattr(torch, options.dtype)
     model = torch.load(options.model, map_location=options.device, weights_only=False).to(dtype)
     default = torch.get_default_dtype()
-    converted = convert(model, device=options.device)
-    torch.set_default_dtype(default)
+    try:
+        converted = convert(model, device=options.device)
+    except RuntimeError as error:  # its converter does not know every contraction
+        print(f"cuEquivariance: MACE's converter refuses the model: {error}")
+        return None
+    finally:
+        torch.set_default_dtype(default)
     return MaceModel(converted, device=torch.device(options.device), dtype=dtype)
 
 
@@ -185,7 +190,8 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
 
     few = structures[: options.reference_structures]
     before, _ = relax("unpatched", wrapper, few, options)
-    peers = [relax("cuEquivariance", converted(options), few, options)[0]] if options.cuequivariance else []
+    peer = converted(options) if options.cuequivariance else None
+    peers = [] if peer is None else [relax("cuEquivariance", peer, few, options)[0]]
     begin = time.perf_counter()
     eqaccel.patch(wrapper)
     patch_seconds = time.perf_counter() - begin
