@@ -34,7 +34,6 @@ auto operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// What gradients of weights may take at a time.
 double gradient_bytes(c10::Device device) {
   if (const int64_t asked = settings::weight_bytes()) return static_cast<double>(asked) * gradient_share;
   if (device.is_cpu()) return std::numeric_limits<double>::infinity();
@@ -52,7 +51,7 @@ std::optional<c10::Stream> own_stream(c10::Device device) {
 }  // namespace
 
 Step::Step(Setup setup)
-    : setup_(std::move(setup)), stream_(own_stream(setup_.device)),
+    : setup_(std::move(setup)), stream_(own_stream(setup_.device)), gradient_bytes_(gradient_bytes(setup_.device)),
       not_recorded_(GraphCapture::obstacle(setup_.device)) {}
 
 Step::Memory::Memory(const CandidateTensors& found, int64_t num_atoms, c10::Device device)
@@ -170,7 +169,7 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
     if (may_share_weights_) find = [&] { return find_pairs(edges); };
-    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, gradient_bytes(setup_.device));
+    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, gradient_bytes_);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
     if (given && given->differed()) may_share_ = false;
     if (given && given->values_differed()) may_share_weights_ = false;

@@ -74,6 +74,7 @@ class Step {
 
   const Setup setup_;
   std::optional<c10::Stream> stream_;  // of all work on a GPU, because the default one can not be recorded
+  const double gradient_bytes_;  // what gradients of weights may take at a time
   std::unique_ptr<Memory> memory_;
   bool is_new_ = false;  // whether candidates have not served yet
   bool compared_ = false;  // whether the edges of every layer were compared with those that are sorted

@@ -17,6 +17,8 @@ struct Product {
   int64_t key;
 };
 
+Tensor multiply(const Product&, const Tensor& a, const Tensor& b);
+
 // Whether eqaccel::matrix_product_shared has a kernel for sums of rows of `a`, which is faster than to add them before.
 bool adds_rows(const Product&, const Tensor& a);
 

@@ -27,12 +27,6 @@ namespace {
 constexpr const char* op_name = "eqaccel::matrix_product";
 constexpr const char* shared_name = "eqaccel::matrix_product_shared";
 
-Tensor call(const Product& s, const Tensor& a, const Tensor& b) {
-  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
-  static const auto op = find_operator<Signature>("eqaccel::matrix_product");
-  return op.call(s.payload, s.key, a, b);
-}
-
 void check(const Tensor& a, const Tensor& b) {
   TORCH_CHECK(a.dim() == 2, op_name, ": argument 'a' must have shape (rows, terms), got ", a.sym_sizes(),
               ". Flatten leading dimensions with .flatten(0, -2).");
@@ -222,7 +216,7 @@ struct KeptOperand {
 struct Multiplication {
   static constexpr bool is_traceable = false;
 
-  static constexpr auto compute = call;
+  static constexpr auto compute = multiply;
 
   // Each operand is for the gradient of the other.
   static void save(AutogradContext& context, const Product& s, const variable_list& operands) {
@@ -237,7 +231,7 @@ struct Multiplication {
     const Tensor &b = saved[0], &g = gradients[0];
     const Product s{saved[1], context->saved_data["key"].toInt()};
     variable_list results(2);
-    if (context->needs_input_grad(0)) results[0] = call(s, g, b.t());
+    if (context->needs_input_grad(0)) results[0] = multiply(s, g, b.t());
     if (!context->needs_input_grad(1)) return results;
     const Tensor a = KeptOperand::restore(context->saved_data, {saved.begin() + 2, saved.end()});
     // In the layout of `b`: what is transposed back to that of a parameter is its gradient without a copy.
@@ -249,13 +243,13 @@ struct Multiplication {
   // The product again, of what was saved.
   static Tensor remake(const ProductRecipe::Data& data, const variable_list& saved) {
     const Tensor a = KeptOperand::restore(data, {saved.begin() + 2, saved.end()});
-    return call(Product{saved[1], data.at("key").toInt()}, a, saved[0]);
+    return multiply(Product{saved[1], data.at("key").toInt()}, a, saved[0]);
   }
 
   static variable_list tangents(const Product& s, const variable_list& v, const variable_list& along) {
     variable_list sum(1);
-    if (along[0].defined()) add(sum[0], call(s, along[0], v[1]));
-    if (along[1].defined()) add(sum[0], call(s, v[0], along[1]));
+    if (along[0].defined()) add(sum[0], multiply(s, along[0], v[1]));
+    if (along[1].defined()) add(sum[0], multiply(s, v[0], along[1]));
     return sum;
   }
 };
@@ -284,6 +278,12 @@ TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("matrix_produc
 int64_t worth_a_product(const Tensor& t) { return t.is_cpu() ? 256 << 20 : 32 << 20; }
 
 }  // namespace
+
+Tensor multiply(const Product& product, const Tensor& a, const Tensor& b) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
+  static const auto op = find_operator<Signature>(op_name);
+  return op.call(product.payload, product.key, a, b);
+}
 
 bool adds_rows(const Product& product, const Tensor& a) {
   if (a.is_cpu()) return true;

@@ -23,12 +23,6 @@ Tensor add(const EdgePairs& pairs, const Tensor& values) {
   return values.index_select(0, first).add_(rest.masked_fill_(second.lt(0).unsqueeze(1), 0));
 }
 
-Tensor multiply(const Product& product, const Tensor& values, const Tensor& matrix) {
-  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
-  static const auto op = find_operator<Signature>("eqaccel::matrix_product");
-  return op.call(product.payload, product.key, values, matrix);
-}
-
 Tensor multiply_pairs(const Tensor& payload, int64_t key, const Tensor& product_payload, int64_t product_key,
                       const Tensor& values, const Tensor& matrix, const Tensor& edges) {
   const Product product{product_payload, product_key};

@@ -15,12 +15,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-Tensor multiply(const Product& product, const Tensor& a, const Tensor& b) {
-  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
-  static const auto op = find_operator<Signature>("eqaccel::matrix_product");
-  return op.call(product.payload, product.key, a, b);
-}
-
 // Between the two, gradients have a row for each edge, and weights have not. Differentiated once, and not by `matrix`.
 class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
  public:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from eqaccel.ops.library import call_operator, load_library
-from eqaccel.ops.matrix_product import MatrixProduct
 
 if TYPE_CHECKING:  # that file needs this one
     from eqaccel.ops.neighbors import Neighbors
@@ -91,22 +90,6 @@ class EdgePairs:
         arguments = (*self.source, values, self.row, self.edges, differ)
         rows: Tensor = call_operator(torch.ops.eqaccel.take_pairs, *arguments)
         return rows
-
-    def multiply(self, product: MatrixProduct, values: Tensor, matrix: Tensor) -> Tensor:
-        """The sum of the values of the edges of a pair, times a matrix; zeros beyond the last pair.
-
-        Args:
-            product: Multiplies.
-            values: (num_edges, terms).
-            matrix: (terms, columns).
-
-        Returns:
-            (num_pairs, columns).
-        """
-        result: Tensor = torch.ops.eqaccel.multiply_pairs(
-            *self.source, product.payload, product.key, values, matrix, self.edges
-        )
-        return result
 
 
 @dataclass(frozen=True)

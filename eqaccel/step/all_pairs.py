@@ -23,27 +23,24 @@ _MARGIN = 1e-6
 """In cell vectors: by how much more images are looked at, for the rounding of atoms that are many cells away."""
 
 
-def count_images(system: System, reach: float) -> NDArray[np.float64]:
-    """(num_structures,), in how many images `AllPairs` looks at the pairs of each structure, of all its pairs."""
-    sizes = np.array(system.sizes, dtype=np.float64)
-    return np.square(sizes) * _rows(_widths(system, _inverse(system), reach)).prod(axis=1)
-
-
 class AllPairs:
     """Looks at all pairs of atoms of structures, on a device.
 
     Args:
         system: The structures, with cells that span a volume.
         reach: Angstrom; pairs are shorter than that. Those for which this is only a matter of rounding may be missing.
+
+    Attributes:
+        num_images: (num_structures,) float64, how many images of pairs there are to look at in each structure.
     """
 
     def __init__(self, system: System, reach: float) -> None:
-        inverse, periodic = _inverse(system), system.periodic[system.structure]
-        fractions = np.einsum("ni,nij->nj", system.positions, inverse[system.structure])
-        self._reach, self._cells = reach, system.completed_cells
-        self._atoms = np.concatenate([system.positions, fractions * periodic], axis=1)
+        self._system, self._reach, self._cells = system, reach, system.completed_cells
+        self._inverse = np.asarray(np.linalg.inv(self._cells), dtype=np.float64)
         self._sizes = np.array(system.sizes, dtype=np.int64)
-        self._widths = _widths(system, inverse, reach)
+        # How many cell vectors a pair may be long; 0 where nothing is periodic.
+        self._widths = (np.linalg.norm(self._inverse, axis=1) * reach + _MARGIN) * system.periodic
+        self.num_images = np.square(self._sizes, dtype=np.float64) * _rows(self._widths).prod(axis=1)
 
     def find(self, chosen: NDArray[np.int64], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The pairs of some structures, in the order (receiver, sender, shift).
@@ -57,7 +54,9 @@ class AllPairs:
         Returns:
             Receivers (num_pairs,) and senders (num_pairs,) int64, shifts (num_pairs, 3) int32.
         """
-        atoms = torch.from_numpy(self._atoms).to(device)
+        positions, structure = self._system.positions, self._system.structure
+        fractions = np.einsum("ni,nij->nj", positions, self._inverse[structure]) * self._system.periodic[structure]
+        atoms = torch.from_numpy(np.concatenate([positions, fractions], axis=1)).to(device)
         found = [_find(self._part(part, device), atoms, self._reach) for part in self._split(chosen)]
         receiver, sender, shift = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         return receiver, sender, shift
@@ -65,8 +64,7 @@ class AllPairs:
     def _split(self, chosen: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """The structures, in portions of no more than `MOST` images or one structure."""
         begin, held = 0, 0.0
-        counts = np.square(self._sizes[chosen], dtype=np.float64) * _rows(self._widths[chosen]).prod(axis=1)
-        for end, count in enumerate(counts):
+        for end, count in enumerate(self.num_images[chosen]):
             if end > begin and held + count > MOST:
                 yield chosen[begin:end]
                 begin, held = end, 0.0
@@ -148,15 +146,6 @@ def _near(part: _Part, way: Tensor, own: Tensor, structure: Tensor, reach: float
     x, y, z = vectors.square_().unbind(1)
     (found,) = ((x + y + z < reach**2) & (number != own[pair])).nonzero(as_tuple=True)
     return pair[found], image[found]
-
-
-def _inverse(system: System) -> NDArray[np.float64]:
-    return np.asarray(np.linalg.inv(system.completed_cells), dtype=np.float64)
-
-
-def _widths(system: System, inverse: NDArray[np.float64], reach: float) -> NDArray[np.float64]:
-    """(num_structures, 3), how many cell vectors a pair may be long; 0 where nothing is periodic."""
-    return (np.linalg.norm(inverse, axis=1) * reach + _MARGIN) * system.periodic
 
 
 def _rows(widths: NDArray[np.float64]) -> NDArray[np.float64]:

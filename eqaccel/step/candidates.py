@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.ops import CandidateTensors
-from eqaccel.step.all_pairs import MOST, AllPairs, count_images
+from eqaccel.step.all_pairs import MOST, AllPairs
 from eqaccel.step.system import System
 
 
@@ -99,9 +99,10 @@ def _pairs(system: System, reach: float, device: torch.device) -> CandidateTenso
 def _sorted_pairs(system: System, reach: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Receivers, senders and shifts of all structures: of the small ones at once, of each other one by itself."""
     sizes = np.array(system.sizes)
-    is_large = count_images(system, reach) > MOST_IMAGES[device.type]
+    all_pairs = AllPairs(system, reach)
+    is_large = all_pairs.num_images > MOST_IMAGES[device.type]
     is_small, large = ~is_large & (sizes > 0), np.flatnonzero(is_large)
-    found = [AllPairs(system, reach).find(np.flatnonzero(is_small), device)] if is_small.any() else []
+    found = [all_pairs.find(np.flatnonzero(is_small), device)] if is_small.any() else []
     ends = np.cumsum(sizes)
     for number in large:
         begin, end = int(ends[number] - sizes[number]), int(ends[number])

@@ -302,8 +302,8 @@ class Evaluation:
             pair_bytes=pair_bytes,
             gradient_bytes=gradient_bytes,
         )
-        results, use = [], ProgramUse()
-        programs = nullcontext(use) if self._programs_differ else given_to_programs(given)
+        results = []
+        programs = nullcontext(ProgramUse()) if self._programs_differ else given_to_programs(given)
         with given_edges(given), programs as use:
             for potential in self.potentials:
                 energies, gradient = potential(edges.vectors, edges.edge_index, memory.types, num_nodes, 0)

@@ -119,8 +119,10 @@ def test_rows_of_pairs_are_added(device: torch.device, dtype: torch.dtype) -> No
         added = torch.ops.eqaccel.add_pairs(search.payload, search.key, matrix, members.to(device))
         assert torch.equal(added, torch.stack(expected))
         matrix[3] = 0.0
-    pairs = EdgePairs(torch.zeros(9, dtype=torch.int32, device=device), members.to(device), matrix, search)
-    assert torch.equal(pairs.multiply(MatrixProduct().to(device), matrix, product), torch.stack(expected))
+    multiplying, members = MatrixProduct().to(device), members.to(device)
+    source = (members, 0) if search is None else (search.payload, search.key)
+    arguments = (*source, multiplying.payload, multiplying.key, matrix, product, members)
+    assert torch.equal(torch.ops.eqaccel.multiply_pairs(*arguments), torch.stack(expected))
 
 
 def test_the_packed_index_is_that_of_a_graph(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.step import System, all_pairs, candidates
-from eqaccel.step.all_pairs import AllPairs, count_images
+from eqaccel.step.all_pairs import AllPairs
 from eqaccel.step.candidates import MOST_IMAGES, Candidates
 
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ def test_more_structures_take_no_more_launches(device: torch.device) -> None:
 
 def test_small_structures_are_not_found_one_by_one(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = crystal(2), crystal(3)
-    images = count_images(System.join([small, large]), CUTOFF + 0.3)
+    images = AllPairs(System.join([small, large]), CUTOFF + 0.3).num_images
     monkeypatch.setitem(MOST_IMAGES, device.type, int(images[0]))
     alone, made = candidates._list_of, []
 
