@@ -71,6 +71,8 @@ def simulate(
         log = (folder / "log.lammps").read_text()
     marks = _marks(log)
     samples = tuple(1e3 * float(taken) for taken in np.diff(marks[warm_up:]))
+    if not samples:
+        raise RuntimeError(f"no step after the first {warm_up} began within {budget:g} s: give a larger --budget")
     run = Run(len(atoms), whole - marks[-1], samples, (False,) * len(samples), None)
     return run.to_json() | {"note": "", "atoms": len(atoms), "setup_s": setup_s} | _counts(log), forces
 

@@ -78,6 +78,9 @@ EQ_FN void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, uns
 }
 #endif
 
+// Brings what is at p, with its line of the second-level cache, into that cache.
+EQ_FN void prefetch_line(const T* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // The kernel after this one, if it was launched early, may begin once all blocks of this one have said so or ended; it
 // waits for the end of this one before it reads what this one writes.
 EQ_FN void let_next_begin() {

@@ -162,6 +162,17 @@ struct MixingTeam {
   }
   EQ_FN bool has(int v) const { return active && (mul3 % columns == 0 || column + v * lanes < mul3); }
 
+  // A team has much to do with its weights where there are gradients: it asks for those of its next pairs meanwhile.
+  EQ_FN void prefetch(int p, int pairs) const {
+    if (!has_gradient || !weighted || !active || column >= columns) return;
+    constexpr int line = 128 / sizeof(T);
+    const int begin = p * mul3 - column;
+    for (int n = lane % lanes * line; n < pairs * mul3; n += lanes * line) {
+      prefetch_line(w + begin + n);
+      if constexpr (has_c) prefetch_line(c + begin + n);
+    }
+  }
+
   // Mixes n pairs from p on.
   template <int n>
   EQ_FN void mix(int p) {
@@ -231,7 +242,10 @@ __device__ __noinline__ void mix_densely(const Tile at, const MixedRows rows) {
       int p = 0;
       if constexpr (pairs >= together) {
 #pragma unroll 1
-        for (; p + together <= at.count; p += together) team.template mix<together>(p);
+        for (; p + together <= at.count; p += together) {
+          team.prefetch(p + together, min(together, at.count - p - together));
+          team.template mix<together>(p);
+        }
       }
       if constexpr (rest > 0) {
         if (p < at.count) team.template mix<rest>(p);

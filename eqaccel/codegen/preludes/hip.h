@@ -25,6 +25,8 @@ EQ_FN void commit_copies() {}
 template <int pending>
 EQ_FN void wait_copies() {}
 
+EQ_FN void prefetch_line(const T*) {}
+
 // No kernel is launched before the one before it has ended.
 EQ_FN void let_next_begin() {}
 EQ_FN void wait_for_previous() {}

@@ -308,7 +308,10 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
         # A block that is alone on its multiprocessor has more shared memory, and nobody else to work while it waits.
         most_edges = wanted if most_resident > 1 else 2 * wanted
         choices = sorted({max(edges, least) for edges in (most_edges, wanted, wanted // 2, 1)}, reverse=True)
-        shapes = [(edges, stages) for edges in choices for stages in (3, 2)]
+        # Finding one of two stages takes fewer instructions than one of three, which counts where a block runs the code
+        # of several segments at once: 8 % of the time of a gradient with three.
+        depths = (2,) if plan.direction is Direction.BACKWARD and len(segments) > 2 else (3, 2)
+        shapes = [(edges, stages) for edges in choices for stages in depths]
         for resident in range(most_resident, 0, -1):
             for edges, stages in shapes:
                 chosen = replace(plan, segments=segments, edges_per_stage=edges, stages=stages, blocks_per_sm=resident)
