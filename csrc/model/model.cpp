@@ -11,6 +11,7 @@
 #include <torch/cuda.h>
 
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -28,6 +29,9 @@ namespace {
 
 // The part of a file that holds the kernels of a step; nothing calls it (integrations/export/core.py).
 constexpr const char* search_module = "search";
+
+constexpr double unlimited = std::numeric_limits<double>::infinity();
+constexpr ops::Portions::Limits no_limits{unlimited, unlimited};
 
 // The line that says what is wrong. An error of a TorchScript program traces the program first.
 std::string brief(const std::exception& error) {
@@ -174,7 +178,8 @@ class TorchModel final : public Model {
     // Nothing is shared here, so that steps that ask for moments have the bits of those that do not.
     std::optional<GivenGraph> given;
     if (may_give_)
-      given.emplace(edges, sorted(edges, frame.num_nodes), frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_);
+      given.emplace(edges, sorted(edges, frame.num_nodes), frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_,
+                    GivenGraph::FindPairs(), in_slots(frame) ? limits_on(device_) : no_limits);
     const auto [of_nodes, of_edges] =
         call(vectors.to(device_, dtype()), edges, types.to(device_), frame.num_local, exchange);
     compared_ = true;
@@ -189,6 +194,14 @@ class TorchModel final : public Model {
                                   .findSchemaOrThrow("eqaccel::graph", "")
                                   .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt, c10::SymInt)>();
     return graph.call(edge_index[1], edge_index[0], num_nodes, num_nodes);
+  }
+
+  // Whether edges come in the order of a packed index, as kernels for some of them take them.
+  static bool in_slots(const Frame& frame) {
+    const auto place = [&](int64_t edge) { return std::pair(frame.receivers[edge], frame.senders[edge]); };
+    for (int64_t edge = 1; edge < frame.num_edges; ++edge)
+      if (place(edge) < place(edge - 1)) return false;
+    return true;
   }
 
   static void copy(const at::Tensor& from, at::IntArrayRef shape, double* to) {

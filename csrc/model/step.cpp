@@ -20,7 +20,6 @@ namespace {
 using at::Tensor;
 
 // As in eqaccel/step/engine.py.
-constexpr double gradient_share = 0.125;  // of memory that is asked for, or there
 constexpr double roundings = 1024, slack = 1.04, candidate_slack = 1.25, roomy = 1.25;
 constexpr int warm_ups = 3;  // kernels compile in the first
 
@@ -34,13 +33,6 @@ auto operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-double gradient_bytes(c10::Device device) {
-  if (const int64_t asked = settings::weight_bytes()) return static_cast<double>(asked) * gradient_share;
-  if (device.is_cpu()) return std::numeric_limits<double>::infinity();
-  const GpuDriver& driver = GpuDriver::get(backend_of(device));
-  return static_cast<double>(driver.device(device.index()).memory_bytes) * gradient_share;
-}
-
 std::optional<c10::Stream> own_stream(c10::Device device) {
   if (device.is_cpu()) return std::nullopt;
   const c10::impl::VirtualGuardImpl gpu(device.type());
@@ -50,8 +42,15 @@ std::optional<c10::Stream> own_stream(c10::Device device) {
 
 }  // namespace
 
+ops::Portions::Limits limits_on(c10::Device device) {
+  const auto asked = static_cast<double>(settings::weight_bytes());
+  if (device.is_cpu()) return ops::Portions::limits(asked, std::numeric_limits<double>::infinity());
+  const GpuDriver& driver = GpuDriver::get(backend_of(device));
+  return ops::Portions::limits(asked, static_cast<double>(driver.device(device.index()).memory_bytes));
+}
+
 Step::Step(Setup setup)
-    : setup_(std::move(setup)), stream_(own_stream(setup_.device)), gradient_bytes_(gradient_bytes(setup_.device)),
+    : setup_(std::move(setup)), stream_(own_stream(setup_.device)), limits_(limits_on(setup_.device)),
       not_recorded_(GraphCapture::obstacle(setup_.device)) {}
 
 Step::Memory::Memory(const CandidateTensors& found, int64_t num_atoms, c10::Device device)
@@ -168,8 +167,9 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
   {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
-    if (may_share_weights_) find = [&] { return find_pairs(edges); };
-    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, gradient_bytes_);
+    if (may_share_weights_)
+      find = [&] { return c10::make_intrusive<ops::Portions>(find_pairs(edges), edges.graph, limits_); };
+    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, limits_);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
     if (given && given->differed()) may_share_ = false;
     if (given && given->values_differed()) may_share_weights_ = false;

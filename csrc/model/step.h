@@ -12,11 +12,14 @@
 #include <utility>
 
 #include "candidate_tensors.h"
-#include "edge_pairs.h"
 #include "eqaccel/model.h"
 #include "graph_capture.h"
+#include "portions.h"
 
 namespace eqaccel {
+
+// What weights of edges may take on a device.
+ops::Portions::Limits limits_on(c10::Device);
 
 class Step {
  public:
@@ -74,7 +77,7 @@ class Step {
 
   const Setup setup_;
   std::optional<c10::Stream> stream_;  // of all work on a GPU, because the default one can not be recorded
-  const double gradient_bytes_;  // what gradients of weights may take at a time
+  const ops::Portions::Limits limits_;  // of weights
   std::unique_ptr<Memory> memory_;
   bool is_new_ = false;  // whether candidates have not served yet
   bool compared_ = false;  // whether the edges of every layer were compared with those that are sorted
