@@ -11,6 +11,7 @@
 #include <torch/cuda.h>
 
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -87,11 +88,7 @@ class TorchModel final : public Model {
 
   void evaluate(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients,
                 double* moments) override {
-    in_brief([&] {
-      if (!main_thread_) return run(frame, exchange, energies, gradients, moments);
-      GhostExchange* inner = exchange ? main_thread_.get() : nullptr;
-      main_thread_->run(exchange, [&] { run(frame, inner, energies, gradients, moments); });
-    });
+    in_brief([&] { served(exchange, [&](GhostExchange* inner) { run(frame, inner, energies, gradients, moments); }); });
   }
 
   std::string cannot_step() const override {
@@ -107,8 +104,11 @@ class TorchModel final : public Model {
     });
   }
 
-  void step(const Atoms& atoms, StepResult& result) override {
-    in_brief([&] { step_->run(atoms, result); });
+  void step(const Atoms& atoms, GhostExchange* exchange, StepResult& result) override {
+    in_brief([&] {
+      if (!exchange) return step_->run(atoms, nullptr, result);
+      served(exchange, [&](GhostExchange* inner) { step_->run(atoms, inner, result); });
+    });
   }
 
   std::string steps_note() const override { return step_ ? step_->note() : ""; }
@@ -125,10 +125,18 @@ class TorchModel final : public Model {
     }
   }
 
+  // Does work whose exchanges are made on this thread.
+  void served(GhostExchange* exchange, const std::function<void(GhostExchange*)>& work) {
+    if (!main_thread_) return work(exchange);
+    GhostExchange* inner = exchange ? main_thread_.get() : nullptr;
+    main_thread_->run(exchange, [&] { work(inner); });
+  }
+
   Step::Setup setup() {
     Step::Setup setup;
-    setup.potential = [this](at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_nodes) {
-      return call(std::move(vectors), std::move(edge_index), std::move(types), num_nodes, nullptr);
+    setup.potential = [this](at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_local,
+                             GhostExchange* exchange) {
+      return call(std::move(vectors), std::move(edge_index), std::move(types), num_local, exchange);
     };
     setup.search = at::empty({0}, at::kByte);
     if (!device_.is_cpu()) {
@@ -222,7 +230,7 @@ class TorchModel final : public Model {
 }  // namespace
 }  // namespace eqaccel
 
-extern "C" eqaccel::Model* eqaccel_load_model_3(const eqaccel::ModelOptions* options) {
+extern "C" eqaccel::Model* eqaccel_load_model_4(const eqaccel::ModelOptions* options) {
   const std::string subject = "model file '" + std::string(options->path) + "' ";
   try {
     return new eqaccel::TorchModel(*options);

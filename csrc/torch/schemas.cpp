@@ -89,11 +89,12 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("polynomial_polar_form(Tensor payload, int key, Tensor f, Tensor g, Tensor h, Tensor i, int missing, "
               "SymInt columns) -> Tensor",
               tags);
-  // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them.
+  // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them. All reversible:
+  // each has its reverse among them.
   library.def(
       "neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
-      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype) "
-      "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
+      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype, "
+      "bool all_reversible=True) -> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
   // Pairs of edges and their reverses on a GPU, of the graph of `neighbors`, with -2 for the second edge beyond the last
   // pair, and (1,) float64 zero for `take_pairs`; and sums of the rows of a matrix that pairs have.
   library.def("neighbor_pairs(Tensor payload, int key, Tensor vectors, Tensor graph, int num_atoms, int num_nodes) -> "
