@@ -61,7 +61,10 @@ CandidateTensors sort_candidates(const Candidates& given, c10::Device device) {
     for (int64_t axis = 0; axis < 3; ++axis) result = result * width + (by.select(1, axis) + largest);
     return result;
   };
-  const Tensor both = at::cat({key(receiver, sender, shift), key(sender, receiver, shift.neg())});
+  const Tensor turned = key(sender, receiver, shift.neg());
+  const bool has_ghosts = given.num_local < atoms;
+  const Tensor both =
+      at::cat({key(receiver, sender, shift), has_ghosts ? turned.masked_select(sender.lt(given.num_local)) : turned});
   const Tensor keys = std::get<0>(at::unique_consecutive(std::get<0>(both.sort())));
   const auto divided = [](const Tensor& by_this, int64_t divisor) {
     const Tensor quotient = at::floor_divide(by_this, divisor);

@@ -11,6 +11,8 @@
 #include <torch/cuda.h>
 
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -28,6 +30,9 @@ namespace {
 
 // The part of a file that holds the kernels of a step; nothing calls it (integrations/export/core.py).
 constexpr const char* search_module = "search";
+
+constexpr double unlimited = std::numeric_limits<double>::infinity();
+constexpr ops::Portions::Limits no_limits{unlimited, unlimited};
 
 // The line that says what is wrong. An error of a TorchScript program traces the program first.
 std::string brief(const std::exception& error) {
@@ -83,11 +88,7 @@ class TorchModel final : public Model {
 
   void evaluate(const Frame& frame, GhostExchange* exchange, double* energies, double* gradients,
                 double* moments) override {
-    in_brief([&] {
-      if (!main_thread_) return run(frame, exchange, energies, gradients, moments);
-      GhostExchange* inner = exchange ? main_thread_.get() : nullptr;
-      main_thread_->run(exchange, [&] { run(frame, inner, energies, gradients, moments); });
-    });
+    in_brief([&] { served(exchange, [&](GhostExchange* inner) { run(frame, inner, energies, gradients, moments); }); });
   }
 
   std::string cannot_step() const override {
@@ -103,8 +104,11 @@ class TorchModel final : public Model {
     });
   }
 
-  void step(const Atoms& atoms, StepResult& result) override {
-    in_brief([&] { step_->run(atoms, result); });
+  void step(const Atoms& atoms, GhostExchange* exchange, StepResult& result) override {
+    in_brief([&] {
+      if (!exchange) return step_->run(atoms, nullptr, result);
+      served(exchange, [&](GhostExchange* inner) { step_->run(atoms, inner, result); });
+    });
   }
 
   std::string steps_note() const override { return step_ ? step_->note() : ""; }
@@ -121,10 +125,18 @@ class TorchModel final : public Model {
     }
   }
 
+  // Does work whose exchanges are made on this thread.
+  void served(GhostExchange* exchange, const std::function<void(GhostExchange*)>& work) {
+    if (!main_thread_) return work(exchange);
+    GhostExchange* inner = exchange ? main_thread_.get() : nullptr;
+    main_thread_->run(exchange, [&] { work(inner); });
+  }
+
   Step::Setup setup() {
     Step::Setup setup;
-    setup.potential = [this](at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_nodes) {
-      return call(std::move(vectors), std::move(edge_index), std::move(types), num_nodes, nullptr);
+    setup.potential = [this](at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_local,
+                             GhostExchange* exchange) {
+      return call(std::move(vectors), std::move(edge_index), std::move(types), num_local, exchange);
     };
     setup.search = at::empty({0}, at::kByte);
     if (!device_.is_cpu()) {
@@ -174,7 +186,8 @@ class TorchModel final : public Model {
     // Nothing is shared here, so that steps that ask for moments have the bits of those that do not.
     std::optional<GivenGraph> given;
     if (may_give_)
-      given.emplace(edges, sorted(edges, frame.num_nodes), frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_);
+      given.emplace(edges, sorted(edges, frame.num_nodes), frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_,
+                    GivenGraph::FindPairs(), in_slots(frame) ? limits_on(device_) : no_limits);
     const auto [of_nodes, of_edges] =
         call(vectors.to(device_, dtype()), edges, types.to(device_), frame.num_local, exchange);
     compared_ = true;
@@ -189,6 +202,14 @@ class TorchModel final : public Model {
                                   .findSchemaOrThrow("eqaccel::graph", "")
                                   .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt, c10::SymInt)>();
     return graph.call(edge_index[1], edge_index[0], num_nodes, num_nodes);
+  }
+
+  // Whether edges come in the order of a packed index, as kernels for some of them take them.
+  static bool in_slots(const Frame& frame) {
+    const auto place = [&](int64_t edge) { return std::pair(frame.receivers[edge], frame.senders[edge]); };
+    for (int64_t edge = 1; edge < frame.num_edges; ++edge)
+      if (place(edge) < place(edge - 1)) return false;
+    return true;
   }
 
   static void copy(const at::Tensor& from, at::IntArrayRef shape, double* to) {
@@ -209,7 +230,7 @@ class TorchModel final : public Model {
 }  // namespace
 }  // namespace eqaccel
 
-extern "C" eqaccel::Model* eqaccel_load_model_3(const eqaccel::ModelOptions* options) {
+extern "C" eqaccel::Model* eqaccel_load_model_4(const eqaccel::ModelOptions* options) {
   const std::string subject = "model file '" + std::string(options->path) + "' ";
   try {
     return new eqaccel::TorchModel(*options);

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iomanip>
 #include <limits>
+#include <sstream>
 
 #include "device.h"
 #include "given_graph.h"
@@ -20,7 +22,6 @@ namespace {
 using at::Tensor;
 
 // As in eqaccel/step/engine.py.
-constexpr double gradient_share = 0.125;  // of memory that is asked for, or there
 constexpr double roundings = 1024, slack = 1.04, candidate_slack = 1.25, roomy = 1.25;
 constexpr int warm_ups = 3;  // kernels compile in the first
 
@@ -34,13 +35,6 @@ auto operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-double gradient_bytes(c10::Device device) {
-  if (const int64_t asked = settings::weight_bytes()) return static_cast<double>(asked) * gradient_share;
-  if (device.is_cpu()) return std::numeric_limits<double>::infinity();
-  const GpuDriver& driver = GpuDriver::get(backend_of(device));
-  return static_cast<double>(driver.device(device.index()).memory_bytes) * gradient_share;
-}
-
 std::optional<c10::Stream> own_stream(c10::Device device) {
   if (device.is_cpu()) return std::nullopt;
   const c10::impl::VirtualGuardImpl gpu(device.type());
@@ -50,13 +44,20 @@ std::optional<c10::Stream> own_stream(c10::Device device) {
 
 }  // namespace
 
+ops::Portions::Limits limits_on(c10::Device device) {
+  const auto asked = static_cast<double>(settings::weight_bytes());
+  if (device.is_cpu()) return ops::Portions::limits(asked, std::numeric_limits<double>::infinity());
+  const GpuDriver& driver = GpuDriver::get(backend_of(device));
+  return ops::Portions::limits(asked, static_cast<double>(driver.device(device.index()).memory_bytes));
+}
+
 Step::Step(Setup setup)
-    : setup_(std::move(setup)), stream_(own_stream(setup_.device)), gradient_bytes_(gradient_bytes(setup_.device)),
+    : setup_(std::move(setup)), stream_(own_stream(setup_.device)), limits_(limits_on(setup_.device)),
       not_recorded_(GraphCapture::obstacle(setup_.device)) {}
 
-Step::Memory::Memory(const CandidateTensors& found, int64_t num_atoms, c10::Device device)
-    : atoms(num_atoms), spare(device.is_cpu() ? 0 : std::max<int64_t>(8, num_atoms / 64)),
-      candidates(CandidateTensors::room(num_atoms, static_cast<int64_t>(found.size() * candidate_slack), device)) {
+Step::Memory::Memory(const CandidateTensors& found, int64_t num_local, c10::Device device)
+    : local(num_local), atoms(found.atoms()), spare(device.is_cpu() ? 0 : std::max<int64_t>(8, atoms / 64)),
+      candidates(CandidateTensors::room(atoms, static_cast<int64_t>(found.size() * candidate_slack), device)) {
   // All entries take eight bytes.
   const auto doubles = at::TensorOptions().dtype(at::kDouble);
   const int64_t length = 9 + 4 * atoms;
@@ -67,16 +68,22 @@ Step::Memory::Memory(const CandidateTensors& found, int64_t num_atoms, c10::Devi
   positions = own.narrow(0, 9, 3 * atoms).view({atoms, 3});
   types = own.narrow(0, 9 + 3 * atoms, nodes()).view(at::kLong);
   zero = at::zeros({1}, doubles.device(device));
-  results = at::zeros({energies_at + 4 * atoms + 9}, doubles.pinned_memory(!device.is_cpu()));
+  results = at::zeros({energies_at + local + 3 * atoms + 9}, doubles.pinned_memory(!device.is_cpu()));
   candidates.fill(found);
 }
 
-void Step::Memory::move(const Atoms& given) {
+int64_t Step::Memory::move(const Atoms& given) {
   double* to = staged.mutable_data_ptr<double>();
+  const int64_t places = 9 + 3 * atoms;
   std::copy_n(given.cell, 9, to);
   std::copy_n(given.positions, 3 * atoms, to + 9);
-  std::memcpy(to + 9 + 3 * atoms, given.types, atoms * sizeof(int64_t));
-  moved.copy_(staged, /*non_blocking=*/true);
+  const std::size_t type_bytes = atoms * sizeof(int64_t);
+  const bool others = !has_types_ || std::memcmp(to + places, given.types, type_bytes) != 0;
+  if (others) std::memcpy(to + places, given.types, type_bytes);
+  has_types_ = true;
+  const int64_t length = others ? staged.size(0) : places;
+  moved.narrow(0, 0, length).copy_(staged.narrow(0, 0, length), /*non_blocking=*/true);
+  return length * static_cast<int64_t>(sizeof(double));
 }
 
 void Step::keep(const Candidates& given) {
@@ -86,12 +93,12 @@ void Step::keep(const Candidates& given) {
   is_new_ = true;
   std::string reason;
   if (!memory_) reason = "the first step";
-  else if (memory_->atoms != given.num_atoms) reason = "another number of atoms";
+  else if (!memory_->takes(given)) reason = "another number of atoms";
   else if (memory_->candidates.size() < found.size()) reason = "more pairs in the list";
   if (reason.empty()) return memory_->candidates.fill(found);
   forget_recording();
   memory_.reset();  // before there is more
-  memory_ = std::make_unique<Memory>(found, given.num_atoms, setup_.device);
+  memory_ = std::make_unique<Memory>(found, given.num_local, setup_.device);
   reason_ = reason;
   age_ = 0;
 }
@@ -111,10 +118,11 @@ void Step::make_room(const std::string& reason, int64_t num_edges) {
   memory_->capacity = static_cast<int64_t>(static_cast<double>(num_edges) * slack) + 64;
 }
 
-void Step::run(const Atoms& atoms, StepResult& result) {
+void Step::run(const Atoms& atoms, GhostExchange* exchange, StepResult& result) {
   const c10::OptionalStreamGuard on(stream_);
-  memory_->move(atoms);
-  if (is_new_ && on_gpu()) {
+  sent_bytes_ += memory_->move(atoms);
+  sent_atoms_ += memory_->atoms;
+  if (is_new_ && on_gpu() && !exchange) {
     // Without room edges are only counted.
     const int64_t count = search(1).count.item<int32_t>(), capacity = memory_->capacity;
     if (capacity == 0) make_room(reason_, count);
@@ -123,12 +131,12 @@ void Step::run(const Atoms& atoms, StepResult& result) {
       make_room("fewer edges", count);
   }
   is_new_ = false;
-  const double* values = fetch(run_once());
-  while (!accept(values)) values = fetch(run_once());
+  const double* values = fetch(exchange ? run_with(exchange) : run_once());
+  while (!exchange && !accept(values)) values = fetch(run_once());
   ++steps_;
   ++age_;
   result.nearest = values[nearest_at];
-  const double *energies = values + energies_at, *forces = energies + memory_->atoms, *v = forces + 3 * memory_->atoms;
+  const double *energies = values + energies_at, *forces = energies + memory_->local, *v = forces + 3 * memory_->atoms;
   result.energies.assign(energies, forces);
   result.forces.assign(forces, v);
   for (int i = 0; i < 3; ++i)
@@ -138,13 +146,26 @@ void Step::run(const Atoms& atoms, StepResult& result) {
 Step::Edges Step::search(int64_t capacity) const {
   using Signature = std::tuple<Tensor, Tensor, Tensor, Tensor>(
       const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-      const Tensor&, const Tensor&, double, int64_t, int64_t, at::ScalarType);
+      const Tensor&, const Tensor&, double, int64_t, int64_t, at::ScalarType, bool);
   static const auto neighbors = operator_of<Signature>("eqaccel::neighbors");
   const CandidateTensors& c = memory_->candidates;
   auto [vectors, edge_index, graph, count] =
       neighbors.call(setup_.search, setup_.search_key, memory_->positions, memory_->cell, memory_->types, c.ptr,
-                     c.sender, c.shift, c.t_ptr, c.t_order, setup_.cutoff, memory_->spare, capacity, setup_.dtype);
+                     c.sender, c.shift, c.t_ptr, c.t_order, setup_.cutoff, memory_->spare, capacity, setup_.dtype,
+                     /*all_reversible=*/memory_->local == memory_->atoms);
   return {vectors, edge_index, graph, count};
+}
+
+Step::Edges Step::search_exactly() const {
+  if (!on_gpu()) return search(0);
+  Edges edges = search(1);
+  const int64_t count = edges.count.item<int32_t>(), nodes = memory_->nodes();
+  if (count > 0) return search(count);
+  edges.vectors = edges.vectors.narrow(0, 0, 0);
+  edges.edge_index = edges.edge_index.narrow(1, 0, 0);
+  const auto options = edges.graph.options();
+  edges.graph = at::cat({at::full({2}, nodes, options), at::zeros({2 * nodes + 2}, options)});
+  return edges;
 }
 
 ops::EdgePairs Step::find_pairs(const Edges& edges) const {
@@ -157,20 +178,20 @@ ops::EdgePairs Step::find_pairs(const Edges& edges) const {
   return {row, members, differ, setup_.search, setup_.search_key};
 }
 
-Tensor Step::evaluate(int64_t capacity, bool compare) {
+Tensor Step::evaluate(const Edges& edges, bool compare, GhostExchange* exchange) {
   using Signature =
       std::tuple<Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, int64_t);
   static const auto edge_forces = operator_of<Signature>("eqaccel::edge_forces");
-  const Edges edges = search(capacity);
-  const int64_t nodes = memory_->nodes(), atoms = memory_->atoms;
+  const int64_t nodes = memory_->nodes(), atoms = memory_->atoms, own = exchange ? memory_->local : nodes;
   Tensor energies, gradient, differ;
   bool others_shared = false;
   {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
-    if (may_share_weights_) find = [&] { return find_pairs(edges); };
-    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, gradient_bytes_);
-    std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, nodes);
+    if (may_share_weights_ && !exchange)
+      find = [&] { return c10::make_intrusive<ops::Portions>(find_pairs(edges), edges.graph, limits_); };
+    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, limits_);
+    std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, own, exchange);
     if (given && given->differed()) may_share_ = false;
     if (given && given->values_differed()) may_share_weights_ = false;
     shares_weights_ = given && given->shares();
@@ -178,17 +199,24 @@ Tensor Step::evaluate(int64_t capacity, bool compare) {
     others_shared = given && given->differed() && given->shares();
   }
   // A layer had other edges: of them, those for which there is only room have added to the gradients of pairs.
-  if (others_shared) return evaluate(capacity, compare);
-  TORCH_CHECK(energies.sizes() == at::IntArrayRef({nodes}), "the model returned energies of shape ", energies.sizes(),
-              ", expected ", nodes);
+  if (others_shared) return evaluate(edges, compare);
+  TORCH_CHECK(energies.sizes() == at::IntArrayRef({own}), "the model returned energies of shape ", energies.sizes(),
+              ", expected ", own);
   const auto [forces, virials] = edge_forces.call(setup_.search, setup_.search_key, edges.vectors,
                                                   gradient.detach().contiguous(), edges.graph, nodes);
   const Tensor lengths = at::linalg_vector_norm(edges.vectors, 2, at::IntArrayRef({1}));
   const Tensor nearest = lengths.size(0) > 0 ? lengths.amin(at::IntArrayRef({0}), /*keepdim=*/true)
                                              : at::full({1}, setup_.cutoff, lengths.options());
   return at::cat({edges.count.to(at::kDouble), nearest.to(at::kDouble), differ.defined() ? differ : memory_->zero,
-                  energies.detach().narrow(0, 0, atoms).to(at::kDouble), forces.narrow(0, 0, atoms).flatten(),
+                  energies.detach().narrow(0, 0, memory_->local).to(at::kDouble), forces.narrow(0, 0, atoms).flatten(),
                   virials.narrow(0, 0, atoms).sum(0).flatten()});
+}
+
+Tensor Step::run_with(GhostExchange* exchange) {
+  not_recorded_ = "ranks exchange rows of ghosts";
+  Tensor results = evaluate(search_exactly(), !compared_, exchange);
+  compared_ = true;
+  return results;
 }
 
 Tensor Step::run_once() {
@@ -207,15 +235,15 @@ Tensor Step::run_once() {
     ++replays_;
     return recorded_;
   }
-  Tensor results = evaluate(memory_->capacity, !compared_);
+  Tensor results = evaluate(search(memory_->capacity), !compared_);
   compared_ = true;
   return results;
 }
 
 void Step::record() {
-  for (int run = 0; run < warm_ups; ++run) evaluate(memory_->capacity, run == 0);
-  const Tensor exact = evaluate(std::max<int64_t>(1, search(1).count.item<int32_t>()), true);
-  capture_ = std::make_unique<GraphCapture>([this] { recorded_ = evaluate(memory_->capacity, false); });
+  for (int run = 0; run < warm_ups; ++run) evaluate(search(memory_->capacity), run == 0);
+  const Tensor exact = evaluate(search(std::max<int64_t>(1, search(1).count.item<int32_t>())), true);
+  capture_ = std::make_unique<GraphCapture>([this] { recorded_ = evaluate(search(memory_->capacity), false); });
   capture_->replay();
   verify(recorded_, exact);
   ++recordings_[reason_];
@@ -262,6 +290,12 @@ const double* Step::fetch(const Tensor& results) {
 
 std::string Step::note() const {
   std::string text = std::to_string(steps_) + " steps on kept lists (" + std::to_string(lists_) + " sent)";
+  if (sent_atoms_ > 0) {
+    std::ostringstream sent;
+    sent << ", " << std::fixed << std::setprecision(1)
+         << static_cast<double>(sent_bytes_) / static_cast<double>(sent_atoms_) << " bytes an atom sent in a step";
+    text += sent.str();
+  }
   std::string recorded;
   for (const auto& [reason, count] : recordings_)
     recorded += (recorded.empty() ? "" : ", ") + std::to_string(count) + " for " + reason;

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <locale>
 #include <set>
+#include <sstream>
 
 #include "cache.h"
 #include "diagnostics.h"
@@ -177,6 +179,16 @@ const std::string& Program::entry(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw std::out_of_range("the payload has no entry '" + name + "'");
   return found->second;
+}
+
+std::vector<std::pair<int64_t, int64_t>> Program::blocks(char kind) const {
+  std::istringstream lines(entry("check/blocks"));
+  lines.imbue(std::locale::classic());
+  std::vector<std::pair<int64_t, int64_t>> found;
+  char of = 0;
+  for (int64_t channels = 0, components = 0; lines >> of >> channels >> components;)
+    if (of == kind) found.emplace_back(channels, components);
+  return found;
 }
 
 Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {

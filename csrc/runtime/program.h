@@ -8,6 +8,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "abi.h"
@@ -109,6 +110,8 @@ class Program {
     return rounds_weights(scalar) && direction != Direction::double_backward;
   }
   const std::string& entry(const std::string& name) const;  // any entry; throws std::out_of_range if absent
+  // Channels and components of the blocks that rows of a kind ('x', 'y', 'z' or 'w') have.
+  std::vector<std::pair<int64_t, int64_t>> blocks(char kind) const;
   // Shared memory that a block of any kernel of a body for GPUs takes at most; 0 where the numbers do not say.
   int64_t shared_bytes(const std::string& body) const;
   // Name of the body that `compile` takes for an architecture.

@@ -5,10 +5,17 @@
 namespace eqaccel::ops {
 
 struct EdgePairs {
-  Tensor row, edges;  // as eqaccel::edge_pairs gives them: the pair of each edge, and the edges of each pair
+  // As eqaccel::edge_pairs gives them: the pair of each edge, and the edges of each pair. No edges where each edge is alone,
+  // and its own pair.
+  Tensor row, edges;
   Tensor differ;  // (1,) float64: not zero once an edge and its reverse had other values
   Tensor payload;  // of the kernels of eqaccel::neighbors; any on a CPU
   int64_t key;
+
+  bool are_alone() const { return !edges.defined(); }
+  int64_t size() const { return are_alone() ? row.size(0) : edges.size(0); }
+  // Whether every edge has a reverse, so that numbers of edges are known without a look.
+  bool are_reversible() const { return !row.is_cpu(); }
 };
 
 // A product of matrices by eqaccel::matrix_product.

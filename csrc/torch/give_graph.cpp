@@ -2,6 +2,7 @@
 #include <torch/library.h>
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -12,18 +13,13 @@ namespace {
 
 thread_local std::vector<std::unique_ptr<GivenGraph>> given;
 
-int64_t give_graph(const Tensor& edge_index, const Tensor& graph, int64_t num_nodes, bool compare, at::TensorList pairs,
-                   int64_t key, double gradient_bytes) {
-  constexpr std::size_t parts = 4;
-  TORCH_CHECK(pairs.empty() || pairs.size() == parts,
-              "eqaccel::give_graph: argument 'pairs' must be row, edges, differ ", "and payload, or empty, got ",
-              pairs.size(), " tensors.");
+int64_t give_graph(const Tensor& edge_index, const Tensor& graph, int64_t num_nodes, bool compare,
+                   const std::optional<c10::intrusive_ptr<Portions>>& portions, double weight_bytes,
+                   double gradient_bytes) {
   GivenGraph::FindPairs find;
-  if (!pairs.empty()) {
-    const EdgePairs found{pairs[0], pairs[1], pairs[2], pairs[3], key};
-    find = [found] { return found; };
-  }
-  given.push_back(std::make_unique<GivenGraph>(edge_index, graph, num_nodes, compare, find, gradient_bytes));
+  if (portions) find = [found = *portions] { return found; };
+  given.push_back(std::make_unique<GivenGraph>(edge_index, graph, num_nodes, compare, find,
+                                               Portions::Limits{weight_bytes, gradient_bytes}));
   return static_cast<int64_t>(given.size());
 }
 
@@ -37,6 +33,7 @@ std::tuple<bool, bool, bool> take_graph(int64_t number) {
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, CompositeExplicitAutograd, library) {
+  register_portions();
   library.impl("give_graph", give_graph);
   library.impl("take_graph", take_graph);
 }

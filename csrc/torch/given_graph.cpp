@@ -1,10 +1,10 @@
 #include "given_graph.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace eqaccel {
@@ -21,9 +21,9 @@ bool same(const at::Tensor& given, const at::Tensor& row) {
 }  // namespace
 
 GivenGraph::GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs,
-                       double gradient_bytes)
+                       const ops::Portions::Limits& limits)
     : edge_index_(std::move(edge_index)), packed_(std::move(packed)), num_nodes_(num_nodes), compare_(compare),
-      find_pairs_(std::move(find_pairs)), gradient_bytes_(gradient_bytes), outer_(std::exchange(innermost, this)) {}
+      find_pairs_(std::move(find_pairs)), limits_(limits), outer_(std::exchange(innermost, this)) {}
 
 GivenGraph::~GivenGraph() { innermost = outer_; }
 
@@ -58,10 +58,11 @@ at::Tensor GivenGraph::once_a_pair(const at::Tensor& values) {
 }
 
 at::Tensor GivenGraph::shared(const at::Tensor& values) {
-  if (!pairs_) pairs_ = find_pairs_();
-  if (pairs_->edges.size(0) >= values.size(0)) return values;  // so that rows are told by their number
-  const at::Tensor flag = compare_ ? at::zeros_like(pairs_->differ) : pairs_->differ;
-  const at::Tensor rows = take_pairs(*pairs_, values, flag);
+  if (!portions_) portions_ = find_pairs_();
+  const ops::EdgePairs& pairs = portions_->pairs();
+  if (pairs.edges.size(0) >= values.size(0)) return values;  // so that rows are told by their number
+  const at::Tensor flag = compare_ ? at::zeros_like(pairs.differ) : pairs.differ;
+  const at::Tensor rows = take_pairs(pairs, values, flag);
   if (compare_ && flag.item<double>() != 0) {
     values_differed_ = true;
     return values;
@@ -70,15 +71,14 @@ at::Tensor GivenGraph::shared(const at::Tensor& values) {
   return rows;
 }
 
-int64_t GivenGraph::edges_at_a_time(int64_t bytes) const {
-  const int64_t edges = edge_index_.size(1);
-  const double portions = std::ceil(static_cast<double>(edges * bytes) / gradient_bytes_);
-  const auto count = static_cast<int64_t>(std::clamp<double>(portions, 1, std::max<double>(edges, 1)));
-  return (edges + count - 1) / count;
-}
-
-const ops::EdgePairs* GivenGraph::pairs_of(int64_t rows, int64_t edges) const {
-  return shares_ && rows != edges && rows == pairs_->edges.size(0) && edges == edge_index_.size(1) ? &*pairs_ : nullptr;
+c10::intrusive_ptr<ops::Portions> GivenGraph::portions_of(int64_t rows, int64_t edges, int64_t row_bytes) {
+  if (edges != edge_index_.size(1)) return nullptr;
+  if (rows != edges) return shares_ && rows == portions_->pairs().size() ? portions_ : nullptr;
+  if (!alone_) {
+    const ops::EdgePairs each{at::arange(edges, packed_.options()), {}, {}, {}, 0};
+    alone_ = c10::make_intrusive<ops::Portions>(each, packed_, limits_);
+  }
+  return alone_->is_one_portion(row_bytes) ? nullptr : alone_;
 }
 
 }  // namespace eqaccel

@@ -5,12 +5,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "edge_pairs.h"
+#include "portions.h"
 
 namespace eqaccel {
 
@@ -24,13 +23,13 @@ namespace eqaccel {
 class GivenGraph {
  public:
   // Finds the edges and their reverses; called once, when values are first to be shared.
-  using FindPairs = std::function<ops::EdgePairs()>;
+  using FindPairs = std::function<c10::intrusive_ptr<ops::Portions>()>;
 
   // edge_index: (2, num_edges) int64, senders and receivers, in the order of slots; packed: their index (packed_index.h),
-  // for nodes that all send and receive. Whether to compare, which waits for a GPU. No function if nothing is shared.
-  // What gradients of the weights of edges that share them may take at a time, in bytes.
-  GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs = {},
-             double gradient_bytes = std::numeric_limits<double>::infinity());
+  // for nodes that all send and receive. Whether to compare, which waits for a GPU. No function if nothing is shared. And
+  // what weights may take of layers that do not share them.
+  GivenGraph(at::Tensor edge_index, at::Tensor packed, int64_t num_nodes, bool compare, FindPairs find_pairs,
+             const ops::Portions::Limits& limits);
   ~GivenGraph();
   GivenGraph(const GivenGraph&) = delete;
   GivenGraph& operator=(const GivenGraph&) = delete;
@@ -42,7 +41,7 @@ class GivenGraph {
   // Whether rows were handed out.
   bool shares() const { return shares_; }
   // (1,) float64 on the device: not zero if rows were handed out that should not have been; undefined if none could be.
-  at::Tensor differ() const { return pairs_ ? pairs_->differ : at::Tensor(); }
+  at::Tensor differ() const { return portions_ ? portions_->pairs().differ : at::Tensor(); }
 
   // The graph that is given to this thread, if any.
   static GivenGraph* current();
@@ -53,10 +52,9 @@ class GivenGraph {
   // What eqaccel::of_lengths and eqaccel::once_a_pair do.
   void note(const at::Tensor& values);
   at::Tensor once_a_pair(const at::Tensor& values);
-  // The pairs, if rows of these number so many where there are so many edges.
-  const ops::EdgePairs* pairs_of(int64_t rows, int64_t edges) const;
-  // How many edges may have gradients of weights of so many bytes at a time, in equal portions.
-  int64_t edges_at_a_time(int64_t bytes) const;
+  // For a layer over so many edges with rows of weights of so many bytes: the pairs, if rows of these number so many; or
+  // the edges by themselves, if they have a row each and not all of them may be there.
+  c10::intrusive_ptr<ops::Portions> portions_of(int64_t rows, int64_t edges, int64_t row_bytes);
   bool is_index(const at::Tensor& index) const { return index.is_same(packed_); }
 
  private:
@@ -67,8 +65,8 @@ class GivenGraph {
   int64_t num_nodes_;
   bool compare_, differed_ = false, values_differed_ = false, shares_ = false;
   FindPairs find_pairs_;
-  double gradient_bytes_;
-  std::optional<ops::EdgePairs> pairs_;
+  ops::Portions::Limits limits_;
+  c10::intrusive_ptr<ops::Portions> portions_, alone_;
   // Values that were noted, and once they were asked for their rows, or the values themselves. They are held, so that no
   // others can come to lie at the same address.
   std::vector<std::pair<at::Tensor, at::Tensor>> noted_;

@@ -200,13 +200,10 @@ std::tuple<Tensor, Tensor, Tensor> graph_rows(const Tensor& graph, int64_t nodes
   const Tensor sender = parts[3].index_select(0, slots.clamp_max(edges - 1));
   const Tensor local = t_slot.sub(begin);
   const Tensor inside = local.ge(0).logical_and(local.lt(count.clamp_max(capacity)));
-  const Tensor before = at::constant_pad_nd(inside.cumsum(0, at::kInt), {1, 0});
-  // Entries of other rows are put behind the end, and cut off.
-  const Tensor place = at::where(inside, before.narrow(0, 0, edges), capacity).to(at::kLong);
-  const Tensor within = at::zeros({capacity + 1}, options).scatter_(0, place, local);
+  const auto [within, before] = compacted(local, inside, capacity);
   const Tensor index =
       at::cat({at::full({1}, rows, options), at::full({1}, nodes, options), row_ptr.sub(begin).clamp_max(capacity),
-               number, sender, before.index_select(0, t_row_ptr), within.narrow(0, 0, capacity)});
+               number, sender, before.index_select(0, t_row_ptr), within});
   note_nodes(index, rows, nodes);
   return {index, slots, count};
 }

@@ -75,6 +75,20 @@ struct Room {
   }
 };
 
+// The slots of each sender, in order, where it may have another number of them than it receives. Neither waits for the
+// device nor forbids graph capture.
+void order_by_sender(const Room& room, const Tensor& slot_of, const Tensor& t_ptr, const Tensor& t_order,
+                     int64_t nodes) {
+  const int64_t capacity = room.vectors.size(0), atoms = t_ptr.size(0) - 1;
+  const auto parts = room.packed.split_with_sizes({2, nodes + 1, capacity, capacity, nodes + 1, capacity});
+  // There may be room behind the last candidate.
+  const Tensor there = at::arange(t_order.size(0), t_order.options()).lt(t_ptr.narrow(0, atoms, 1));
+  const Tensor slots = slot_of.index_select(0, t_order);
+  const auto [t_slot, before] = compacted(slots, slots.ge(0).logical_and(there), capacity);
+  parts[4].narrow(0, 0, atoms + 1).copy_(before.index_select(0, t_ptr));
+  parts[5].copy_(t_slot);
+}
+
 const NeighborKernels& kernels_of(const char* op, const Tensor& payload, int64_t key, c10::Device device,
                                   at::ScalarType dtype) {
   return translating_errors([&]() -> const NeighborKernels& {
@@ -84,7 +98,7 @@ const NeighborKernels& kernels_of(const char* op, const Tensor& payload, int64_t
 
 Edges on_gpu(const Tensor& payload, int64_t key, const Tensor& positions, const Tensor& cells, const Tensor& structure,
              const Tensor& ptr, const Tensor& sender, const Tensor& shift, const Tensor& t_ptr, const Tensor& t_order,
-             double cutoff, int64_t spare, int64_t capacity, at::ScalarType dtype) {
+             double cutoff, int64_t spare, int64_t capacity, at::ScalarType dtype, bool all_reversible) {
   const NeighborCandidates from = candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
   TORCH_CHECK(capacity > 0 && capacity < std::numeric_limits<int32_t>::max() / 3, op_name,
               ": argument 'capacity' must be positive and below 7.1e8 on a GPU, got ", capacity, ".");
@@ -102,6 +116,7 @@ Edges on_gpu(const Tensor& payload, int64_t key, const Tensor& positions, const 
                 {nodes, capacity, room.vectors.mutable_data_ptr(), room.edge_index.mutable_data_ptr<int64_t>(),
                  room.packed.mutable_data_ptr<int32_t>(), slot_of.mutable_data_ptr<int32_t>()},
                 stream);
+  if (!all_reversible) order_by_sender(room, slot_of, t_ptr, t_order, nodes);
   note_nodes(room.packed, nodes, nodes);
   return {room.vectors, room.edge_index, room.packed, ends.narrow(0, from.atoms - 1, 1)};
 }
@@ -120,7 +135,7 @@ bool vector_of(const NeighborCandidates& from, int64_t receiver, int64_t k, doub
 }
 
 template <class T>
-void write_edges(const NeighborCandidates& from, const Room& room, int32_t* slot_of) {
+void write_edges(const NeighborCandidates& from, const Room& room, int32_t* slot_of, bool all_reversible) {
   const int64_t capacity = room.vectors.size(0);
   T* vectors = room.vectors.mutable_data_ptr<T>();
   int64_t* senders = room.edge_index.mutable_data_ptr<int64_t>();
@@ -145,6 +160,7 @@ void write_edges(const NeighborCandidates& from, const Room& room, int32_t* slot
       ++slot;
     }
   });
+  if (!all_reversible) return;
   each_atom([&, row_ptr = row_ptr, t_slot = t_slot](int64_t atom) {
     int32_t place = row_ptr[atom];
     for (int32_t k = from.t_ptr[atom]; k < from.t_ptr[atom + 1]; ++k)
@@ -155,7 +171,7 @@ void write_edges(const NeighborCandidates& from, const Room& room, int32_t* slot
 
 Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cells, const Tensor& structure,
              const Tensor& ptr, const Tensor& sender, const Tensor& shift, const Tensor& t_ptr, const Tensor& t_order,
-             double cutoff, int64_t, int64_t, at::ScalarType dtype) {
+             double cutoff, int64_t, int64_t, at::ScalarType dtype, bool all_reversible) {
   const NeighborCandidates from = candidates(positions, cells, structure, ptr, sender, shift, t_ptr, t_order, cutoff);
   const auto integers = positions.options().dtype(at::kInt);
   const Tensor row_ptr = at::zeros({from.atoms + 1}, integers), slot_of = at::empty({sender.numel()}, integers);
@@ -172,7 +188,8 @@ Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cell
   packed[0] = packed[1] = static_cast<int32_t>(from.atoms);
   std::copy(ends, ends + from.atoms + 1, packed + 2);
   const auto write = dtype == at::kFloat ? write_edges<float> : write_edges<double>;
-  write(from, room, slot_of.mutable_data_ptr<int32_t>());
+  write(from, room, slot_of.mutable_data_ptr<int32_t>(), all_reversible);
+  if (!all_reversible) order_by_sender(room, slot_of, t_ptr, t_order, from.atoms);
   return {room.vectors, room.edge_index, room.packed, row_ptr.narrow(0, from.atoms, 1)};
 }
 

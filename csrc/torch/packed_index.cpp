@@ -1,6 +1,6 @@
 #include "packed_index.h"
 
-#include <ATen/ops/_assert_async.h>
+#include <ATen/ATen.h>
 #include <c10/core/TensorImpl.h>
 
 #include <mutex>
@@ -40,6 +40,13 @@ Nodes read(const Tensor& packed) {
 }
 
 }  // namespace
+
+Compacted compacted(const at::Tensor& values, const at::Tensor& chosen, int64_t room) {
+  const at::Tensor before = at::constant_pad_nd(chosen.cumsum(0, at::kInt), {1, 0});
+  // Others are put behind the end, and cut off.
+  const at::Tensor place = at::where(chosen, before.narrow(0, 0, values.size(0)), room).to(at::kLong);
+  return {at::zeros({room + 1}, values.options()).scatter_(0, place, values).narrow(0, 0, room), before};
+}
 
 void note_nodes(const Tensor& packed, int64_t receivers, int64_t senders) {
   if (packed.is_cpu() || packed.is_inference()) return;

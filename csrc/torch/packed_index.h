@@ -33,6 +33,13 @@ struct PackedParts {
   Pointer row_ptr, edge, sender, t_row_ptr, t_slot;
 };
 
+// Those of some int32 values for which a condition holds, at the front of `room` places, and zeros behind them; and how many
+// come before each value, and in all. Neither waits for the device nor forbids graph capture.
+struct Compacted {
+  at::Tensor values, before;
+};
+Compacted compacted(const at::Tensor& values, const at::Tensor& chosen, int64_t room);
+
 // Notes with a packed index on a GPU, on the host, what its first two values are, so that no call has to wait for them.
 // Copies, views and what comes from a file are without a note until they are first used.
 void note_nodes(const at::Tensor& packed, int64_t receivers, int64_t senders);

@@ -1,9 +1,9 @@
-// eqaccel::multiply_pairs and eqaccel::shared_convolution_backward: gradients of a convolution whose edges share the rows
-// of weights of their pairs, back to the operand of the product of matrices that makes these. Gradients of weights are
-// those of each edge for itself, and the largest arrays that there are, so they may be made for some slots after the other.
+// eqaccel::multiply_pairs, and gradients of a convolution whose edges share the rows of weights of their pairs, back to the
+// operand of the product of matrices that makes these. Gradients of weights are those of each edge for itself, and the
+// largest arrays that there are, so they may be made for some slots after the other.
 #include <torch/library.h>
 
-#include "edge_pairs.h"
+#include "shared_convolution.h"
 #include "tensor_product.h"
 
 namespace eqaccel::ops {
@@ -13,6 +13,7 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 // The sum of the values of the edges of a pair; zeros beyond the last pair.
 Tensor add(const EdgePairs& pairs, const Tensor& values) {
+  if (pairs.are_alone()) return values;
   if (!values.is_cpu()) {
     using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
     static const auto op = find_operator<Signature>("eqaccel::add_pairs");
@@ -33,33 +34,31 @@ Tensor multiply_pairs(const Tensor& payload, int64_t key, const Tensor& product_
   return op.call(product_payload, product_key, values, matrix, edges);
 }
 
-Gradients backward(const Tensor& payload, int64_t key, const Tensor& product_payload, int64_t product_key,
-                   const Tensor& pairs_payload, int64_t pairs_key, const Tensor& gz, const Tensor& x, const Tensor& y,
-                   const Tensor& w, const Tensor& matrix, const Tensor& row, const Tensor& edges, const Tensor& graph,
-                   int64_t receivers, int64_t z_dim, bool mul_ir, bool deterministic, int64_t slots) {
-  const TensorProductProblem problem{payload, key, graph, receivers, z_dim, mul_ir, deterministic};
-  const EdgePairs pairs{row, edges, {}, pairs_payload, pairs_key};
-  const Product product{product_payload, product_key};
-  const Tensor back = matrix.t();
+TORCH_LIBRARY_IMPL(eqaccel, CompositeExplicitAutograd, library) { library.impl("multiply_pairs", multiply_pairs); }
+
+}  // namespace
+
+Gradients gradients(const SharedLayer& layer, const EdgePairs& pairs, const Tensor& index, int64_t slots,
+                    const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w, bool mul_ir) {
+  const Product& product = layer.product;
+  const Tensor back = layer.matrix.t();
   if (slots >= y.size(0)) {
     using Signature = TensorProductGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
                                              const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared_backward");
-    const auto [gx, gy, gw] = op.call(payload, key, gz, x, y, w, row, graph, receivers, z_dim, mul_ir, deterministic);
-    return {gx, gy, multiply_pairs(pairs_payload, pairs_key, product_payload, product_key, gw, back, edges)};
+    const auto [gx, gy, gw] = op.call(layer.payload, layer.key, gz, x, y, w, pairs.row, index, x.size(0), layer.z_dim,
+                                      mul_ir, layer.deterministic);
+    if (pairs.are_alone()) return {gx, gy, multiply(product, gw, back)};
+    return {gx, gy, multiply_pairs(pairs.payload, pairs.key, product.payload, product.key, gw, back, pairs.edges)};
   }
-  const Tensor of_edges = at::empty({y.size(0), matrix.size(0)}, matrix.options());
+  const TensorProductProblem problem{layer.payload, layer.key,          index, x.size(0), layer.z_dim,
+                                     mul_ir,        layer.deterministic};
+  const Tensor of_edges = at::empty({y.size(0), layer.matrix.size(0)}, layer.matrix.options());
   const auto take = [&](int64_t first, const Tensor& gw) {
     of_edges.narrow(0, first, gw.size(0)).copy_(multiply(product, gw, back));
   };
-  const auto [gx, gy] = tensor_product_shared_backward(problem, gz, x, y, w, row, slots, take);
+  const auto [gx, gy] = tensor_product_shared_backward(problem, gz, x, y, w, pairs.row, slots, take);
   return {gx, gy, add(pairs, of_edges)};
 }
 
-TORCH_LIBRARY_IMPL(eqaccel, CompositeExplicitAutograd, library) {
-  library.impl("multiply_pairs", multiply_pairs);
-  library.impl("shared_convolution_backward", backward);
-}
-
-}  // namespace
 }  // namespace eqaccel::ops

@@ -5,9 +5,13 @@
 // num_receivers, and row n goes with row n.
 #include <torch/library.h>
 
+#include "portions.h"
+
+#define EQ_PORTIONS "__torch__.torch.classes.eqaccel.Portions"
 #define EQ_PROBLEM_ARGUMENTS "Tensor graph, SymInt num_receivers, int z_dim, bool mul_ir, bool deterministic"
 
 TORCH_LIBRARY(eqaccel, library) {
+  eqaccel::ops::register_portions();
   const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
   library.def("graph(Tensor receiver, Tensor sender, SymInt num_receivers, SymInt num_senders) -> Tensor", tags);
   // The edges that some nodes of a packed index receive, of whose nodes all send and receive: an index in which edges
@@ -42,15 +46,14 @@ TORCH_LIBRARY(eqaccel, library) {
   // none, and -2 where the result is zero, for b that is finite.
   library.def("matrix_product_shared(Tensor payload, int key, Tensor a, Tensor b, Tensor summands) -> Tensor");
   // The same for pairs: `edges` as edge_pairs or neighbor_pairs give them, payload and key of `neighbors`, any on a CPU.
-  // And gradients of x, y and the operand of the product with `matrix` (terms, w_dim) that makes w (pairs, w_dim), without
-  // derivatives, for so many slots at a time, which have to be edges unless they are all.
   library.def("multiply_pairs(Tensor payload, int key, Tensor product_payload, int product_key, Tensor values, "
               "Tensor matrix, Tensor edges) -> Tensor");
+  // A convolution over the graph of `portions` with the weights of pairs, which are the product of hidden (pairs, terms) and
+  // matrix (terms, w_dim); differentiated once, and not by the matrix.
   library.def(
-      "shared_convolution_backward(Tensor payload, int key, Tensor product_payload, int product_key, "
-      "Tensor pairs_payload, int pairs_key, Tensor gz, Tensor x, Tensor y, Tensor w, Tensor matrix, Tensor row, "
-      "Tensor edges, Tensor graph, int num_receivers, int z_dim, bool mul_ir, bool deterministic, int slots) -> "
-      "(Tensor gx, Tensor gy, Tensor g_hidden)");
+      "shared_convolution(Tensor payload, int key, Tensor product_payload, int product_key, Tensor x, Tensor y, "
+      "Tensor hidden, Tensor matrix, " EQ_PORTIONS " portions, int z_dim, bool mul_ir, bool deterministic) -> "
+      "Tensor");
   library.def("edge_pairs(Tensor vectors, Tensor graph, int num_nodes) -> (Tensor row, Tensor edges)");
   // Values of edges (E, columns), once a pair: of the edge that comes first. Sets `differ`, (1,) float64, to one if those
   // of the other edge of any pair are not the same. And the transpose of that. payload: of `neighbors`, any on a CPU.
@@ -63,10 +66,10 @@ TORCH_LIBRARY(eqaccel, library) {
   // such values, once for an edge and its reverse, or the values as they are. hidden: (E, terms), or of such rows; matrix:
   // (terms, w_dim).
   library.def("of_lengths(Tensor(a) values) -> Tensor(a)", tags);
-  // For who runs such programs: what GivenGraph takes, with `pairs` row, edges, differ and payload, or nothing; it holds on
-  // this thread until it is taken back, last first. What was found: given_graph.h.
-  library.def("give_graph(Tensor edge_index, Tensor graph, int num_nodes, bool compare, Tensor[] pairs, int pairs_key, "
-              "float gradient_bytes) -> int");
+  // For who runs such programs: what GivenGraph takes, with pairs, or nothing, and what weights that are not shared may
+  // take; it holds on this thread until it is taken back, last first. What was found: given_graph.h.
+  library.def("give_graph(Tensor edge_index, Tensor graph, int num_nodes, bool compare, " EQ_PORTIONS "? pairs, "
+              "float weight_bytes, float gradient_bytes) -> int");
   library.def("take_graph(int number) -> (bool differed, bool values_differed, bool shares)");
   library.def("once_a_pair(Tensor(a) values) -> Tensor(a)", tags);
   library.def(
@@ -86,11 +89,12 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("polynomial_polar_form(Tensor payload, int key, Tensor f, Tensor g, Tensor h, Tensor i, int missing, "
               "SymInt columns) -> Tensor",
               tags);
-  // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them.
+  // neighbors.cpp; positions: (N, 3), cells: (structures, 3, 3), candidates as runtime/neighbors.h has them. All reversible:
+  // each has its reverse among them.
   library.def(
       "neighbors(Tensor payload, int key, Tensor positions, Tensor cells, Tensor structure, Tensor ptr, "
-      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype) "
-      "-> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
+      "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype, "
+      "bool all_reversible=True) -> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
   // Pairs of edges and their reverses on a GPU, of the graph of `neighbors`, with -2 for the second edge beyond the last
   // pair, and (1,) float64 zero for `take_pairs`; and sums of the rows of a matrix that pairs have.
   library.def("neighbor_pairs(Tensor payload, int key, Tensor vectors, Tensor graph, int num_atoms, int num_nodes) -> "

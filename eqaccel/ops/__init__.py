@@ -16,6 +16,7 @@ from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, NeighborKernels
 from eqaccel.ops.pair_convolution import LastProduct, convolve_pairs
 from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
+from eqaccel.ops.portions import Portions, weight_limits
 from eqaccel.ops.programs import ProgramUse, given_to_programs
 from eqaccel.ops.radial_basis import RadialBasis
 from eqaccel.ops.silu import ScaledSilu
@@ -35,6 +36,7 @@ __all__ = [
     "NeighborKernels",
     "Neighbors",
     "Polynomial",
+    "Portions",
     "ProgramUse",
     "RadialBasis",
     "ScaledSilu",
@@ -52,4 +54,5 @@ __all__ = [
     "morton_order",
     "reorder_weights_from_e3nn",
     "reorder_weights_to_e3nn",
+    "weight_limits",
 ]

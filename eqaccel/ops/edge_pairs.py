@@ -1,4 +1,4 @@
-"""Edges and their reverses: which they are, and some of them at a time."""
+"""Edges and their reverses."""
 
 from __future__ import annotations
 
@@ -48,23 +48,6 @@ class EdgePairs:
         row, edges = call_operator(torch.ops.eqaccel.edge_pairs, vectors, index, num_nodes)
         return cls(row, edges, torch.zeros(1, dtype=torch.float64))
 
-    def ranges(self, index: Tensor, num_nodes: int, size: int) -> list[PairRange]:
-        """The pairs, some at a time, with all of their edges; together, ranges have the edges that there is room for.
-
-        Args:
-            index: Packed index of the edges, whose slots are the edges.
-            num_nodes: Number of nodes; all of them send and receive.
-            size: Pairs of a range.
-        """
-        all_reversible = self.search is not None
-        found = call_operator(
-            torch.ops.eqaccel.pair_ranges, index, self.row, self.edges, num_nodes, size, all_reversible
-        )
-        return [
-            PairRange(number * size, slots, EdgePairs(row, edges, self.differ, self.search), part)
-            for number, (slots, row, edges, part) in enumerate(zip(*[iter(found)] * 4, strict=True))
-        ]
-
     @property
     def source(self) -> tuple[Tensor, int]:
         """Payload and key of the kernels of `search`; any where operators need none."""
@@ -90,24 +73,3 @@ class EdgePairs:
         arguments = (*self.source, values, self.row, self.edges, differ)
         rows: Tensor = call_operator(torch.ops.eqaccel.take_pairs, *arguments)
         return rows
-
-
-@dataclass(frozen=True)
-class PairRange:
-    """Some pairs that follow each other, and their edges, all numbered from the first.
-
-    Attributes:
-        first: Number of the first pair among all.
-        slots: (num_edges,) int64, where the edges are among all.
-        pairs: The pairs.
-        index: Packed index of these edges; all nodes send and receive.
-    """
-
-    first: int
-    slots: Tensor
-    pairs: EdgePairs
-    index: Tensor
-
-    def of_pairs(self, values: Tensor) -> Tensor:
-        """The rows that these pairs have of those of all; they share memory."""
-        return values.narrow(0, self.first, len(self.pairs.edges))

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from eqaccel.errors import GraphError
 from eqaccel.ops.library import load_library, translate
-from eqaccel.ops.portions import KeptWeights, Portions
+from eqaccel.ops.portions import Portions
 
 if TYPE_CHECKING:  # that file needs this one
-    from eqaccel.ops.edge_pairs import EdgePairs, PairRange
+    from eqaccel.ops.edge_pairs import EdgePairs
 
 load_library()
 
@@ -260,7 +260,7 @@ class GivenEdges:
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
         shared: Filled with the rows that `given_pairs` gave.
-        kept: Weights of pairs, for gradients.
+        portions: What may be there of weights of pairs; None without pairs.
         differ: Filled with noted values that were looked at, and were not the same for an edge and its reverse.
     """
 
@@ -277,14 +277,15 @@ class GivenEdges:
     differ: list[Tensor] = field(default_factory=list)
     pair_bytes: float = math.inf
     gradient_bytes: float = math.inf
-    kept: KeptWeights = field(init=False)
+    portions: Portions | None = field(init=False)
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _computed: dict[Hashable, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
-    _pair_ranges: dict[int, list[PairRange]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kept", KeptWeights(self.pair_bytes))
+        bounds = self.pair_bytes, self.gradient_bytes
+        portions = None if self.pairs is None else Portions(self.pairs, self.index, *bounds)
+        object.__setattr__(self, "portions", portions)
 
     def are(self, receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> bool:
         """Whether these are the edges of a layer."""
@@ -308,21 +309,6 @@ class GivenEdges:
             rows = np.unique(np.concatenate([[0], ends, [self.num_nodes]]))
             self._ranges[count] = [self._range(int(begin), int(end)) for begin, end in pairwise(rows)]
         return self._ranges[count]
-
-    def pair_ranges(self, num_bytes: int) -> list[PairRange]:
-        """The pairs in ranges for which weights take the memory that they may take; none if all of them may.
-
-        Args:
-            num_bytes: What the weights of all pairs take.
-        """
-        assert self.pairs is not None
-        count = math.ceil(num_bytes / self.pair_bytes)
-        if count <= 1:
-            return []
-        size = math.ceil(len(self.pairs.edges) / count)
-        if size not in self._pair_ranges:
-            self._pair_ranges[size] = self.pairs.ranges(self.index, self.num_nodes, size)
-        return self._pair_ranges[size]
 
     def note(self, values: Tensor) -> None:
         """See `depend_on_lengths`."""
@@ -394,12 +380,10 @@ class PairRows:
     """Rows of an array of edges, once for an edge and its reverse.
 
     Attributes:
-        pairs: The edges and their reverses.
         rows: (num_pairs, columns).
-        portions: What may be there at a time.
+        portions: The edges and their reverses, and what may be there at a time.
     """
 
-    pairs: EdgePairs
     rows: Tensor
     portions: Portions
 
@@ -414,13 +398,13 @@ def given_pairs(receiver: Tensor, sender: Tensor, num_nodes: int, values: Tensor
         values: (num_edges, columns), of which `depend_on_lengths` was said.
     """
     given = _scope.given
-    if given is None or given.pairs is None or not given.are(receiver, sender, num_nodes, num_nodes):
+    if given is None or given.portions is None or not given.are(receiver, sender, num_nodes, num_nodes):
         return None
     rows = given.rows_of(values)
     if rows is None:
         return None
     given.shared.append(rows)
-    return PairRows(given.pairs, rows, Portions(given.pair_ranges, given.gradient_bytes, given.kept))
+    return PairRows(rows, given.portions)
 
 
 @dataclass(frozen=True)

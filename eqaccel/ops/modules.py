@@ -191,11 +191,6 @@ class TensorProductConv(_Product):
             return call_operator(torch.ops.eqaccel.tensor_product, *self._arguments(x, y, weights, index, receivers))
 
     @torch.jit.unused
-    def kept_weights(self, w: Tensor) -> Tensor:
-        """Weights as kernels read them: in bfloat16 where the spec says so and they are in float32."""
-        return w.bfloat16() if self.spec.bfloat16_weights and w.dtype == torch.float32 else w
-
-    @torch.jit.unused
     def convolve(self, x: Tensor, y: Tensor, w: Tensor | None, graph: Graph) -> Tensor:
         """`forward` on a `Graph`; see there."""
         return self(x, y, w, graph.index, graph.num_receivers)

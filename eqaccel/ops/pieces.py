@@ -67,8 +67,7 @@ def convolve_in_pieces(
     if weights.last is not None and weights.factor is None and conv.spec.is_channelwise:
         found = given_pairs(receiver, sender, num_nodes, weights.inputs)
         if found is not None:
-            index = packed_rows(receiver, sender, num_nodes, num_nodes)
-            return convolve_pairs(conv, x, y, weights.last, found.rows, found.pairs, index, found.portions)
+            return convolve_pairs(conv, x, y, weights.last, found.rows, found.portions)
     ranges = given_ranges(receiver, sender, num_nodes, y.size(0) * conv.spec.weight_numel * x.element_size())
     if not ranges:
         return conv(x, y, weights.compute(), packed_rows(receiver, sender, num_nodes, num_nodes), num_nodes)

@@ -1,61 +1,67 @@
-"""How much of a layer there is at a time, so that its weights fit into memory."""
+"""How much of a layer there is at a time, so that weights that edges share fit into memory.
+
+The rule is written in C++ (`csrc/torch/portions.h`), where exported programs find it as well.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
+import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # that file needs those that need this one
-    from eqaccel.ops.edge_pairs import PairRange
+from eqaccel.ops.edge_pairs import EdgePairs
+from eqaccel.ops.library import load_library
+
+load_library()
 
 
-@dataclass
-class KeptWeights:
-    """Weights that were made and are asked for again in the opposite order, as gradients do.
-
-    What finds no more room beside others takes that of the oldest, which have to be made once more.
-
-    Attributes:
-        limit: Bytes that all of them may take.
-    """
-
-    limit: float = math.inf
-    _kept: dict[object, Tensor] = field(default_factory=dict)
-
-    def made(self, owner: object, make: Callable[[], Tensor], num_bytes: int) -> Tensor:
-        """Makes weights of so many bytes, and keeps them for their owner; there is room for them before."""
-        while self._kept and sum(kept.nbytes for kept in self._kept.values()) + num_bytes > self.limit:
-            del self._kept[next(iter(self._kept))]
-        self._kept[owner] = made = make()
-        return made
-
-    def taken(self, owner: object, make: Callable[[], Tensor], num_bytes: int) -> Tensor:
-        """Weights for the last time: those that were kept, or else made anew."""
-        if owner not in self._kept:
-            self.made(owner, make, num_bytes)
-        return self._kept.pop(owner)
-
-
-@dataclass(frozen=True)
 class Portions:
-    """What may be there at a time of the weights of the edges of a layer.
+    """What there may be at a time of the weights of layers over a graph, which an edge and its reverse share.
+
+    Weights of layers that come in portions are kept for their gradients as long as there is room for them.
+
+    Args:
+        pairs: The edges and their reverses.
+        index: Packed index of the edges; all nodes send and receive.
+        pair_bytes: Memory that weights of pairs may take, in all.
+        gradient_bytes: Memory that gradients of weights of edges may take at a time.
 
     Attributes:
-        ranges: The pairs, in as many ranges as it takes where their weights have so many bytes; none if all weights may
-            be there.
-        gradient_bytes: What gradients of the weights of edges may take.
-        kept: Weights of layers that come in portions.
+        pairs: As given.
+        held: The same for `torch.ops.eqaccel`.
     """
 
-    ranges: Callable[[int], list[PairRange]] = lambda _: []
-    gradient_bytes: float = math.inf
-    kept: KeptWeights = field(default_factory=KeptWeights)
+    def __init__(
+        self, pairs: EdgePairs, index: Tensor, pair_bytes: float = math.inf, gradient_bytes: float = math.inf
+    ) -> None:
+        self.pairs = pairs
+        tensors = pairs.row, pairs.edges, pairs.differ, *pairs.source
+        self.held: Any = torch.classes.eqaccel.Portions(*tensors, index, pair_bytes, gradient_bytes)
 
-    def edges_at_a_time(self, num_edges: int, num_bytes: int) -> int:
-        """Of so many edges, those that may have gradients of so many bytes each, in equal portions."""
-        count = math.ceil(num_edges * num_bytes / self.gradient_bytes)
-        return math.ceil(num_edges / max(1, min(count, num_edges)))
+    def is_one_portion(self, matrix: Tensor) -> bool:
+        """Whether all weights may be there that are products with a matrix, and all of their gradients."""
+        return bool(self.held.is_one_portion(matrix.size(1) * matrix.element_size()))
+
+    @property
+    def times_made(self) -> int:
+        """How often weights of layers that come in portions were made."""
+        return int(self.held.times_made())
+
+    @property
+    def range_indices(self) -> list[Tensor]:
+        """Packed indices of the ranges that edges were dealt out to."""
+        indices: list[Tensor] = self.held.range_indices()
+        return indices
+
+
+def weight_limits(asked: float, memory: float) -> tuple[float, float]:
+    """What weights that edges share may take, and gradients of those of edges at a time, in bytes.
+
+    Args:
+        asked: What they may take together; 0 where nobody has said so.
+        memory: What a GPU has; infinity for a CPU.
+    """
+    pairs, gradients = torch.classes.eqaccel.Portions.limits(asked, memory)
+    return pairs, gradients

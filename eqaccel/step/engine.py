@@ -17,7 +17,16 @@ from torch import Tensor
 
 from eqaccel import settings
 from eqaccel.errors import StepWarning
-from eqaccel.ops import EdgePairs, EdgeTensors, GivenEdges, Neighbors, ProgramUse, given_edges, given_to_programs
+from eqaccel.ops import (
+    EdgePairs,
+    EdgeTensors,
+    GivenEdges,
+    Neighbors,
+    ProgramUse,
+    given_edges,
+    given_to_programs,
+    weight_limits,
+)
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.capture import Capture, Recording
 from eqaccel.step.memory import Memory
@@ -31,16 +40,6 @@ SKIN = 0.5
 
 WEIGHT_SHARE = 1 / 16
 """Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
-
-_PAIR_SHARE, _GRADIENT_SHARE = 1 / 4, 1 / 8
-"""The same for weights that an edge and its reverse share, and for the gradients of those of edges.
-
-Portions take longer, so they are left to systems that need them."""
-
-_KEPT_SHARE = 7 / 8
-"""Of memory that is asked for, what weights that an edge and its reverse share may take; their gradients have the rest.
-
-Portions of gradients cost little as long as they keep the device busy; weights that find no room are made twice."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
@@ -254,11 +253,10 @@ class Evaluation:
 
     def memory_of_weights(self) -> tuple[float, float, float]:
         """What weights of edges, those of pairs and gradients of these may take, in bytes; see `GivenEdges`."""
-        if self.weight_bytes is not None or self.device.type == "cpu":
-            asked = math.inf if self.weight_bytes is None else self.weight_bytes
-            return asked, asked * _KEPT_SHARE, asked * (1 - _KEPT_SHARE)
-        total = torch.cuda.get_device_properties(self.device).total_memory
-        return WEIGHT_SHARE * total, _PAIR_SHARE * total, _GRADIENT_SHARE * total
+        on_gpu = self.device.type == "cuda"
+        memory = float(torch.cuda.get_device_properties(self.device).total_memory) if on_gpu else math.inf
+        asked = self.weight_bytes or 0.0
+        return asked or WEIGHT_SHARE * memory, *weight_limits(asked, memory)
 
     def _search_edges(self, capacity: int) -> EdgeTensors:
         memory = self._memory

@@ -119,8 +119,9 @@ def test_any_number_of_ranks_gives_the_same_run(kind, grids, device, exported, t
             np.testing.assert_allclose(frame.forces, alone.forces, rtol=0, atol=2 * RTOL)  # both runs round
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("change", ["none", "compression", "deposit"])
-def test_lists_on_the_device_give_the_same_run(change, device, exported, tmp_path):
+def test_lists_on_the_device_give_the_same_run(change, ranks, device, exported, tmp_path):
     """On a GPU steps are recorded, and recorded again when edges or atoms do not fit any more."""
     atoms = alloy("sheared" if change == "compression" else "slab")
     write_data(tmp_path / "start.data", atoms, ["Au", "Cu"], velocities=True)
@@ -132,13 +133,13 @@ def test_lists_on_the_device_give_the_same_run(change, device, exported, tmp_pat
     commands = f"{fixes[change]}fix n all nve\ntimestep 0.001\nrun 30"
     options = {"boundary": boundary(atoms), "coeff": f"* * {exported}/float64.pt Au Cu", "every": 10, "stresses": False}
     frames = {
-        lists: simulate(tmp_path, commands, style=f"{style_on(device)} lists {lists}", **options)
+        lists: simulate(tmp_path, commands, ranks, style=f"{style_on(device)} lists {lists}", **options)
         for lists in ("host", "device")
     }
     log = (tmp_path / "log.lammps").read_text()
     assert f"lists stay on {device.type}" in log
     assert "eqaccel: 31 steps on kept lists" in log
-    if device.type == "cuda":
+    if device.type == "cuda" and ranks == 1:
         assert "recorded as a CUDA graph" in log
         reasons = {"none": "the first step", "compression": "more edges", "deposit": "another number of atoms"}
         assert f"for {reasons[change]}" in log

@@ -11,7 +11,7 @@ from torch import Tensor
 from eqaccel import MatrixProduct, TensorProduct, TensorProductConv, TensorProductSpec
 from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.errors import OperandError
-from eqaccel.ops import EdgePairs, Graph, LastProduct, convolve_pairs
+from eqaccel.ops import EdgePairs, Graph, LastProduct, Portions, convolve_pairs
 from eqaccel.ops.library import call_operator
 from eqaccel.testing import Operands, assert_close, assert_product, derivatives, random_operands, reference
 
@@ -90,8 +90,6 @@ def test_float64_is_not_rounded(device: torch.device) -> None:
     arguments = (operands.x, operands.y, operands.w, operands.edge_index, 9)
     full, conv = (TensorProductConv(s).to(device) for s in (SPECS["ragged"], SPECS["ragged"].with_bfloat16_weights()))
     assert torch.equal(conv(*arguments), full(*arguments))
-    assert conv.kept_weights(operands.w) is operands.w
-    assert full.kept_weights(operands.w.float()).dtype == torch.float32
 
 
 def test_scripted_and_compiled_modules_round_too() -> None:
@@ -131,7 +129,7 @@ def test_rows_of_pairs_are_kept_in_bfloat16(device: torch.device) -> None:
     conv, ops = case.conv, torch.ops.eqaccel
     whole = case.w[case.row.long()]
     results = []
-    for w in (case.w, conv.kept_weights(case.w)):
+    for w in (case.w, case.w.bfloat16()):
         z = call_operator(ops.tensor_product_shared, conv.payload, conv.key, *case.operands(w))
         gradients = ops.tensor_product_shared_backward(conv.payload, conv.key, case.gz, *case.operands(w))
         results.append([z, *gradients])
@@ -141,7 +139,7 @@ def test_rows_of_pairs_are_kept_in_bfloat16(device: torch.device) -> None:
     assert all(map(torch.equal, results[0], [z.detach(), *torch.autograd.grad(z, leaves, case.gz)]))
     assert results[0][3].dtype == torch.float32
     full = TensorProductConv(SPECS["ragged"]).to(device)
-    for refused in (conv.kept_weights(case.w).half(), case.w.double()):
+    for refused in (case.w.half(), case.w.double()):
         with pytest.raises(OperandError, match="'w' must be"):
             call_operator(ops.tensor_product_shared, conv.payload, conv.key, *case.operands(refused))
     with pytest.raises(OperandError, match="'w' must be"):
@@ -161,7 +159,7 @@ def test_a_convolution_keeps_half_of_the_bytes_of_its_weights() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         last = LastProduct(lambda rows: rows, product, matrix)
-        z = convolve_pairs(case.conv, x, y, last, hidden, case.pairs, case.index)
+        z = convolve_pairs(case.conv, x, y, last, hidden, Portions(case.pairs, case.index))
     assert [t.dtype for t in kept if t.shape == case.w.shape] == [torch.bfloat16]
     found = torch.autograd.grad(z, [x, y, hidden], case.gz)
     whole = product(hidden.detach(), matrix)[case.row.long()].requires_grad_()

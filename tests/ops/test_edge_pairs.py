@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from eqaccel.ops import (
     LastProduct,
     MatrixProduct,
     Neighbors,
+    Portions,
     TensorProductConv,
     convolve_in_pieces,
     convolve_pairs,
@@ -79,6 +81,23 @@ def case_in_slots(name: str, dtype: torch.dtype) -> tuple[int, Edges]:
     return num_atoms, chosen(edges, Graph(edges[0], edges[1], num_atoms, num_atoms).edge.long())
 
 
+@dataclass(frozen=True)
+class Range:
+    """Some pairs that follow each other, with all of their edges, numbered from the first."""
+
+    first: int
+    slots: Tensor
+    row: Tensor
+    edges: Tensor
+    index: Tensor
+
+
+def ranges_of(pairs: EdgePairs, index: Tensor, num_nodes: int, size: int) -> list[Range]:
+    all_reversible = pairs.search is not None
+    found = call_operator(torch.ops.eqaccel.pair_ranges, index, pairs.row, pairs.edges, num_nodes, size, all_reversible)
+    return [Range(n * size, *part) for n, part in enumerate(zip(*[iter(found)] * 4, strict=True))]
+
+
 CASES = ["crystal", "own images", "two", "shuffled", "some missing", "one missing", "twice", "zeros", "nearly", "empty"]
 
 
@@ -116,16 +135,16 @@ def test_ranges_of_pairs_are_graphs(name: str, size: int) -> None:
     num_atoms, (receiver, sender, vectors) = case_in_slots(name, torch.float64)
     index = Graph(receiver, sender, num_atoms, num_atoms).index
     pairs = EdgePairs.find(vectors, index, num_atoms)
-    ranges = pairs.ranges(index, num_atoms, size)
+    ranges = ranges_of(pairs, index, num_atoms, size)
     assert len(ranges) == -(-len(pairs.edges) // size)
     for part in ranges:
         own = Graph(receiver[part.slots], sender[part.slots], num_atoms, num_atoms)
         assert own.is_sorted
         assert torch.equal(part.index, own.index)
-        assert torch.equal(part.pairs.row + part.first, pairs.row[part.slots])
-        members, there = part.of_pairs(pairs.edges), part.pairs.edges >= 0
-        assert torch.equal(part.slots[part.pairs.edges[there].long()], members[there].long())
-        assert torch.equal(part.pairs.edges[~there], members[~there])
+        assert torch.equal(part.row + part.first, pairs.row[part.slots])
+        members, there = pairs.edges[part.first : part.first + len(part.edges)], part.edges >= 0
+        assert torch.equal(part.slots[part.edges[there].long()], members[there].long())
+        assert torch.equal(part.edges[~there], members[~there])
     slots = torch.cat([part.slots for part in ranges]) if ranges else torch.zeros(0, dtype=torch.int64)
     assert torch.equal(slots.sort().values, torch.arange(len(receiver)))
 
@@ -153,13 +172,13 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
     members = torch.cat([pairs.edges, torch.stack([others, torch.full_like(others, -2)], 1)])
     roomy = EdgePairs(torch.cat([pairs.row, torch.zeros_like(beyond)]), members, pairs.differ, Neighbors())
 
-    exact, ranges = pairs.ranges(graph.index, num_atoms, size), roomy.ranges(index, nodes, size)
+    exact, ranges = ranges_of(pairs, graph.index, num_atoms, size), ranges_of(roomy, index, nodes, size)
     assert sum(len(part.slots) for part in ranges) == room
     for number, part in enumerate(ranges):
         edges = len(part.slots)
         sizes = [2, nodes + 1, edges, edges, nodes + 1, edges]
         head, row_ptr, edge, senders, t_row_ptr, t_slot = part.index.split(sizes)
-        here, known = (0, 0) if number >= len(exact) else (len(exact[number].slots), len(exact[number].pairs.edges))
+        here, known = (0, 0) if number >= len(exact) else (len(exact[number].slots), len(exact[number].edges))
         assert head.tolist() == [nodes, nodes]
         assert torch.equal(edge, torch.arange(edges, dtype=torch.int32))
         assert torch.equal(row_ptr[num_atoms:], torch.full((spare + 1,), here, dtype=torch.int32))
@@ -167,13 +186,13 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
         assert bool((part.slots[here:] >= count).all())
         assert bool((senders[here:] >= num_atoms).all())
         assert torch.equal(t_slot.sort().values, edge)
-        assert bool(((part.pairs.row >= 0) & (part.pairs.row < len(part.pairs.edges))).all())
-        assert bool((part.pairs.edges[known:, 1] == -2).all())
+        assert bool(((part.row >= 0) & (part.row < len(part.edges))).all())
+        assert bool((part.edges[known:, 1] == -2).all())
         if here:
             own = exact[number]
-            found = (part.slots, senders, t_slot, part.pairs.row, part.pairs.edges)
+            found = (part.slots, senders, t_slot, part.row, part.edges)
             parts = own.index.split([2, num_atoms + 1, here, here, num_atoms + 1, here])
-            expected = (own.slots, parts[3], parts[5], own.pairs.row, own.pairs.edges)
+            expected = (own.slots, parts[3], parts[5], own.row, own.edges)
             assert torch.equal(row_ptr[: num_atoms + 1], parts[1])
             assert all(torch.equal(a[: len(b)], b) for a, b in zip(found, expected, strict=True))
         else:
@@ -193,14 +212,14 @@ def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
     others = torch.arange(len(whole), (room + 1) // 2, dtype=torch.int32)
     members = torch.cat([whole, torch.stack([others, torch.full_like(others, -2)], 1)])
     assert len(others) > 5
-    for part in EdgePairs(row, members, pairs.differ, Neighbors()).ranges(index, num_atoms, size):
+    for part in ranges_of(EdgePairs(row, members, pairs.differ, Neighbors()), index, num_atoms, size):
         edges = len(part.slots)
         sizes = [2, num_atoms + 1, edges, edges, num_atoms + 1, edges]
         _, row_ptr, _, senders, t_row_ptr, t_slot = part.index.split(sizes)
         for values, least, end in (
             (part.slots, 0, room),
-            (part.pairs.row, 0, len(part.pairs.edges)),
-            (part.pairs.edges, -2, edges),
+            (part.row, 0, len(part.edges)),
+            (part.edges, -2, edges),
             (row_ptr, 0, edges + 1),
             (t_row_ptr, 0, edges + 1),
             (row_ptr.diff(), 0, edges + 1),
@@ -269,7 +288,7 @@ def test_a_convolution_with_weights_of_pairs(name: str, dtype: torch.dtype, devi
             return hidden[0]
 
         last = LastProduct(keep, problem.last.product, problem.second)
-        z = convolve_pairs(problem.conv, x, y, last, rows, problem.pairs, problem.index)
+        z = convolve_pairs(problem.conv, x, y, last, rows, Portions(problem.pairs, problem.index))
         results.append((z.detach(), *torch.autograd.grad(z, [x, y, hidden[0], inputs], problem.gz)))
     torch.set_num_threads(1)
     assert all(map(torch.equal, *results))
@@ -338,7 +357,7 @@ def test_a_convolution_in_portions(
             weights = EdgeWeights(problem.weights, inputs, last=problem.last)
             z = convolve_in_pieces(problem.conv, x, y, weights, problem.receiver, problem.sender)
         assert bool(given.shared)
-        assert bool(given._pair_ranges) == (bool(bounds) and ranges > 1 and count > 0)
+        assert bool(given.portions.range_indices) == (bool(bounds) and ranges > 1 and count > 0)
         return of_pairs(problem, [z.detach(), *torch.autograd.grad(z, [x, y, inputs], problem.gz)])
 
     whole, found, again = computed(), computed(**bounds), computed(**bounds)
@@ -435,15 +454,11 @@ def test_what_does_not_fit_is_refused() -> None:
             call_operator(
                 ops.matrix_product_shared, product.payload, product.key, weights, problem.second.t(), summands
             )
-    arguments = (conv.payload, conv.key, product.payload, product.key, *pairs.source, torch.ones(*rest), problem.x)
     graph = Graph(problem.receiver.flip(0), problem.sender.flip(0), problem.num_atoms, problem.num_atoms).index
-    for index, slots, message in ((problem.index, 0, "must be positive"), (graph, 3, "in the order of slots")):
-        with pytest.raises(OperandError, match=message):
-            call_operator(
-                ops.shared_convolution_backward,
-                *(*arguments, problem.y, weights, problem.second, pairs.row, pairs.edges, index, *rest, True, True),
-                slots,
-            )
+    x, rows = problem.leaves()[0], problem.inputs[pairs.edges[:, 0].long()]
+    z = convolve_pairs(conv, x, problem.y, problem.last, rows, Portions(pairs, graph, gradient_bytes=1000.0))
+    with pytest.raises(RuntimeError, match="in the order of slots"):
+        torch.autograd.grad(z.sum(), x)
     for vectors in (problem.y, torch.zeros(3, 3, dtype=torch.int64), torch.zeros(3, 3)):
         with pytest.raises(OperandError):
             EdgePairs.find(vectors, problem.index, problem.num_atoms)
@@ -470,7 +485,7 @@ def test_edges_are_let_go_at_once() -> None:
         depend_on_lengths(inputs)
         weights = EdgeWeights(problem.weights, inputs, last=problem.last)
         z = convolve_in_pieces(problem.conv, x, y, weights, problem.receiver, problem.sender)
-    index = weakref.ref(next(iter(given._pair_ranges.values()))[0].index)
+    index = weakref.ref(given.portions.range_indices[0])
     torch.autograd.grad(z, [x, y, inputs], problem.gz)
     gc.disable()
     del given, z

@@ -59,6 +59,36 @@ def test_edges_are_those_of_all_pairs(num_atoms: int, periodic: bool, device: to
     assert bool((edges.edge_index[:, count:] >= num_atoms).all())
 
 
+@pytest.mark.parametrize("local", [1, 5, 9])
+def test_atoms_that_receive_nothing(local: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Candidates of ghosts lead one way, and there may be room behind them with others in it."""
+    atoms = system(9, True)
+    whole, search = edges_of(atoms, device, dtype), Neighbors().to(device)
+    there = torch.nonzero(whole.edge_index[1, : int(whole.num_edges)] < local)[:, 0]
+    found = Candidates.find(atoms, CUTOFF, 0.3, device).tensors
+    ptr = found.ptr.clamp(max=int(found.ptr[local]))
+    count, room = int(ptr[-1]), len(found.sender)
+    order = found.sender[:count].sort(stable=True)
+    t_ptr = torch.searchsorted(order.values, torch.arange(10, dtype=torch.int32, device=device)).int()
+    t_order = torch.cat([order.indices.int(), found.t_order[count:]])
+    assert len(t_order) == room
+    positions, cells = (torch.from_numpy(a).to(device) for a in (atoms.positions, atoms.cells))
+    where = positions, cells, ptr, ptr, found.sender, found.shift, t_ptr, t_order
+    bounds = CUTOFF, SPARE, max(1, len(there)), dtype
+    vectors, edge_index, graph, num_edges = torch.ops.eqaccel.neighbors(
+        search.payload, search.key, *where, *bounds, False
+    )
+    assert int(num_edges) == len(there) == edge_index.size(1)
+    assert torch.equal(vectors, whole.vectors[there])
+    assert torch.equal(edge_index, whole.edge_index[:, there])
+    nodes = num_nodes(9, device)
+    assert torch.equal(graph, Graph(edge_index[1], edge_index[0], nodes).index)
+    edges = EdgeTensors(vectors, edge_index, graph, num_edges)
+    forces, _ = search.forces(edges, torch.ones_like(vectors), nodes)
+    expected = torch.bincount(edge_index[0], minlength=nodes) - torch.bincount(edge_index[1], minlength=nodes)
+    assert torch.equal(forces, expected.double()[:, None].expand(-1, 3))
+
+
 @pytest.mark.parametrize("shift", [(0, 0, 0), (1, -2, 1)])
 @pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-3])
 def test_atoms_in_one_place_are_neighbors(apart: float, shift: tuple[int, ...], device: torch.device) -> None:

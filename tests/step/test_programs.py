@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from lennard_jones import crystal, moved
 from one_sided import OneSided
 
 from eqaccel.errors import OperandError
-from eqaccel.ops import GivenEdges, ProgramUse, given_to_programs
+from eqaccel.ops import GivenEdges, Portions, ProgramUse, given_to_programs
 from eqaccel.ops.library import call_operator
 from eqaccel.step import Outcome, Step, System
 
@@ -67,6 +71,81 @@ def test_gradients_some_edges_at_a_time(device: torch.device) -> None:
     assert bounded.shares_weights
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_programs_keep_no_more_weights_than_they_may(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that find no room are made again, with the same bits."""
+    types = np.zeros_like(crystal().types)
+    types[3] = not shares
+    model, layers = OneSided(layers=4), 4
+    results, made = [], []
+
+    class Noted(Portions):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr("eqaccel.ops.graph.Portions", Noted)
+    step = new_step(model, torch.device("cpu"))
+    rows = step(system(types)).num_edges // (2 if shares else 1)
+    layer_bytes = float(rows * model.conv.matrix.numel() // 3 * 8)
+    for room in (layers, 1):
+        step.memory_of_weights = lambda room=room: (math.inf, room * layer_bytes, layer_bytes / 2)
+        results.append(step(system(types)))
+        assert step.shares_weights == shares
+    for name in ("energies", "forces", "virials"):
+        assert np.array_equal(getattr(results[0], name), getattr(results[1], name))
+    assert_same(results[0], new_step(model, torch.device("cpu"))(system(types)))
+    if shares:
+        assert [portions.times_made for portions in made[1:3]] == [layers, 2 * layers - 1]
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+import numpy as np, torch
+sys.path.insert(0, {support!r})
+from dataclasses import replace
+from lennard_jones import crystal
+from one_sided import OneSided
+from eqaccel.step import Step
+
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+def step(channels, layers, **options):
+    program = torch.jit.script(OneSided(channels=channels, layers=layers).eval())
+    found = Step([torch.enable_grad()(program.forward)], 4.0, torch.device("cpu"), torch.float64, **options)
+    found(replace(system, types=types))
+    return found
+
+system = crystal()
+types = np.zeros_like(system.types)
+types[3] = {other}
+step(256, 1, weight_bytes=2.0**20)
+before = peak()
+assert step(256, {layers}, weight_bytes={limit}).shares_weights == (not {other})
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts as Linux does")
+@pytest.mark.parametrize("other", [0, 1])
+def test_memory_of_a_program_is_bounded(other: int) -> None:
+    """With one atom of another type nothing is shared, so that weights are twice as many."""
+    layers, edges = 8, 10_000
+    layer_bytes = edges * 2 * 256 * 8 // (1 if other else 2)
+    support = str(Path(__file__).parents[1] / "support")
+
+    def grown(limit: float | None) -> int:
+        script = PEAK.format(support=support, other=other, layers=layers, limit=limit)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    limit = 2.0 * layer_bytes
+    assert grown(None) > layers * layer_bytes
+    assert grown(limit) < limit + layer_bytes  # what else there is comes to less than a layer
+
+
 def test_graphs_are_taken_back_last_first() -> None:
     edges = GivenEdges(torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, dtype=torch.int32), 1)
     with given_to_programs(edges) as outer:
@@ -75,5 +154,3 @@ def test_graphs_are_taken_back_last_first() -> None:
         with pytest.raises(OperandError, match="was given last, number 1, got number 2"):
             call_operator(torch.ops.eqaccel.take_graph, 2)
     assert outer == ProgramUse()
-    with pytest.raises(OperandError, match="'pairs' must be row, edges, differ and payload"):
-        call_operator(torch.ops.eqaccel.give_graph, edges.edge_index, edges.index, 1, True, [edges.index], 0, 1.0)

@@ -63,7 +63,7 @@ def one_sided(shares: bool) -> engine.PotentialFunction:
             if shares:
                 depend_on_lengths(values)
             found = given_pairs(edge_index[1], edge_index[0], num_atoms, values)
-            each = values if found is None else found.rows[found.pairs.row.long()]
+            each = values if found is None else found.rows[found.portions.pairs.row.long()]
             energy = torch.where(square < 1, each, torch.zeros_like(each))[:, 0]
             atoms = torch.arange(num_atoms, device=leaf.device)[:, None]
             nodes = torch.where(edge_index[1] == atoms, energy, torch.zeros_like(energy)).sum(1)

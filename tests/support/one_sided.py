@@ -23,11 +23,12 @@ class OneSided(nn.Module):
     Args:
         turned: Whether the convolution is over edges that lead the other way.
         channels: Of the convolution.
+        layers: How often it follows itself.
     """
 
-    def __init__(self, turned: bool = False, channels: int = 4) -> None:
+    def __init__(self, turned: bool = False, channels: int = 4, layers: int = 1) -> None:
         super().__init__()
-        self.turned, self.channels = turned, channels
+        self.turned, self.channels, self.layers = turned, channels, layers
         generator = torch.Generator().manual_seed(0)
         made = {"generator": generator, "dtype": torch.float64}
         spec = TensorProductSpec.channelwise(f"{channels}x0e", "1x0e+1x1o", f"{channels}x0e+{channels}x1o")
@@ -44,7 +45,10 @@ class OneSided(nn.Module):
         values = torch.cat([envelope, envelope * length, envelope / length], 1) * (1.0 + types[edge_index[0]])[:, None]
         rows = torch.tanh(torch.ops.eqaccel.once_a_pair(torch.ops.eqaccel.of_lengths(values)))
         y = torch.cat([torch.ones_like(length), vectors / length], 1)
-        z = self.conv(self.embedding[types], y, rows, edge_index.flip(0) if self.turned else edge_index)
+        edges = edge_index.flip(0) if self.turned else edge_index
+        z = self.conv(self.embedding[types], y, rows, edges)
+        for _ in range(self.layers - 1):
+            z = self.conv(torch.tanh(z[:, : self.channels]), y, rows, edges)
         scalars, vectors_of_atoms = z[:num_local, : self.channels], z[:num_local, self.channels :]
         energies = 0.01 * torch.tanh(scalars).sum(1) + 0.01 * vectors_of_atoms.square().sum(1)
         gradient = torch.autograd.grad([energies.sum()], [vectors])[0]

@@ -13,7 +13,8 @@ class GhostExchange {
  public:
   virtual ~GhostExchange() = default;
   // `rows` is (num_nodes, width) in host memory, contiguous, double or float; nodes of this rank come first. Fills the
-  // rows of the ghosts from the ranks that own them. Without nodes `rows` is null; the call is made all the same.
+  // rows of the ghosts from the ranks that own them. There may be rows behind those of the ghosts, which are left alone.
+  // Without nodes `rows` is null; the call is made all the same.
   virtual void forward(void* rows, int64_t num_nodes, int64_t width, bool is_double) = 0;
   // Adds the rows of the ghosts to the rows of their owners, on whatever rank these are.
   virtual void reverse(void* rows, int64_t num_nodes, int64_t width, bool is_double) = 0;

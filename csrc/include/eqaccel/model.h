@@ -29,15 +29,16 @@ struct Frame {
   const double* vectors = nullptr;     // (num_edges, 3): r_receiver - r_sender in angstrom
 };
 
-// Pairs of atoms that may be within the cutoff for some steps, of a simulation whose atoms are all on this rank. A pair is
-// between an atom and an image: an atom itself, or where a sum of cell vectors takes it.
+// Pairs of atoms of one rank that may be within the cutoff for some steps. A pair is between an atom and an image: an atom
+// itself, or where a sum of cell vectors takes it. Ghosts of other ranks are atoms too, one for all images of an atom.
 struct Candidates {
-  int64_t num_atoms = 0;
+  int64_t num_local = 0;               // atoms whose energies are asked for: they come first
+  int64_t num_atoms = 0;               // with ghosts
   int64_t num_images = 0;
   int64_t num_pairs = 0;
   const int32_t* owners = nullptr;     // (num_images) the atom that an image is of
   const int32_t* shifts = nullptr;     // (num_images, 3) cell vectors from the atom to the image
-  const int32_t* receivers = nullptr;  // (num_pairs) atoms; pairs come in any order
+  const int32_t* receivers = nullptr;  // (num_pairs) local atoms; pairs come in any order
   const int32_t* senders = nullptr;    // (num_pairs) images
 };
 
@@ -49,8 +50,8 @@ struct Atoms {
 };
 
 struct StepResult {
-  std::vector<double> energies;  // (num_atoms) eV
-  std::vector<double> forces;    // (num_atoms, 3) eV/angstrom
+  std::vector<double> energies;  // (num_local) eV
+  std::vector<double> forces;    // (num_atoms, 3) eV/angstrom, of the energies of the local atoms of all ranks
   double virial[9] = {};         // derivative of the energy in the strain, symmetric, (3, 3) eV
   double nearest = 0;            // angstrom; how near two atoms come, rounded as the model's dtype
 };
@@ -62,11 +63,13 @@ class Model {
 
   // Why the model takes no candidates; empty if it does.
   virtual std::string cannot_step() const = 0;
-  // Takes candidates to its device, for the steps until the next call; each also serves the other way round.
+  // Takes candidates to its device, for the steps until the next call; those between local atoms also serve the other way
+  // round.
   virtual void keep(const Candidates&) = 0;
   // Picks the edges out of the candidates, and evaluates the model on them, all on its device. Positions and cell are
-  // finite. On a GPU that can, steps are recorded as a CUDA graph, and recorded again when atoms or edges do not fit.
-  virtual void step(const Atoms&, StepResult&) = 0;
+  // finite. `exchange` fills ghosts, on the calling thread; null on one rank. There, on a GPU that can, steps are recorded
+  // as a CUDA graph, and recorded again when atoms or edges do not fit.
+  virtual void step(const Atoms&, GhostExchange* exchange, StepResult&) = 0;
   // What there is to say of the steps so far: what was recorded how often and why, or why nothing is.
   virtual std::string steps_note() const = 0;
 
@@ -96,4 +99,4 @@ struct ModelOptions {
 
 // The caller deletes the model. Every failure, here and in evaluate, is a std::runtime_error of one line. A change of
 // this file that breaks older plugins gets a new number.
-extern "C" eqaccel::Model* eqaccel_load_model_3(const eqaccel::ModelOptions* options);
+extern "C" eqaccel::Model* eqaccel_load_model_4(const eqaccel::ModelOptions* options);

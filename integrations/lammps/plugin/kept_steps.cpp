@@ -2,6 +2,7 @@
 #include "kept_steps.h"
 
 #include "atom.h"
+#include "comm.h"
 #include "domain.h"
 #include "neigh_list.h"
 #include "rank_nodes.h"
@@ -9,36 +10,36 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
 using namespace LAMMPS_NS;
 
 // Of what rounding may do to the place of an image, relative to the box and to the place itself.
 static constexpr double rounding = 1e-10;
 
-bool KeptSteps::evaluate(eqaccel::Model &model, const Source &source, double overlap)
+std::string KeptSteps::prepare(eqaccel::Model &model, const Source &source)
 {
   if (!holds || took_part != source.takes_part) collect(model, source);
-  std::string reason;
-  if (local_atoms.empty())
-    reason = "no atoms of the model";
-  else if (!images_are_in_place(source.nodes))
-    reason = "ghosts that are no periodic images";
-  else {
-    const Atom *atom = lmp->atom;
-    positions.clear();
-    types.clear();
-    for (int i : local_atoms) {
-      positions.insert(positions.end(), atom->x[i], atom->x[i] + 3);
-      types.push_back(source.element_of_type[atom->type[i]]);
-    }
-    const double *h = lmp->domain->h;    // xx yy zz yz xz xy
-    const double cell[9] = {h[0], 0, 0, h[5], h[1], 0, h[4], h[3], h[2]};
-    model.step({positions.data(), cell, types.data()}, result);
-    reason = failure(overlap);
+  if (atom_of_node.empty() && lmp->comm->nprocs == 1) return "no atoms of the model";
+  if (!images_are_in_place(source.nodes)) return "ghosts that are no periodic images";
+  const Atom *atom = lmp->atom;
+  positions.clear();
+  types.clear();
+  for (int i : atom_of_node) {
+    positions.insert(positions.end(), atom->x[i], atom->x[i] + 3);
+    types.push_back(source.element_of_type[atom->type[i]]);
   }
-  if (reason.empty()) return true;
-  leave(reason);
-  return false;
+  return "";
+}
+
+void KeptSteps::evaluate(eqaccel::Model &model, RankNodes *exchange)
+{
+  const double *h = lmp->domain->h;    // xx yy zz yz xz xy
+  const double cell[9] = {h[0], 0, 0, h[5], h[1], 0, h[4], h[3], h[2]};
+  if (!atom_of_node.empty()) return model.step({positions.data(), cell, types.data()}, exchange, result);
+  result = {};
+  result.nearest = std::numeric_limits<double>::infinity();
+  exchange->take_part();
 }
 
 // Written so that NaN fails.
@@ -54,45 +55,41 @@ std::string KeptSteps::failure(double overlap) const
 void KeptSteps::collect(eqaccel::Model &model, const Source &source)
 {
   const Atom *atom = lmp->atom;
+  RankNodes &nodes = source.nodes;
   const int nall = atom->nlocal + atom->nghost;
   holds = false;
   took_part = source.takes_part;
-  local_atoms.clear();
-  number_of_atom.assign(nall, 0);
-  for (int i = 0; i < atom->nlocal; ++i) {
-    if (!took_part[i]) continue;
-    number_of_atom[i] = static_cast<int>(local_atoms.size());
-    local_atoms.push_back(i);
-  }
-  find_shifts(source.nodes);
-  owners.resize(nall);
-  for (int j = 0; j < nall; ++j) owners[j] = number_of_atom[source.nodes.original_of(j)];
+  nodes.number(took_part);
+  find_shifts(nodes);
+  owners.assign(nall, 0);
   receivers.clear();
   senders.clear();
   for (int ii = 0; ii < source.list->inum; ++ii) {
     const int i = source.list->ilist[ii];
     if (!took_part[i]) continue;
-    for (int jj = 0; jj < source.list->numneigh[i]; ++jj) add(i, source.list->firstneigh[i][jj] & NEIGHMASK, source);
+    for (int jj = 0; jj < source.list->numneigh[i]; ++jj) add(i, source.list->firstneigh[i][jj] & NEIGHMASK, nodes);
   }
-  for (const auto &[i, j] : source.missing) add(i, j, source);
-  if (local_atoms.empty()) return;
+  for (const auto &[i, j] : source.missing) add(i, j, nodes);
+  atom_of_node = nodes.atoms();
   eqaccel::Candidates found;
-  found.num_atoms = static_cast<int64_t>(local_atoms.size());
+  found.num_local = nodes.num_local();
+  found.num_atoms = static_cast<int64_t>(atom_of_node.size());
   found.num_images = nall;
   found.num_pairs = static_cast<int64_t>(receivers.size());
   found.owners = owners.data();
   found.shifts = shifts.data();
   found.receivers = receivers.data();
   found.senders = senders.data();
-  model.keep(found);
+  if (!atom_of_node.empty()) model.keep(found);
   holds = true;
 }
 
-void KeptSteps::add(int i, int j, const Source &source)
+void KeptSteps::add(int i, int j, RankNodes &nodes)
 {
-  if (!took_part[i] || !took_part[j] || !took_part[source.nodes.original_of(j)]) return;
-  receivers.push_back(number_of_atom[i]);
+  if (!took_part[i] || !took_part[j] || !took_part[nodes.original_of(j)]) return;
+  receivers.push_back(static_cast<int32_t>(nodes.node(i)));
   senders.push_back(j);
+  owners[j] = static_cast<int32_t>(nodes.node(j));
 }
 
 // By how many cell vectors each ghost is away from its atom.

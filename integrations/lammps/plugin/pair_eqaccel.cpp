@@ -103,7 +103,7 @@ void PairEqaccel::open_library()
   if (is_shared("libstdc++.so.6", "_ZSt4cerr") && is_shared("libc.so.6", "malloc")) flags |= RTLD_DEEPBIND;
 #endif
   void *library = dlopen(EQACCEL_MODEL_LIBRARY, flags);
-  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_3"));
+  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_4"));
   if (!load_model) failure = dlerror();
   stop_if_any(failure.empty() ? failure
                               : "pair_style eqaccel: can not load eqaccel (" + failure +
@@ -234,7 +234,6 @@ void PairEqaccel::choose_way()
 {
   const std::string device_of_model = model->info().device;
   std::string obstacle = model->cannot_step();
-  if (comm->nprocs > 1) obstacle = fmt::format("there are {} ranks", comm->nprocs);
   if (lists == "device" && !obstacle.empty())
     error->all(FLERR, "pair_style eqaccel: lists can not stay on the device: {}", obstacle);
   if (lists == "host") obstacle = "lists host";
@@ -272,18 +271,32 @@ void PairEqaccel::compute(int eflag, int vflag)
   add_results();
 }
 
-// False if this step is one for the host: because of what is asked for, or because something in it has to be told.
+// False if this step is one for the host: because of what is asked for, or because something in it has to be told. All
+// ranks go the same way, because they exchange rows while they evaluate the model.
 bool PairEqaccel::compute_on_kept_lists()
 {
-  const char *reason = vflag_atom || cvflag_atom ? "virials of atoms" : is_trial_move() ? "trial moves" : nullptr;
-  if (reason) kept.leave(reason);
-  if (reason || !check_positions().empty()) return false;
-  try {
-    if (!kept.evaluate(*model, {list, missing.pairs(), nodes, takes_part, element_of_type}, overlap)) return false;
-  } catch (const std::exception &exception) {
-    error->all(FLERR, "pair_style eqaccel: {}", exception.what());
+  const char *unusual = vflag_atom || cvflag_atom ? "virials of atoms" : is_trial_move() ? "trial moves" : nullptr;
+  if (unusual) {
+    kept.leave(unusual);
+    return false;
   }
+  std::string reason = check_positions().empty() ? "" : "positions that are not finite";
+  run_model([&] {
+    if (reason.empty()) reason = kept.prepare(*model, {list, missing.pairs(), nodes, takes_part, element_of_type});
+  });
+  if (all_leave(reason)) return false;
+  nodes.start(1);
+  run_model([this] { kept.evaluate(*model, comm->nprocs > 1 ? &nodes : nullptr); });
+  if (all_leave(kept.failure(overlap))) return false;
   add_kept_results();
+  return true;
+}
+
+// Whether any rank leaves a step to the host.
+bool PairEqaccel::all_leave(const std::string &reason)
+{
+  if (first_rank_with(reason) == comm->nprocs) return false;
+  kept.leave(reason.empty() ? "what another rank met" : reason);
   return true;
 }
 
@@ -375,25 +388,31 @@ void PairEqaccel::evaluate()
   gradients.resize(3 * edges.count());
   moments.reserve(1);    // so that there is an address without edges too: all ranks ask for moments, or none
   moments.resize(cvflag_atom ? 9 * edges.count() : 0);
-  std::string failure;
-  try {
+  run_model([&] {
     if (frame.num_local > 0)
       model->evaluate(frame, alone ? nullptr : &nodes, energies.data(), gradients.data(),
                       cvflag_atom ? moments.data() : nullptr);
     else if (!alone)
       nodes.take_part();
-    return;
+  });
+}
+
+// The other ranks may be waiting in an exchange, so a failure ends them all. A message written just before that can be
+// lost on its way through mpiexec.
+void PairEqaccel::run_model(const std::function<void()> &work)
+{
+  std::string failure;
+  try {
+    return work();
   } catch (const LAMMPSException &) {
     throw;
   } catch (const std::exception &exception) {
     failure = std::string("pair_style eqaccel: ") + exception.what();
   }
-  // The other ranks may be waiting in an exchange, so this one ends them all. A message written just before that can be
-  // lost on its way through mpiexec.
   try {
     error->one(FLERR, failure);
   } catch (...) {
-    if (!alone) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (comm->nprocs > 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     throw;
   }
 }

@@ -12,6 +12,7 @@
 #include "rank_edges.h"
 #include "rank_nodes.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,6 +53,8 @@ class PairEqaccel : public Pair
 
   // A step in parts. Those that return a string say what is wrong, or nothing.
   bool compute_on_kept_lists();
+  bool all_leave(const std::string &reason);
+  void run_model(const std::function<void()> &work);
   std::string check_positions() const;
   std::string collect_edges();
   void evaluate();

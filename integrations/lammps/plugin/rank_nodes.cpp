@@ -48,6 +48,7 @@ int RankNodes::max_doubles() const
 
 void RankNodes::find_owners()
 {
+  numbered = false;
   const int nlocal = lmp->atom->nlocal, nall = nlocal + lmp->atom->nghost, me = lmp->comm->me;
   doubles = 1;
   rows_of_atoms.assign(nall, 0.0);
@@ -71,6 +72,9 @@ void RankNodes::find_owners()
 
 void RankNodes::number(const std::vector<char> &takes_part)
 {
+  if (numbered && took_part == takes_part) return;
+  numbered = true;
+  took_part = takes_part;
   const int nlocal = lmp->atom->nlocal;
   node_of_atom.assign(original.size(), -1);
   atom_of_node.clear();
@@ -118,7 +122,8 @@ void RankNodes::forward(void *rows, int64_t num_nodes, int64_t width, bool rows_
   pair->comm_forward = doubles;
   lmp->comm->forward_comm(pair);
   pair->comm_forward = max_doubles();
-  for (int64_t k = local; k < num_nodes; ++k) std::memcpy(given + k * bytes, row(atom_of_node[k]), bytes);
+  const auto known = std::min(num_nodes, static_cast<int64_t>(atom_of_node.size()));
+  for (int64_t k = local; k < known; ++k) std::memcpy(given + k * bytes, row(atom_of_node[k]), bytes);
 }
 
 void RankNodes::reverse(void *rows, int64_t num_nodes, int64_t width, bool rows_are_double)
@@ -133,7 +138,8 @@ void RankNodes::reverse(void *rows, int64_t num_nodes, int64_t width, bool rows_
   doubles = doubles_of(width);
   // The other images of a node must give nothing, and neither must the ghosts of a rank without nodes.
   rows_of_atoms.assign(original.size() * doubles, 0.0);
-  for (int64_t k = 0; k < num_nodes; ++k) std::memcpy(row(atom_of_node[k]), given + k * bytes, bytes);
+  const auto known = std::min(num_nodes, static_cast<int64_t>(atom_of_node.size()));
+  for (int64_t k = 0; k < known; ++k) std::memcpy(row(atom_of_node[k]), given + k * bytes, bytes);
   pair->comm_reverse = doubles;
   lmp->comm->reverse_comm(pair);
   pair->comm_reverse = max_doubles();

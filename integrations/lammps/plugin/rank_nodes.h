@@ -32,7 +32,8 @@ class RankNodes final : public eqaccel::GhostExchange
   // The local atom that an atom is an image of, itself if it is local; on several ranks perhaps a ghost.
   int original_of(int atom) const { return original[atom]; }
 
-  // Numbers the local atoms that take part, in order, and forgets ghost nodes.
+  // Numbers the local atoms that take part, in order. Ghosts get numbers when they are first asked for, which hold
+  // until others take part, or owners are found again.
   void number(const std::vector<char> &takes_part);
   // Starts a step. Its exchanges go back so many times.
   void start(int passes_back);
@@ -65,6 +66,8 @@ class RankNodes final : public eqaccel::GhostExchange
   int passes = 1;     // back, of this step, that have not ended
 
   std::vector<int> original; // of every atom: the local atom it is an image of, or its rank's first such ghost
+  bool numbered = false;
+  std::vector<char> took_part;       // when nodes were numbered
   std::vector<int64_t> node_of_atom; // -1: none yet
   std::vector<int> atom_of_node;
   int64_t local = 0;

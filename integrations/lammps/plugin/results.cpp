@@ -78,12 +78,13 @@ void PairEqaccel::add_kept_results()
 {
   const eqaccel::StepResult &found = kept.results();
   const std::vector<int> &atoms = kept.atoms();
-  for (size_t n = 0; n < atoms.size(); ++n) {
+  for (size_t n = 0; n < found.energies.size(); ++n) {
     const double energy = energy_unit * found.energies[n];
     if (eflag_global) eng_vdwl += energy;
     if (eflag_atom) eatom[atoms[n]] += energy;
-    for (int k = 0; k < 3; ++k) atom->f[atoms[n]][k] += energy_unit * found.forces[3 * n + k];
   }
+  for (size_t n = 0; n < atoms.size(); ++n)
+    for (int k = 0; k < 3; ++k) atom->f[atoms[n]][k] += energy_unit * found.forces[3 * n + k];
   if (!vflag_global) return;
   const int places[6] = {0, 4, 8, 1, 2, 5};    // xx yy zz xy xz yz
   for (int k = 0; k < 6; ++k) virial[k] -= energy_unit * found.virial[places[k]];

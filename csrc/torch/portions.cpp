@@ -1,0 +1,115 @@
+#include "portions.h"
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "packed_index.h"
+
+namespace eqaccel::ops {
+namespace {
+
+// Of the memory of a device, what weights of pairs take of a layer, and gradients of those of edges. Portions take longer,
+// so they are left to systems that need them.
+constexpr double pair_share = 0.25, gradient_share = 0.125;
+// Of memory that is asked for, what weights of pairs may take; gradients have the rest. Portions of gradients cost little as
+// long as they keep the device busy; weights that find no room are made twice.
+constexpr double kept_share = 0.875;
+
+// Some slots that follow each other, of which every edge is alone. Neither waits for the device nor forbids graph capture.
+PairRange range_of_slots(const Tensor& index, int64_t nodes, int64_t edges, int64_t first, int64_t count) {
+  const auto parts = index.split_with_sizes({2, nodes + 1, edges, edges, nodes + 1, edges});
+  const Tensor row = at::arange(count, index.options()), local = parts[5].sub(first);
+  const auto [t_slot, before] = compacted(local, local.ge(0).logical_and(local.lt(count)), count);
+  const Tensor own = at::cat({parts[0], parts[1].sub(first).clamp(0, count), row, parts[3].narrow(0, first, count),
+                              before.index_select(0, parts[4]), t_slot});
+  note_nodes(own, nodes, nodes);
+  return {first, row.add(first).to(at::kLong), {row, {}, {}, {}, 0}, own};
+}
+
+}  // namespace
+
+Portions::Limits Portions::limits(double asked, double memory) {
+  return asked > 0 ? Limits{asked * kept_share, asked * (1 - kept_share)}
+                   : Limits{memory * pair_share, memory * gradient_share};
+}
+
+const std::vector<PairRange>& Portions::ranges(int64_t row_bytes) {
+  using Signature = std::vector<Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool);
+  static const auto split = find_operator<Signature>("eqaccel::pair_ranges");
+  static const std::vector<PairRange> none;
+  const int64_t pairs = pairs_.size(), edges = num_edges(), nodes = (index_.numel() - 3 * edges - 4) / 2;
+  const double count = std::ceil(static_cast<double>(pairs * row_bytes) / limits_.pairs);
+  if (count <= 1) return none;
+  const auto size = static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / count));
+  const auto [found, is_new] = ranges_.try_emplace(size);
+  if (!is_new) return found->second;
+  for (int64_t first = 0; pairs_.are_alone() && first < edges; first += size)
+    found->second.push_back(range_of_slots(index_, nodes, edges, first, std::min(size, edges - first)));
+  if (pairs_.are_alone()) return found->second;
+  const auto parts = split.call(index_, pairs_.row, pairs_.edges, nodes, size, pairs_.are_reversible());
+  for (std::size_t n = 0; n + 3 < parts.size(); n += 4) {
+    const EdgePairs own{parts[n + 1], parts[n + 2], pairs_.differ, pairs_.payload, pairs_.key};
+    found->second.push_back({static_cast<int64_t>(n / 4) * size, parts[n], own, parts[n + 3]});
+  }
+  return found->second;
+}
+
+int64_t Portions::edges_at_a_time(int64_t row_bytes, int64_t edges) const {
+  const double portions = std::ceil(static_cast<double>(edges * row_bytes) / limits_.gradients);
+  const auto count =
+      static_cast<int64_t>(std::clamp<double>(portions, 1, std::max<double>(static_cast<double>(edges), 1)));
+  return (edges + count - 1) / count;
+}
+
+bool Portions::is_one_portion(int64_t row_bytes) {
+  return ranges(row_bytes).empty() && edges_at_a_time(row_bytes, num_edges()) == num_edges();
+}
+
+Tensor Portions::made(const Name& name, int64_t bytes, const Make& make) {
+  double taken = static_cast<double>(bytes);
+  for (const auto& [owner, weights] : kept_) taken += static_cast<double>(weights.nbytes());
+  for (; !kept_.empty() && taken > limits_.pairs; kept_.pop_front())
+    taken -= static_cast<double>(kept_.front().second.nbytes());
+  ++times_made_;
+  return kept_.emplace_back(name, make()).second;
+}
+
+Tensor Portions::taken(const Name& name, int64_t bytes, const Make& make) {
+  const auto is_it = [&](const auto& kept) { return kept.first == name; };
+  if (std::none_of(kept_.begin(), kept_.end(), is_it)) made(name, bytes, make);
+  const auto found = std::find_if(kept_.begin(), kept_.end(), is_it);
+  Tensor weights = std::move(found->second);
+  kept_.erase(found);
+  return weights;
+}
+
+std::vector<Tensor> Portions::range_indices() const {
+  std::vector<Tensor> indices;
+  for (const auto& [size, parts] : ranges_)
+    for (const PairRange& part : parts) indices.push_back(part.index);
+  return indices;
+}
+
+void register_portions() {
+  static const auto known =
+      torch::class_<Portions>("eqaccel", "Portions")
+          .def(torch::init([](const Tensor& row, const Tensor& edges, const Tensor& differ, const Tensor& payload,
+                              int64_t key, const Tensor& index, double pair_bytes, double gradient_bytes) {
+            return c10::make_intrusive<Portions>(EdgePairs{row, edges, differ, payload, key}, index,
+                                                 Portions::Limits{pair_bytes, gradient_bytes});
+          }))
+          .def_static("limits",
+                      [](double asked, double memory) {
+                        const auto [pairs, gradients] = Portions::limits(asked, memory);
+                        return std::tuple(pairs, gradients);
+                      })
+          .def("is_one_portion", &Portions::is_one_portion)
+          .def("times_made", &Portions::times_made)
+          .def("range_indices", &Portions::range_indices);
+}
+
+}  // namespace eqaccel::ops

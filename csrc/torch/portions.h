@@ -1,0 +1,84 @@
+// How much of the layers over a graph there is at a time, so that weights that edges share fit into memory. The rule is
+// here alone: programs in Python and exported ones ask for it.
+#pragma once
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "edge_pairs.h"
+
+namespace eqaccel::ops {
+
+// Some pairs that follow each other, and their edges, all numbered from the first.
+struct PairRange {
+  int64_t first;  // number of the first pair among all
+  Tensor slots;  // (num_edges) int64, where the edges are among all
+  EdgePairs pairs;
+  Tensor index;  // packed, of these edges; all nodes send and receive
+
+  // The rows that these pairs have of those of all; they share memory.
+  Tensor of_pairs(const Tensor& values) const { return values.narrow(0, first, pairs.size()); }
+};
+
+// A layer asks by the bytes that weights of a pair or gradients of the weights of an edge take. Calls come one at a time,
+// from whichever thread.
+class Portions : public torch::CustomClassHolder {
+ public:
+  // What weights of pairs may take in all, and gradients of the weights of edges at a time, in bytes.
+  struct Limits {
+    double pairs, gradients;
+  };
+  // The limits of weights that may take so many bytes with their gradients, 0 where nobody has said so; on a device with
+  // so much memory, infinity for a CPU.
+  static Limits limits(double asked, double memory);
+
+  // index: packed, of the edges of the pairs, between nodes that all send and receive.
+  Portions(EdgePairs pairs, Tensor index, const Limits& limits)
+      : pairs_(std::move(pairs)), index_(std::move(index)), limits_(limits) {}
+
+  const EdgePairs& pairs() const { return pairs_; }
+  const Tensor& index() const { return index_; }
+
+  // The pairs in ranges for which weights take what they may take; none if all of them may be there.
+  const std::vector<PairRange>& ranges(int64_t row_bytes);
+  // Of so many edges, those that may have gradients at a time, in equal portions.
+  int64_t edges_at_a_time(int64_t row_bytes, int64_t edges) const;
+  // Whether all weights may be there, and all gradients. Then a layer keeps its weights by itself; of other layers they are
+  // kept here, as many as there is room for.
+  bool is_one_portion(int64_t row_bytes);
+
+  // A layer, and the first pair of a range of it.
+  using Name = std::pair<int64_t, int64_t>;
+  using Make = std::function<Tensor()>;
+  int64_t new_layer() { return layers_++; }
+  // Makes weights of so many bytes, and keeps them. There is room for them before: the oldest go.
+  Tensor made(const Name&, int64_t bytes, const Make&);
+  // Weights for the last time: those that were kept, or else made anew.
+  Tensor taken(const Name&, int64_t bytes, const Make&);
+  // How often weights were made.
+  int64_t times_made() const { return times_made_; }
+
+  // The packed indices of all ranges that there are.
+  std::vector<Tensor> range_indices() const;
+
+ private:
+  int64_t num_edges() const { return pairs_.row.size(0); }
+
+  const EdgePairs pairs_;
+  const Tensor index_;
+  const Limits limits_;
+  std::map<int64_t, std::vector<PairRange>> ranges_;  // by the pairs that one has
+  std::deque<std::pair<Name, Tensor>> kept_;  // the oldest first
+  int64_t layers_ = 0, times_made_ = 0;
+};
+
+// Tells torch of the class, in Python torch.classes.eqaccel.Portions, unless that was done: before anything that takes one
+// is registered.
+void register_portions();
+
+}  // namespace eqaccel::ops

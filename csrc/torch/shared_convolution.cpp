@@ -1,0 +1,196 @@
+// eqaccel::shared_convolution: a convolution whose edges share the weights of their pairs. Where these take too much
+// memory, they are made for one range of pairs after another; where their gradients do, which edges have each for
+// themselves, these are made for some edges after the other. Results are bitwise reproducible for the same portions.
+#include "shared_convolution.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "tensor_product.h"
+
+namespace eqaccel::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Rows of blocks of (channels, components) in the other layout, (components, channels), or back.
+Tensor relaid(const Tensor& rows, const std::vector<std::pair<int64_t, int64_t>>& blocks, bool to_mul_ir) {
+  Tensor moved = at::empty(rows.sizes(), rows.options());
+  int64_t first = 0;
+  for (const auto& [channels, components] : blocks) {
+    const int64_t size = channels * components, outer = to_mul_ir ? components : channels;
+    const auto of = [&](const Tensor& t) { return t.narrow(1, first, size); };
+    of(moved).unflatten(1, {size / outer, outer}).copy_(of(rows).unflatten(1, {outer, size / outer}).transpose(1, 2));
+    first += size;
+  }
+  TORCH_CHECK(first == rows.size(1), "eqaccel::shared_convolution: expected rows of ", first,
+              " columns, as in the payload, got ", rows.size(1), ".");
+  return moved;
+}
+
+// One layer in an evaluation; its weights are kept by a number.
+class Layer : public torch::CustomClassHolder {
+ public:
+  explicit Layer(c10::intrusive_ptr<SharedLayer> of)
+      : of_(std::move(of)), number_(of_->portions->new_layer()),
+        row_bytes_(of_->matrix.size(1) * static_cast<int64_t>(of_->matrix.element_size())) {}
+
+  bool is_one_portion() const { return portions().is_one_portion(row_bytes_); }
+
+  // As the convolution keeps them.
+  Tensor weights(const Tensor& hidden) const {
+    const Tensor made = multiply(of_->product, hidden, of_->matrix);
+    const bool rounds = program()->rounds_weights(scalar_of(made.scalar_type()));
+    return rounds && made.scalar_type() == at::kFloat ? made.to(at::kBFloat16) : made;
+  }
+
+  Tensor convolve(const Tensor& x, const Tensor& y, const Tensor& weights) const {
+    return convolve(portions().pairs(), portions().index(), x, y, weights, of_->mul_ir);
+  }
+
+  variable_list gradients(const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& weights) const {
+    const auto [gx, gy, of_hidden] = gradients(portions().pairs(), portions().index(), gz, x, y, weights, of_->mul_ir);
+    return {gx, gy, of_hidden};
+  }
+
+  // The sum over ranges, in the layout of kernels, so that this is changed once.
+  Tensor convolve_ranges(const Tensor& given_x, const Tensor& y, const Tensor& hidden) const {
+    const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
+    if (parts.empty()) return convolve(given_x, y, made(0, hidden));
+    const Tensor x = in_kernels(given_x, 'x');
+    const std::vector<Tensor> ys = in_ranges(y, parts);
+    Tensor z;
+    for (std::size_t n = 0; n < parts.size(); ++n) {
+      const Tensor weights = made(parts[n].first, parts[n].of_pairs(hidden));
+      const Tensor own = convolve(parts[n].pairs, parts[n].index, x, ys[n], weights, false);
+      z = z.defined() ? z.add_(own) : own;
+    }
+    return of_->mul_ir ? relaid(z, program()->blocks('z'), true) : z;
+  }
+
+  // `gradients`, of which ranges add to that of x, and have rows of their own of the others.
+  variable_list gradients_of_ranges(const Tensor& given_gz, const Tensor& given_x, const Tensor& y,
+                                    const Tensor& hidden) const {
+    const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
+    if (parts.empty()) return gradients(given_gz, given_x, y, taken(0, hidden));
+    const Tensor x = in_kernels(given_x, 'x'), gz = in_kernels(given_gz, 'z');
+    const Tensor gx = at::zeros_like(x), of_hidden = at::empty_like(hidden), in_order = at::empty_like(y);
+    const std::vector<Tensor> ys = in_ranges(y, parts);
+    // The weights of the last range are those that are there still.
+    int64_t end = y.size(0);
+    for (std::size_t n = parts.size(); n-- > 0;) {
+      const PairRange& part = parts[n];
+      const Tensor weights = taken(part.first, part.of_pairs(hidden));
+      const auto [add_x, gy, gh] = gradients(part.pairs, part.index, gz, x, ys[n], weights, false);
+      end -= ys[n].size(0);
+      in_order.narrow(0, end, ys[n].size(0)).copy_(gy);
+      part.of_pairs(of_hidden).copy_(gh);
+      gx.add_(add_x);
+    }
+    const Tensor gy = at::empty_like(y).index_copy_(0, order_of(parts), in_order);
+    return {of_->mul_ir ? relaid(gx, program()->blocks('x'), true) : gx, gy, of_hidden};
+  }
+
+ private:
+  Portions& portions() const { return *of_->portions; }
+  std::shared_ptr<Program> program() const { return program_of("eqaccel::shared_convolution", of_->payload, of_->key); }
+
+  Tensor made(int64_t first, const Tensor& hidden) const {
+    return portions().made({number_, first}, hidden.size(0) * row_bytes_, [&] { return weights(hidden); });
+  }
+  Tensor taken(int64_t first, const Tensor& hidden) const {
+    return portions().taken({number_, first}, hidden.size(0) * row_bytes_, [&] { return weights(hidden); });
+  }
+
+  Tensor in_kernels(const Tensor& rows, char kind) const {
+    return of_->mul_ir ? relaid(rows, program()->blocks(kind), false) : rows;
+  }
+
+  Tensor convolve(const EdgePairs& pairs, const Tensor& index, const Tensor& x, const Tensor& y, const Tensor& weights,
+                  bool mul_ir) const {
+    using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Tensor&, int64_t, int64_t, bool, bool);
+    static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared");
+    return op.call(of_->payload, of_->key, x, y, weights, pairs.row, index, x.size(0), of_->z_dim, mul_ir,
+                   of_->deterministic);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor> gradients(const EdgePairs& pairs, const Tensor& index, const Tensor& gz,
+                                               const Tensor& x, const Tensor& y, const Tensor& weights,
+                                               bool mul_ir) const {
+    const int64_t slots = portions().edges_at_a_time(row_bytes_, y.size(0));
+    return ops::gradients(*of_, pairs, index, slots, gz, x, y, weights, mul_ir);
+  }
+
+  // Where the edges of ranges are among all, one range after another.
+  static Tensor order_of(const std::vector<PairRange>& parts) {
+    std::vector<Tensor> slots;
+    for (const PairRange& part : parts) slots.push_back(part.slots);
+    return at::cat(slots);
+  }
+
+  // The rows of each range. Written to where they go: torch reads rows of few columns, a block for each, much slower than
+  // it writes them.
+  static std::vector<Tensor> in_ranges(const Tensor& y, const std::vector<PairRange>& parts) {
+    const Tensor order = order_of(parts);
+    const Tensor place = at::empty_like(order).scatter_(0, order, at::arange(order.size(0), order.options()));
+    std::vector<int64_t> sizes;
+    for (const PairRange& part : parts) sizes.push_back(part.slots.size(0));
+    return at::empty_like(y).index_copy_(0, place, y).split_with_sizes(sizes);
+  }
+
+  const c10::intrusive_ptr<SharedLayer> of_;
+  const int64_t number_, row_bytes_;
+};
+
+// Between the two, gradients have a row for each edge, and weights have not.
+class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
+ public:
+  static Tensor forward(AutogradContext* context, const c10::intrusive_ptr<SharedLayer>& of, const Tensor& x,
+                        const Tensor& y, const Tensor& hidden) {
+    const auto layer = c10::make_intrusive<Layer>(of);
+    const bool keeps = layer->is_one_portion();
+    const Tensor kept = keeps ? layer->weights(hidden) : hidden;
+    context->saved_data["layer"] = c10::IValue::make_capsule(layer);
+    context->saved_data["keeps"] = keeps;
+    context->save_for_backward({x, y, kept});
+    return keeps ? layer->convolve(x, y, kept) : layer->convolve_ranges(x, y, kept);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& given) {
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "eqaccel::shared_convolution: weights of pairs are differentiated once, not twice.");
+    const auto layer = c10::static_intrusive_pointer_cast<Layer>(context->saved_data["layer"].toCapsule());
+    const variable_list v = context->get_saved_variables();
+    const Tensor gz = given[0].contiguous();
+    variable_list found = context->saved_data["keeps"].toBool() ? layer->gradients(gz, v[0], v[1], v[2])
+                                                                : layer->gradients_of_ranges(gz, v[0], v[1], v[2]);
+    found.insert(found.begin(), Tensor());
+    return found;
+  }
+};
+
+Tensor shared_convolution(const Tensor& payload, int64_t key, const Tensor& product_payload, int64_t product_key,
+                          const Tensor& x, const Tensor& y, const Tensor& hidden, const Tensor& matrix,
+                          const c10::intrusive_ptr<Portions>& portions, int64_t z_dim, bool mul_ir,
+                          bool deterministic) {
+  return convolve(c10::make_intrusive<SharedLayer>(payload, key, Product{product_payload, product_key}, matrix.detach(),
+                                                   portions, z_dim, mul_ir, deterministic),
+                  x, y, hidden);
+}
+
+TORCH_LIBRARY_IMPL(eqaccel, CompositeImplicitAutograd, library) {
+  register_portions();
+  library.impl("shared_convolution", shared_convolution);
+}
+
+}  // namespace
+
+Tensor convolve(const c10::intrusive_ptr<SharedLayer>& layer, const Tensor& x, const Tensor& y, const Tensor& hidden) {
+  return SharedConvolution::apply(layer, x, y, hidden);
+}
+
+}  // namespace eqaccel::ops
