@@ -59,8 +59,9 @@ class Irrep(_DegreeAndParity):
                 raise IrrepsError(f"cannot read irrep {value!r}: expected a degree and e or o, such as '1o'")
             return cls._from_text(*match.groups())
         # Attributes first: e3nn's Irrep is a tuple, but one that refuses to tell its length.
-        if hasattr(value, "l") and hasattr(value, "p"):
-            return cls(int(value.l), int(value.p))
+        irrep: Any = value
+        if hasattr(irrep, "l") and hasattr(irrep, "p"):
+            return cls(int(irrep.l), int(irrep.p))
         if isinstance(value, tuple) and len(value) == 2:
             return cls(*value)
         raise IrrepsError(f"cannot read irrep {value!r}: expected text such as '1o', a pair (l, p), or an e3nn Irrep")
@@ -174,8 +175,9 @@ class Irreps(tuple[MulIrrep, ...]):
     @overload
     def __getitem__(self, index: slice) -> Irreps: ...
     def __getitem__(self, index: SupportsIndex | slice) -> MulIrrep | Irreps:
-        item = super().__getitem__(index)
-        return Irreps(item) if isinstance(index, slice) else item
+        if isinstance(index, slice):
+            return Irreps(super().__getitem__(index))
+        return super().__getitem__(index)
 
     def __add__(self, other: IrrepsLike) -> Irreps:  # type: ignore[override]
         return Irreps((*self, *Irreps(other)))

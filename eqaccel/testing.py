@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -203,7 +204,7 @@ def derivatives(
     orders = list(directions)
     for number, order in enumerate(orders, 1):
         tangents = [tensor.detach().clone().requires_grad_() for tensor in order]
-        inner = sum((r * t).sum() for r, t in zip(results, tangents, strict=True))
+        inner: Any = sum((r * t).sum() for r, t in zip(results, tangents, strict=True))
         # The last order runs as in a training step: operators are not told to be differentiated again.
         recorded = number < len(orders)
         results = list(torch.autograd.grad(inner, inputs, create_graph=recorded, materialize_grads=True))
@@ -248,7 +249,8 @@ def assert_product(module: nn.Module, operands: Operands, order: int = 2, seed: 
     Raises:
         AssertionError: As for `assert_close`.
     """
-    spec, layout = module.spec, "mul_ir" if module.mul_ir else "ir_mul"
+    product_module: Any = module
+    spec, layout = product_module.spec, "mul_ir" if module.mul_ir else "ir_mul"
     inputs = (operands.x, operands.y, operands.w)
     generator = torch.Generator().manual_seed(seed)
 

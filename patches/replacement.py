@@ -55,7 +55,7 @@ class Changed(nn.Module):
         reduced: Any = super().__reduce_ex__(protocol)
         _, _, *state = reduced
         if type(self) is not _changed_class(self._kind, self._came_as):  # somebody has derived from it since
-            return copyreg.__newobj__, (type(self),), *state
+            return copyreg.__newobj__, (type(self),), *state  # type: ignore[attr-defined]
         return _blank, (self._kind, self._came_as), *state
 
 
@@ -421,9 +421,14 @@ def _set_class(module: nn.Module, old: type, new: type) -> None:
     module.__class__ = moved(type(module))
 
 
-@functools.lru_cache(maxsize=256)
 def _changed_class(kind: type[Changed], came_as: type[nn.Module]) -> type:
     """The class of a module of class `came_as` that has become a `kind`; it has the name of `came_as`."""
+    parts: Any = (kind, came_as)  # as keys of a cache, for which mypy does not take classes of modules
+    return _class_of(*parts)
+
+
+@functools.lru_cache(maxsize=256)
+def _class_of(kind: type[Changed], came_as: type[nn.Module]) -> type:
     meta = _AsBefore if type(came_as) is type else type("_AsBefore", (_AsBefore, type(came_as)), {})
     contents = {name: getattr(came_as, name) for name in ("__module__", "__qualname__", "__doc__")}
     contents |= {"_kind": kind, "_came_as": came_as, "plain_forward": _renamed(came_as.forward, "plain_forward")}

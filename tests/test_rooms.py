@@ -132,6 +132,12 @@ def test_folders_of_tests_are_rooms() -> None:
     assert folders == {room for room in ROOMS if len(_files(room)) > 1} | {"examples"}
 
 
+def test_types_are_checked_in_every_file_alike() -> None:
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert "strict = true" in settings
+    assert "disable_error_code" not in settings
+
+
 def test_all_that_targets_say_is_read() -> None:
     files = [file for room in ROOMS if room != "targets" for file in _files(room)]
     text = "".join(file.read_text() for file in [*files, *(ROOT / "examples/benchmarks").glob("*.py")])

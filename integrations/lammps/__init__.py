@@ -156,9 +156,11 @@ def _trusted(path: Path) -> Path:
 def _compile(options: list[str], plugin: Path) -> None:
     print("eqaccel: compiling the LAMMPS plugin, once for this LAMMPS", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=plugin.parent) as scratch:
-        output = Path(scratch) / PLUGIN
+        output, source = Path(scratch) / PLUGIN, Path(scratch) / "plugin.cpp"
+        # All in one file: reading the headers of LAMMPS takes longer than what follows.
+        source.write_text("".join(f'#include "{file}"\n' for file in sorted(SOURCES.glob("*.cpp"))))
         command = [*runtime.host_compiler()["command"], "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
-        command += [*options, "-o", str(output), *map(str, sorted(SOURCES.glob("*.cpp"))), "-ldl"]
+        command += [*options, "-o", str(output), str(source), "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             hint = "" if "mpi.h" not in done.stderr else ". MPI's headers are missing: pip install mpich"

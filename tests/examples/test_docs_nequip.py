@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ pytest.importorskip("nequip", reason="needs nequip")
 import nequip_models as nm
 from ase import Atoms
 from documents import inline_codes, python_blocks, run_command
-from nequip.integrations.ase import NequIPCalculator
 from nequip.model import modify
 from patch_checks import RELATIVE, assert_close
 
@@ -28,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGE = "docs/nequip.md"
 PATCHED = ["eqaccel.patch(model)", "print(eqaccel.report(model))", "eqaccel.unpatch(model)"]
-COMPILE = "nequip-compile ... --modifiers enable_eqaccel"
+COMPILE = "nequip-compile ... --modifiers enable_eqaccel"  # run by test_nequip_extension.py
 MODIFIERS = "modifiers: [{modifier: enable_eqaccel}]"
 EXPORT = "python -m eqaccel export model.nequip.zip my.pt"
 WRAPPER = "eqaccel.patch(NequIPTorchSimCalc(...))"
@@ -76,21 +72,6 @@ def test_a_model_in_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert "modules accelerated" in capsys.readouterr().out
     exec(PATCHED[2], names)
     assert nm.replaced_layers(names["model"]) == 0
-
-
-@pytest.mark.slow
-def test_a_compiled_model(atoms: Atoms, forces: np.ndarray, tmp_path: Path) -> None:
-    options = "model.nequip.zip my.nequip.pt2 --mode aotinductor --device cpu --target ase"
-    program, *words = COMPILE.replace("...", options).split()
-    command = [Path(sys.executable).with_name(program), *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    compiled = NequIPCalculator.from_compiled_model(
-        "my.nequip.pt2", device="cpu", chemical_species_to_atom_type_map=True
-    )
-    assert_same(compiled.get_forces(atoms), forces)
-    with zipfile.ZipFile("my.nequip.pt2") as archive:
-        assert archive.read("nequip_custom_ops_libs.txt") == b"eqaccel.ops"
 
 
 def test_the_modifier_of_a_training_config() -> None:

@@ -32,7 +32,7 @@ def loader_says(folder: Path, script: str, about: str) -> list[str]:
 
 
 def test_lmp_knows_the_style_and_starts_without_torch(tmp_path):
-    done = lmp(tmp_path, "info styles pair")
+    done = lmp(tmp_path, "info styles pair", starter=True)
     assert "eqaccel" in done.stdout.split("Pair styles:")[1].split()
     lines = loader_says(tmp_path, WITHOUT_ATOMS, "files")
     assert any("eqaccelplugin.so" in line for line in lines)
@@ -55,7 +55,7 @@ def test_without_a_compiler_the_reason_is_printed_and_lmp_runs(tmp_path, monkeyp
     monkeypatch.setenv("EQACCEL_CXX", "/nowhere/g++")
     assert list(Path(plugin_folder()).glob("*plugin.so")) == []
     assert "no pair_style eqaccel: EQACCEL_CXX names '/nowhere/g++'" in capsys.readouterr().err
-    done = lmp(tmp_path, f"{WITHOUT_ATOMS}pair_style zero 1.0\npair_coeff * *\nrun 0")
+    done = lmp(tmp_path, f"{WITHOUT_ATOMS}pair_style zero 1.0\npair_coeff * *\nrun 0", starter=True)
     assert done.returncode == 0, done.stdout
     assert "EQACCEL_CXX" in done.stderr
 
@@ -78,7 +78,7 @@ def test_a_torch_that_does_not_load(tmp_path, monkeypatch):
     broken.write_text("not a library")
     monkeypatch.setattr(lammps, "model_library", lambda: broken)
     script = f"plugin unload pair eqaccel\nplugin load {build_plugin()}\n{WITHOUT_ATOMS}pair_style eqaccel\n"
-    done = lmp(tmp_path, script)
+    done = lmp(tmp_path, script, starter=True)
     assert done.returncode != 0
     assert "ERROR: pair_style eqaccel: can not load eqaccel" in done.stdout
 
@@ -113,7 +113,7 @@ def test_recipe_for_a_lammps_of_ones_own(tmp_path):
     save_toy(tmp_path / "toy.pt")
     load = f"plugin unload pair eqaccel\nplugin load {tmp_path}/build/eqaccelplugin.so\n"
     run_it = "create_atoms 1 single 0.5 0.5 0.5\npair_style eqaccel\npair_coeff * * toy.pt H\nrun 0\n"
-    done = lmp(tmp_path, load + WITHOUT_ATOMS + run_it)
+    done = lmp(tmp_path, load + WITHOUT_ATOMS + run_it, starter=True)
     assert done.returncode == 0, done.stdout
 
     headers = tmp_path / "src"

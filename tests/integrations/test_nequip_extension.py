@@ -17,6 +17,7 @@ pytest.importorskip("nequip", reason="needs nequip")
 import nequip_models as nm
 from ase import Atoms
 from ase.build import bulk
+from documents import inline_codes
 from nequip.integrations.ase import NequIPCalculator
 from nequip.model import modify
 from nequip.model.modify_utils import get_all_modifiers, only_apply_persistent_modifiers
@@ -140,8 +141,8 @@ def test_models_from_checkpoints_and_packages(checkpoint: Path, package: Path) -
 @pytest.mark.slow
 def test_nequip_compile(package: Path, tmp_path: Path) -> None:
     path = tmp_path / "copper.nequip.pt2"
-    options = ("--mode", "aotinductor", "--device", "cpu", "--target", "ase", "--modifiers", "enable_eqaccel")
-    run("nequip-compile", package, path, *options)
+    (line,) = (code for code in inline_codes("docs/nequip.md") if code.startswith("nequip-compile"))
+    run(*line.replace("...", f"{package} {path} --mode aotinductor --device cpu --target ase").split())
     with zipfile.ZipFile(path) as archive:
         assert archive.read("nequip_custom_ops_libs.txt") == b"eqaccel.ops"
         wrapper = next(name for name in archive.namelist() if name.endswith(".wrapper.json"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from eqaccel.families.tensor_product.plan.model import EdgeMatrix, Element
@@ -37,6 +39,7 @@ def edge_matrices(
     return tuple(matrices), tuple(of_path)
 
 
+@lru_cache(maxsize=1024)  # plans of all directions, dtypes and machines ask for the same ones
 def edge_matrix(path: Path, distinct: bool, by_entry: bool = False) -> EdgeMatrix:
     """The edge matrix of a path; see `edge_matrices` for the arguments."""
     cg = path.cg()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import TypeVar
 
 from eqaccel.errors import SpecError
 from eqaccel.families.tensor_product.spec.instruction import Instruction
@@ -77,7 +78,10 @@ def path_coefficients(
     return tuple(coefficients)
 
 
-def _choice(options: type[Enum], name: str, value: str) -> Enum:
+_Options = TypeVar("_Options", bound=Enum)
+
+
+def _choice(options: type[_Options], name: str, value: str) -> _Options:
     try:
         return options(value)
     except ValueError:

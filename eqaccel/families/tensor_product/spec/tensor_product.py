@@ -251,11 +251,11 @@ class TensorProductSpec:
             numel = math.prod(item.mode.weight_shape(*muls))
             if numel == 0:
                 continue
-            starts = (starts[i] for starts, i in zip(offsets, indices, strict=True))
+            x, y, z = (starts[i] for starts, i in zip(offsets, indices, strict=True))
             weights = weight_numel if item.has_weight else None
             signed = sign * coefficient + 0.0  # never -0.0, which equals 0.0 and has another digest
             mode, irs = _simplest(item.mode, muls), (block1.ir, block2.ir, block3.ir)
-            paths.append(Path(*indices, mode, *muls, *irs, *starts, weights, signed))
+            paths.append(Path(*indices, mode, *muls, *irs, x, y, z, weights, signed))
             weight_numel += numel if item.has_weight else 0
             if depends_on_convention(block1.ir.l, block2.ir.l, block3.ir.l):
                 conventions.add(WignerConvention.E3NN_0_5 if sign > 0 else WignerConvention.E3NN_0_4)
