@@ -100,6 +100,39 @@ def test_other_indices_are_left_to_torch(device: torch.device) -> None:
         assert torch.equal(value, wanted)
 
 
+def test_lengths_and_directions(device: torch.device) -> None:
+    """Rows of length zero have no gradient, as those of torch."""
+    start = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [3.0, 0.1, 0.2]], dtype=torch.float64, device=device)
+    results = []
+    for scope in (nullcontext(), FewKernels()):
+        x = start.clone().requires_grad_()
+        with scope:
+            vectors = x * 1.0
+            lengths = torch.linalg.norm(vectors, dim=-1, keepdim=True)
+            unit = torch.ops.eqaccel.unit_vectors(vectors)[0]
+        value = (lengths.sin() + (unit * start.cos()).sum(1, keepdim=True)).square().sum()
+        (first,) = torch.autograd.grad(value, x, create_graph=True)
+        (second,) = torch.autograd.grad(first[[0, 2]].sin().sum(), x, create_graph=True)
+        (third,) = torch.autograd.grad(second[[0, 2]].sin().sum(), x)
+        # Short rows are divided by 1e-12, which leaves directions derivatives of that size.
+        results.append((lengths, unit, first[[0, 2]], second[[0, 2]], third[[0, 2]]))
+    for expected, value in zip(*results, strict=True):
+        assert_close(value, expected)
+    x = start.clone().requires_grad_()
+    with FewKernels():
+        (gradient,) = torch.autograd.grad(torch.linalg.norm(x, dim=-1, keepdim=True).sum(), x)
+    assert torch.equal(gradient[1], torch.zeros_like(gradient[1]))
+
+
+def test_directions_of_rows_that_were_written_to_are_computed_anew(device: torch.device) -> None:
+    x = torch.ones(2, 3, dtype=torch.float64, device=device, requires_grad=True)
+    with FewKernels():
+        vectors = x * 1.0
+        torch.linalg.norm(vectors, dim=-1, keepdim=True)
+        vectors[0, 0] = -1.0
+        assert float(torch.ops.eqaccel.unit_vectors(vectors)[0][0, 0].detach()) < 0
+
+
 def test_a_range_that_was_written_to_counts_no_more(device: torch.device) -> None:
     x = torch.randn(4, 2, dtype=torch.float64, device=device, requires_grad=True)
 
@@ -124,6 +157,8 @@ def is_active(scope: AbstractContextManager[Any]) -> bool:
 def test_where_it_is_active(device: torch.device) -> None:
     model = torch.nn.Linear(2, 2).to(device)
     assert is_active(few_kernels(model)) == (device.type == "cuda")
+    with torch.autograd.forward_ad.dual_level():
+        assert not is_active(few_kernels(model))
     with torch.no_grad():
         assert not is_active(few_kernels(model))
     assert not is_active(few_kernels(torch.nn.Identity()))
