@@ -26,6 +26,7 @@ from torch.nn.utils import parametrize
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
+from eqaccel.patches.indexing import few_kernels
 from eqaccel.prepare import scalar_name
 
 ADDED = "eqaccel"
@@ -62,6 +63,8 @@ class Changed(nn.Module):
 class Entrance(Changed):
     """A model with replacements in it. Layers that are called in one call of it share the sort of their edges.
 
+    On a GPU, indices in its own code use that too (`few_kernels`).
+
     Calls only are its own: `forward` is that of the model, for TorchScript and whatever else traces it. What stands in
     `RECORDERS` for a model is called in its place.
     """
@@ -76,7 +79,7 @@ class Entrance(Changed):
 
     def call_ordinarily(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model itself."""
-        with sorting_scope():
+        with sorting_scope(), few_kernels(self):
             return super().__call__(*args, **kwargs)
 
 

@@ -129,6 +129,11 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("unit_vectors_backward(Tensor gz, Tensor x, Tensor direction, Tensor length) -> Tensor", tags);
   // x: (rows, columns). Column n of the result is column order[n] of x; `inverse` is the inverse of that permutation.
   library.def("permute_columns(Tensor x, Tensor order, Tensor inverse) -> Tensor", tags);
+  // take_rows.cpp; x: (rows, columns); numbers: int64. Rows of x by their numbers, x[numbers], for which `order` (int32 or
+  // int64) sorts the numbers, and row n begins at starts[n] in it; and a column of each row, x[rows, columns], where `rows`
+  // counts the rows from zero.
+  library.def("take_rows(Tensor x, Tensor numbers, Tensor order, Tensor starts) -> Tensor", tags);
+  library.def("take_columns(Tensor x, Tensor rows, Tensor columns) -> Tensor", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

@@ -1,0 +1,164 @@
+"""Indices in MACE's own code: the same numbers from fewer kernels, on a GPU and where gradients are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("mace", reason="needs mace-torch")
+
+import mace_models as mm
+from patch_checks import assert_close, patched
+
+from eqaccel.patches import replacement
+from eqaccel.patches.indexing import FewKernels, few_kernels
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+_SORTS = {"aten::index_put_", "aten::_index_put_impl_"}
+"""What torch does for the gradient of an index."""
+
+
+@pytest.fixture
+def on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replacement, "few_kernels", lambda model: FewKernels())
+
+
+def gradients(model: Any, **options: bool) -> tuple[dict[str, Tensor], set[str]]:
+    """Of a loss on energies and forces, and stresses if they are asked for; and the operators of the whole step."""
+    batch = mm.batch(model)
+    with torch.profiler.profile() as profile:
+        found = model(batch, training=True, **options)
+        parts = [found[name] for name in ("energy", "forces", "stress") if found.get(name) is not None]
+        loss = sum(part.square().sum() for part in parts)
+        model.zero_grad(set_to_none=True)
+        loss.backward()
+    values = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return values | {"loss": loss.detach(), "forces": found["forces"]}, {e.key for e in profile.key_averages()}
+
+
+@pytest.mark.parametrize("options", [{}, {"compute_stress": True}], ids=["forces", "stress"])
+def test_steps_of_training_are_the_same(options: dict[str, bool], on_every_device: None, device: torch.device) -> None:
+    plain = mm.energy_model().to(device)
+    expected, operators = gradients(plain, **options)
+    assert operators & _SORTS
+    values, operators = gradients(patched(plain), **options)
+    assert values.keys() == expected.keys()
+    floor = max(float(value.abs().max()) for value in expected.values())
+    for name, value in values.items():
+        assert_close(value, expected[name], 1e-3 * floor)
+    if not options:  # stresses take displacements of structures by other indices
+        assert not operators & _SORTS
+    assert {"eqaccel::take_rows", "eqaccel::take_columns"} <= operators
+
+
+def test_one_head_of_several(on_every_device: None, device: torch.device) -> None:
+    options = {
+        "heads": ["first", "second"],
+        "atomic_energies": [[-1.0, -2.0, -3.0], [-1.5, -2.5, -3.5]],
+        "atomic_inter_scale": [1.3, 0.7],
+        "atomic_inter_shift": [0.1, 0.2],
+    }
+    model = mm.energy_model(**options).to(device)
+    batch = mm.batch(model) | {"head": torch.tensor([1, 0], device=device)}
+    results = []
+    for form in (lambda x: x, patched):
+        found = form(model)({name: value.clone() for name, value in batch.items()}, training=True)
+        (gradient,) = torch.autograd.grad(found["forces"].square().sum(), model.readouts[0].linear.weight)
+        results.append((found["energy"], found["forces"], gradient))
+    for value, expected in zip(*reversed(results), strict=True):
+        assert_close(value, expected)
+
+
+def compute(results: Callable[[], list[Tensor]]) -> tuple[list[Tensor], set[str]]:
+    """What is computed inside of the mode, and by which operators of eqaccel."""
+    with FewKernels(), torch.profiler.profile() as profile:
+        values = results()
+    return values, {event.key for event in profile.key_averages() if event.key.startswith("eqaccel::take")}
+
+
+def test_other_indices_are_left_to_torch(device: torch.device) -> None:
+    x = torch.randn(4, 2, dtype=torch.float64, device=device, requires_grad=True)
+    edges = torch.tensor([[0, 1, 3], [1, 0, 2]], device=device)
+    square = torch.tensor([[0, 1], [2, 3]], device=device)
+    rows = torch.arange(4, device=device)  # made outside
+    columns = torch.tensor([0, 1, 1, 0], device=device)
+
+    def results() -> list[Tensor]:
+        found = [x[0], x[:, 1], x[edges], x[edges[0].clone()], x[square.t()[0]], x[rows, columns], x[rows > 1]]
+        found += [x[edges[0, 1:]], x.unsqueeze(0)[0, edges[1]], x[None], x[torch.arange(1, 3, device=device)]]
+        return [*found, x.detach()[edges[0]], x[torch.arange(3, device=device), columns[:3]]]
+
+    values, operators = compute(results)
+    assert not operators
+    for value, wanted in zip(values, results(), strict=True):
+        assert torch.equal(value, wanted)
+
+
+def test_lengths_and_directions(device: torch.device) -> None:
+    """Rows of length zero have no gradient, as those of torch."""
+    start = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [3.0, 0.1, 0.2]], dtype=torch.float64, device=device)
+    results = []
+    for scope in (nullcontext(), FewKernels()):
+        x = start.clone().requires_grad_()
+        with scope:
+            vectors = x * 1.0
+            lengths = torch.linalg.norm(vectors, dim=-1, keepdim=True)
+            unit = torch.ops.eqaccel.unit_vectors(vectors)[0]
+        value = (lengths.sin() + (unit * start.cos()).sum(1, keepdim=True)).square().sum()
+        (first,) = torch.autograd.grad(value, x, create_graph=True)
+        (second,) = torch.autograd.grad(first[[0, 2]].sin().sum(), x, create_graph=True)
+        (third,) = torch.autograd.grad(second[[0, 2]].sin().sum(), x)
+        # Short rows are divided by 1e-12, which leaves directions derivatives of that size.
+        results.append((lengths, unit, first[[0, 2]], second[[0, 2]], third[[0, 2]]))
+    for expected, value in zip(*results, strict=True):
+        assert_close(value, expected)
+    x = start.clone().requires_grad_()
+    with FewKernels():
+        (gradient,) = torch.autograd.grad(torch.linalg.norm(x, dim=-1, keepdim=True).sum(), x)
+    assert torch.equal(gradient[1], torch.zeros_like(gradient[1]))
+
+
+def test_directions_of_rows_that_were_written_to_are_computed_anew(device: torch.device) -> None:
+    x = torch.ones(2, 3, dtype=torch.float64, device=device, requires_grad=True)
+    with FewKernels():
+        vectors = x * 1.0
+        torch.linalg.norm(vectors, dim=-1, keepdim=True)
+        vectors[0, 0] = -1.0
+        assert float(torch.ops.eqaccel.unit_vectors(vectors)[0][0, 0].detach()) < 0
+
+
+def test_a_range_that_was_written_to_counts_no_more(device: torch.device) -> None:
+    x = torch.randn(4, 2, dtype=torch.float64, device=device, requires_grad=True)
+
+    def result(flipped: bool) -> list[Tensor]:
+        rows = torch.arange(4, device=device)
+        if flipped:
+            rows.copy_(rows.flip(0))
+        return [x[rows, torch.zeros_like(rows)]]
+
+    (values,), operators = compute(lambda: result(flipped=False))
+    assert torch.equal(values, x[:, 0])
+    assert operators == {"eqaccel::take_columns"}
+    (values,), operators = compute(lambda: result(flipped=True))
+    assert torch.equal(values, x[:, 0].flip(0))
+    assert not operators
+
+
+def is_active(scope: AbstractContextManager[Any]) -> bool:
+    return not isinstance(scope, nullcontext)
+
+
+def test_where_it_is_active(device: torch.device) -> None:
+    model = torch.nn.Linear(2, 2).to(device)
+    assert is_active(few_kernels(model)) == (device.type == "cuda")
+    with torch.autograd.forward_ad.dual_level():
+        assert not is_active(few_kernels(model))
+    with torch.no_grad():
+        assert not is_active(few_kernels(model))
+    assert not is_active(few_kernels(torch.nn.Identity()))
