@@ -24,8 +24,8 @@ PROBLEM = _runtime.self_check_problem()
 """Edges and numbers of rows of the problem; `batch_rows` where there are no edge attributes, and so no graph."""
 
 SEQUENCES = dict(zip(("x", "y", "w", "gz", "a", "b", "c", "p", "q", "r", "g"), (*range(7), *range(9, 13)), strict=True))
-"""The operands of any kernel, those that forward kernels read first, with the numbers of their sequences of random numbers;
-projections have those between."""
+"""The operands of any kernel, those that forward kernels read first, with the numbers of their sequences of random
+numbers; projections have those between."""
 
 
 def operands_of(direction: Direction) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def floor_bytes(spec: TensorProductSpec, nodes: int, edges: int, direction: Dire
     """Bytes moved if each input is read once and each output written once; the few bytes of indices left out."""
     inputs = nodes * spec.x_dim + edges * (spec.y_dim + spec.weight_numel)
     outputs = nodes * spec.z_dim
-    # Backward adds the gradients of the inputs; double backward reads directions for these and writes all again; and triple
+    # Backward adds the gradients of the inputs; double backward reads directions for these and writes all again; triple
     # backward reads directions for what double backward writes, and writes gradients of directions too.
     count = {
         Direction.FORWARD: inputs + outputs,

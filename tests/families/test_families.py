@@ -132,6 +132,8 @@ def test_derivatives_without_kernels_take_all_that_there_are() -> None:
     assert FAMILIES["matrix_product"].serving([backward]) == [forward]
     assert FAMILIES["matrix_product"].serving([forward, backward]) == [forward]
     assert FAMILIES["tensor_product"].serving([backward]) == [backward]
+    assert FAMILIES["tensor_product"].serving([third]) == [third]
+    assert FAMILIES["silu"].serving([third]) == [forward, backward, second]
     assert FAMILIES["linear"].serving([backward]) == [backward]
     assert FAMILIES["linear"].serving([forward, second]) == [forward, second]
     assert all(family.serving([]) == [] for family in FAMILIES.values())
@@ -156,8 +158,10 @@ def test_modules_compute_what_the_reference_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tensor_product", "polynomial", "radial_basis", "silu", "linear"])
 def test_the_source_of_this_machine_is_what_is_shipped(name: str) -> None:
-    program = runtime.Program(FAMILIES[name].payload(SPECS[name])[0])
     for direction in FAMILIES[name].directions:
+        made = FAMILIES[name].payload_of(SPECS[name], direction)
+        assert made is not None
+        program = runtime.Program(made[0])
         text = FAMILIES[name].source(SPECS[name], direction, host_target(), 4)
         assert program.source("cpu", "float32", direction.value) == text
         text = FAMILIES[name].source(SPECS[name], direction, TARGETS["sm_86"], 8)

@@ -69,9 +69,7 @@ def eleven(spec: TensorProductSpec, o: Operands) -> list[Tensor]:
     return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in like]
 
 
-def expected(
-    spec: TensorProductSpec, o: Operands, operands: list[Tensor], layout: str, absolute: bool
-) -> list[Tensor]:
+def expected(spec: TensorProductSpec, o: Operands, operands: list[Tensor], layout: str, absolute: bool) -> list[Tensor]:
     """What the kernel gives, in its order, by autograd of the reference in float64."""
     gz, x, y, w, a, b, c, g, p, q, r = (t.double().abs() if absolute else t.double() for t in operands)
 
@@ -97,9 +95,7 @@ def test_every_operand(name: str, layout: str, deterministic: bool, device: torc
 
 
 @pytest.mark.parametrize(("receivers", "senders", "edges"), [(3, 5, 0), (0, 4, 0), (1, 1, 7), (70, 70, 2000)])
-def test_graph_sizes(
-    receivers: int, senders: int, edges: int, device: torch.device, dtype: torch.dtype
-) -> None:
+def test_graph_sizes(receivers: int, senders: int, edges: int, device: torch.device, dtype: torch.dtype) -> None:
     """No edges, one node, many edges a node; shared weights go with every graph."""
     for shared in (False, True):
         o = random_operands(SPEC, receivers, edges, num_senders=senders, shared=shared, dtype=dtype, device=device)
@@ -153,7 +149,9 @@ def test_gradients_of_some_results(given: tuple[int, ...], device: torch.device)
     operands, incoming = [t.requires_grad_() for t in values[:7]], values[7:]
     results = call(module, o, operands, COMPOSED)
     with called() as names:
-        found = torch.autograd.grad([results[n] for n in given], operands, [incoming[n] for n in given], allow_unused=True)
+        found = torch.autograd.grad(
+            [results[n] for n in given], operands, [incoming[n] for n in given], allow_unused=True
+        )
     assert set(names) & {KERNEL, COMPOSED} == {SOME[given]}
     zeroed = [t if n in given else torch.zeros_like(t) for n, t in enumerate(incoming)]
     wanted = [

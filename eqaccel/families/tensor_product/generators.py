@@ -104,8 +104,8 @@ class _Pairs(Generator):
             raise TuningError(f"tuning: expected none for a product that is not channel by channel, got {tuning}")
         if direction is Direction.TRIPLE_BACKWARD:
             raise UnsupportedError(
-                f"spec: expected a product that is channel by channel, for a kernel of third derivatives, got {spec!r}: "
-                f"they are composed of the kernels of lower derivatives"
+                "spec: expected a product that is channel by channel, for a kernel of third derivatives, got "
+                f"{spec!r}, whose third derivatives are composed of kernels of lower ones"
             )
         return plan_pairs(spec, direction, target, scalar_bytes)
 

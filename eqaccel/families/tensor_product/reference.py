@@ -53,7 +53,7 @@ def execute(
     Returns:
         The outputs of the plan's direction, in the dtype of x.
     """
-    given = dict(x=x, y=y, w=w, gz=gz, a=a, b=b, c=c, p=p, q=q, r=r, g=g)
+    given = {"x": x, "y": y, "w": w, "gz": gz, "a": a, "b": b, "c": c, "p": p, "q": q, "r": r, "g": g}
     operands = {name: np.abs(v) if absolute else v for name, v in given.items() if v is not None}
     edges = len(y)
     receiver = np.arange(edges) if receiver is None else receiver
@@ -162,9 +162,7 @@ class _Edges:
         weights = {name: step.weights(v, name == "w") for name, v in self.weights.items()}
         matrices = {name: of[path.matrix] for name, of in self.matrices.items()}
         gradients = [name for name in ("gz", "g") if name in rows]
-        transposed = {
-            (y, g): np.einsum("eik,eku->eiu", m, rows[g]) for y, m in matrices.items() for g in gradients
-        }
+        transposed = {(y, g): np.einsum("eik,eku->eiu", m, rows[g]) for y, m in matrices.items() for g in gradients}
         values = _Values(rows, weights, matrices, transposed)
         for name, terms in _TERMS[self.plan.direction].items():
             for factors in terms:

@@ -10,7 +10,7 @@ _ENTRIES_OF_FUNCTION = 500  # the time of a compiler grows faster than the lengt
 
 
 def parameters(direction: Direction) -> str:
-    """What the code of a segment takes beside the rows of an edge, with types: edge matrices, gradients of attributes."""
+    """What the code of a segment takes beside an edge's rows: edge matrices, gradients of attributes; with types."""
     second = direction.gradients > 1
     return ", ".join(f"{'Sum' if name[0] == 'g' else 'const T'}* {name}" for name in _names(second))
 

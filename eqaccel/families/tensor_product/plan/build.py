@@ -301,7 +301,13 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
     if plan.direction is Direction.BACKWARD and resident_warps == _FEWEST_WARPS:
         plan = replace(plan, segments=tuple(map(_longest_first, plan.segments)))
     smallest = min(segment.mul for segment in plan.segments)
-    wanted = 4 if plan.row_bytes <= 3 * 1024 else 2 if plan.row_bytes <= 14 * 1024 * plan.direction.tangents or smallest <= 64 else 1
+    wanted = (
+        4
+        if plan.row_bytes <= 3 * 1024
+        else 2
+        if plan.row_bytes <= 14 * 1024 * plan.direction.tangents or smallest <= 64
+        else 1
+    )
     for sizes in _group_sizes(plan, resident_warps):
         segments = tuple(replace(s, warps_per_group=size) for s, size in zip(plan.segments, sizes, strict=True))
         least = max(sizes)
