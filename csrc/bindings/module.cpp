@@ -117,12 +117,9 @@ eq_operands read_operands(const py::dict& values, Scalar scalar, bool rounded) {
                                                           {"sender", &o.sender},
                                                           {"t_row_ptr", &o.t_row_ptr},
                                                           {"t_slot", &o.t_slot}};
-  const std::map<std::string, int64_t*> sizes = {{"num_receivers", &o.num_receivers},
-                                                 {"num_senders", &o.num_senders},
-                                                 {"num_edges", &o.num_edges},
-                                                 {"w_stride", &o.w_stride},
-                                                 {"c_stride", &o.c_stride},
-                                                 {"r_stride", &o.r_stride}};
+  const std::map<std::string, int64_t*> sizes = {{"num_receivers", &o.num_receivers}, {"num_senders", &o.num_senders},
+                                                 {"num_edges", &o.num_edges},         {"w_stride", &o.w_stride},
+                                                 {"c_stride", &o.c_stride},           {"r_stride", &o.r_stride}};
   const std::map<std::string, int32_t*> flags = {
       {"mul_ir", &o.mul_ir}, {"deterministic", &o.deterministic}, {"threads", &o.threads}};
   for (const auto& [key, value] : values) {

@@ -45,10 +45,10 @@ TensorProductThirdGradients tensor_product_triple_backward(const TensorProductPr
                                                            const Tensor& a, const Tensor& b, const Tensor& c,
                                                            const Tensor& g, const Tensor& p, const Tensor& q,
                                                            const Tensor& r) {
-  using Signature = TensorProductThirdGradients(
-      const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-      const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, int64_t,
-      bool, bool);
+  using Signature =
+      TensorProductThirdGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                  const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                  const Tensor&, const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool);
   static const auto op = find_operator<Signature>("eqaccel::tensor_product_triple_backward");
   return op.call(t.payload, t.key, gz, x, y, w, a, b, c, g, p, q, r, t.graph, t.receivers, t.z_dim, t.mul_ir,
                  t.deterministic);
@@ -359,8 +359,8 @@ TensorProductThirdGradients triple_backward(const Tensor& payload, int64_t key, 
   ops.q = call.edges("q", q);
   std::tie(ops.r, ops.r_stride) = call.weights("r", r);
   call.launch({call.ggz, call.gx, call.gy, call.gw, call.ga, call.gb, call.gc});
-  return {call.ggz, call.gx, call.gy, call.reduce_weights(call.gw, w),
-          call.ga,  call.gb, call.reduce_weights(call.gc, w)};
+  return {
+      call.ggz, call.gx, call.gy, call.reduce_weights(call.gw, w), call.ga, call.gb, call.reduce_weights(call.gc, w)};
 }
 
 // The packed index of some slots of a graph, whose slots have to be its edges, on a CPU.

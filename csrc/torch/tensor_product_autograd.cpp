@@ -163,8 +163,9 @@ class Third {
     variable_list sums(none);
     for (const Call& call : calls_) {
       const variable_list& v = call.operands;
-      const variable_list results = call.is_second() ? second_gradients(problem_, v[0], v[1], v[2], v[3], v[4], v[5], v[6])
-                                                     : gradients(problem_, v[0], v[1], v[2], v[3]);
+      const variable_list results = call.is_second()
+                                        ? second_gradients(problem_, v[0], v[1], v[2], v[3], v[4], v[5], v[6])
+                                        : gradients(problem_, v[0], v[1], v[2], v[3]);
       for (std::size_t i = 0; i < call.of.size(); ++i)
         if (wanted(call.of[i])) add(sums[call.of[i]], results[i]);
     }
@@ -177,8 +178,8 @@ class Third {
     const variable_list& v = operands_;
     const variable_list t{or_zeros(incoming_[0], v[GZ]), or_zeros(incoming_[1], v[X]), or_zeros(incoming_[2], v[Y]),
                           or_zeros(incoming_[3], v[W])};
-    variable_list results = listed(tensor_product_triple_backward(problem_, v[GZ], v[X], v[Y], v[W], v[A], v[B], v[C],
-                                                                  t[0], t[1], t[2], t[3]));
+    variable_list results = listed(
+        tensor_product_triple_backward(problem_, v[GZ], v[X], v[Y], v[W], v[A], v[B], v[C], t[0], t[1], t[2], t[3]));
     for (int operand = 0; operand < none; ++operand)
       if (!wanted(static_cast<Operand>(operand))) results[operand] = Tensor();
     return results;

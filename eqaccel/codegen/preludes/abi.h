@@ -1,8 +1,8 @@
 // The structures that generated kernels take, on every backend.
 //
 // Plain C, no includes but <stdint.h>: the code generator puts this text in front of each generated source, and the
-// runtime includes it (csrc/runtime/abi.h), so that the two can not disagree. All rows are contiguous; `w`, `c` and `r`
-// may repeat one row (stride 0). Pointers that a direction does not use are null.
+// runtime includes it (csrc/runtime/abi.h), so that the two can not disagree. All rows are contiguous; `w` and `c` may
+// repeat one row (stride 0). Pointers that a direction does not use are null.
 #pragma once
 
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
@@ -42,11 +42,12 @@ struct eq_operands {
   int32_t mul_ir;         // 1: rows like x and like z are laid out (mul, 2l+1) inside a block; 0: (2l+1, mul)
   int32_t deterministic;  // 1: gx in a fixed order; 0: by atomic addition
   int32_t threads;        // CPU threads
-  const void* p;  // other tangents of x, y, w and gz: triple backward
+  // Of triple backward alone: other tangents of x, y, w and gz, and gradients of a, b and c. Rows of r may repeat.
+  const void* p;
   const void* q;
   const void* r;
   const void* g;
-  void* ga;  // gradients of a, b and c: triple backward
+  void* ga;
   void* gb;
   void* gc;
   int64_t r_stride;

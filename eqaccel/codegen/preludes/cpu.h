@@ -366,8 +366,7 @@ void run_edges(const EdgeRows* rows, int count, const T* entries, Sum* sums) {
     for (int e = 0; e < count; ++e) {
       const T* const own = entries + e;
       Sum* const gy = sums + e * sums_of_edge;
-      if constexpr (has_second)
-        decltype(segment)::edge(rows[e], own, own + step, own + 2 * step, gy, gy + P::y_dim);
+      if constexpr (has_second) decltype(segment)::edge(rows[e], own, own + step, own + 2 * step, gy, gy + P::y_dim);
       else decltype(segment)::edge(rows[e], own, own + step, gy);
     }
   });

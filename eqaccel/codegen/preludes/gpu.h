@@ -189,8 +189,7 @@ struct Worker {
       if (writes_z) z[k] = load<n>(static_cast<const T*>(nullptr), false);
 #pragma unroll
       for (int of = 0; of < gradients; ++of)
-        if (has_gradient)
-          g[of][k] = load<n>(static_cast<const T*>(rows[of]) + from + S::z_offset(k), channels.active);
+        if (has_gradient) g[of][k] = load<n>(static_cast<const T*>(rows[of]) + from + S::z_offset(k), channels.active);
     }
   }
 

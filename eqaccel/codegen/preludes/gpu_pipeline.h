@@ -129,8 +129,8 @@ struct Pipeline {
     if (lane >= count(step)) return;
     T* const edge = rows(step, lane);
     const int2 of = id(step, lane);
-    const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of),
-                             w_row(o.c, o.c_stride, of), x_row(o.p, of), w_row(o.r, o.r_stride, of)};
+    const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of),
+                             x_row(o.p, of), w_row(o.r, o.r_stride, of)};
 #pragma unroll
     for (int n = 0; n < P::spans; ++n) {
       const CopySpan span = P::span(n);
@@ -140,15 +140,16 @@ struct Pipeline {
       const unsigned bytes = span.length * (is_w ? sizeof(W) : sizeof(T));
 #pragma unroll
       for (int t = 0; t < tangents; ++t)
-        bulk_copy(to + t * (L::edge / tangents), from[2 * t + is_w] + offset, bytes, ready, is_w ? read_once : read_often);
+        bulk_copy(to + t * (L::edge / tangents), from[2 * t + is_w] + offset, bytes, ready,
+                  is_w ? read_once : read_often);
     }
 #endif
   }
   EQ_FN void issue_elements(int step) const {
     for (int e = 0; e < count(step); ++e) {
       const int2 of = id(step, e);
-      const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of),
-                               w_row(o.c, o.c_stride, of), x_row(o.p, of), w_row(o.r, o.r_stride, of)};
+      const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of),
+                               x_row(o.p, of), w_row(o.r, o.r_stride, of)};
 #pragma unroll
       for (int n = 0; n < P::spans; ++n) {
         const CopySpan span = P::span(n);

@@ -161,7 +161,7 @@ class _Edges:
         rows |= {name: step.rows(v, path.z_offset, path.d3) for name, v in self.rows.items() if name in ("gz", "g")}
         weights = {name: step.weights(v, name == "w") for name, v in self.weights.items()}
         matrices = {name: of[path.matrix] for name, of in self.matrices.items()}
-        gradients = [name for name in ("gz", "g") if name in rows]
+        gradients: list[str] = [name for name in ("gz", "g") if name in rows]
         transposed = {(y, g): np.einsum("eik,eku->eiu", m, rows[g]) for y, m in matrices.items() for g in gradients}
         values = _Values(rows, weights, matrices, transposed)
         for name, terms in _TERMS[self.plan.direction].items():
@@ -181,7 +181,7 @@ class _Edges:
             _add_attribute_gradient(self.plan, block, path, pairs, self.sums[name], self.absolute)
 
 
-_TERMS = {
+_TERMS: dict[Direction, dict[str, tuple[str, ...]]] = {
     Direction.FORWARD: {"z": ("w x y",)},
     Direction.BACKWARD: {"gx": ("w y gz",), "gw": ("x y gz",), "gy": ("w x gz",)},
     Direction.DOUBLE_BACKWARD: {
