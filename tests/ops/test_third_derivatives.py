@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 import torch
+from operator_calls import called
 from torch import Tensor
 from torch.autograd import gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
 from eqaccel.families.tensor_product import payload, third_payload, third_payload_of
@@ -31,25 +27,6 @@ SPEC = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
 DENSE = TensorProductSpec("2x0e+2x1o", "1x0e+2x1o", "3x0e", [(0, 0, 0, "uvw"), (1, 1, 0, "uvw")])
 LAYOUTS = pytest.mark.parametrize(("layout", "deterministic"), [("mul_ir", True), ("ir_mul", True), ("mul_ir", False)])
 KERNEL, COMPOSED = "tensor_product_triple_backward", "tensor_product_double_backward"
-
-
-class _Called(TorchDispatchMode):
-    """Names of the operators of eqaccel that are called, below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "eqaccel":
-            self.names.append(function._schema.name.removeprefix("eqaccel::"))
-        return function(*args, **(kwargs or {}))
-
-
-@contextmanager
-def called() -> Iterator[list[str]]:
-    with _Called() as mode:
-        yield mode.names
 
 
 def call(module: TensorProductConv, o: Operands, operands: list[Tensor], kind: str = KERNEL) -> tuple[Tensor, ...]:
