@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
-from eqaccel.codegen import Direction
+from eqaccel.codegen import COMMON, Direction
 from eqaccel.families.tensor_product import Plan, body_of, make_plan, payload, third_payload
 from eqaccel.families.tensor_product.plan.model import multiply_adds, segment_work
 from eqaccel.targets import TARGETS, host_target
@@ -80,7 +80,7 @@ def _units(spec: TensorProductSpec, direction: Direction) -> dict[int, list[int]
     return units
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", COMMON)
 def test_cpu_kernels_of_models_are_one_translation_unit(direction: Direction) -> None:
     """Their text does not change, nor does their speed."""
     layers = "128x0e+128x1o+128x2e+128x3o"
