@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from eqaccel.codegen import OUTPUTS, Direction
+from eqaccel.codegen import COMMON, OUTPUTS, Direction
 from eqaccel.families.linear import LinearSpec
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec
 from eqaccel.ops import Linear, Polynomial, RadialBasis, ScaledSilu, TensorProduct, TensorProductConv
@@ -131,7 +131,7 @@ def _reference_scales(module: Any, case: _Case, directions: list[list[Tensor]]) 
     if "c" in along:
         along["c"] = np.broadcast_to(along["c"], (case.num_rows, len(along["c"])))
     scales = []
-    for direction in Direction:
+    for direction in COMMON:
         given = operands | ({} if direction is Direction.FORWARD else {"gz": gz.double().numpy()})
         given |= along if direction is Direction.DOUBLE_BACKWARD else {}
         found = module.family.reference(module.spec, direction, absolute=True, **given)

@@ -44,6 +44,13 @@ def test_kinds_have_the_engines_of_their_abilities(tool: dict[str, Any]) -> None
     assert dict(row[::2] for row in tool["kinds"]())[OTHERS.name] == "none"
 
 
+def test_third_derivatives_have_kernels_where_channels_are_on_their_own(tool: dict[str, Any]) -> None:
+    rows = tool["modes"]()
+    having = {row[:2] for row in rows if "triple backward" in "".join(row)}
+    assert having == {("`uvu`, one channel of in2", "yes"), ("`uvu`, one channel of in2", "no")}
+    assert all("forward, backward, double backward" in cell for row in rows for cell in row[2:])
+
+
 def test_backends_that_were_not_run_are_not_said_to_be(tool: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert tool["on_backends"]() == ("yes", "yes", "not run")
     monkeypatch.setattr(targets, "RUN_BACKENDS", frozenset({"cpu"}))

@@ -18,7 +18,7 @@ from eqaccel import runtime
 from eqaccel.benchmarks.problems import CONVOLUTIONS, PROBLEMS, PRODUCTS
 from eqaccel.codegen import SCALAR_BYTES, Direction
 from eqaccel.errors import CompileError
-from eqaccel.families.tensor_product import TensorProductSpec, payload
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec
 from eqaccel.targets import TARGETS
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -73,7 +73,10 @@ def compile_kernel(name: str, spec: TensorProductSpec, arch: str, scalar: str, d
     Returns:
         Bytes that the main kernels store because registers run out, and what is wrong, or "".
     """
-    program = runtime.Program(payload(spec)[0])
+    made = TENSOR_PRODUCT.payload_of(spec, direction)
+    if made is None:
+        return 0, ""
+    program = runtime.Program(made[0])
     try:
         source = program.source("cuda", scalar, direction.value, arch)
         log = runtime.compile_cuda(source, arch)[1]

@@ -127,13 +127,14 @@ def replaced() -> list[tuple[str, str]]:
 def modes() -> list[tuple[str, ...]]:
     """The directions that have kernels, by connection mode, weights and backend."""
     rows = []
-    for mode, weighted in product(ConnectionMode, (True, False)):
+    for mode, weighted in product((None, *ConnectionMode), (True, False)):
         try:
-            spec = mode_spec(mode, weighted)
+            spec = mode_spec(mode, weighted) if mode else channelwise_spec(weighted)
         except errors.SpecError:
             continue  # e3nn has no such instruction either
         cells = (kernel_directions(spec, TARGETS[target]) for target in BACKENDS.values())
-        rows.append((f"`{mode.value}`", "yes" if weighted else "no", *cells))
+        name = f"`{mode.value}`" if mode else "`uvu`, one channel of in2"
+        rows.append((name, "yes" if weighted else "no", *cells))
     return rows
 
 
@@ -151,10 +152,16 @@ def mode_spec(mode: ConnectionMode, weighted: bool) -> tensor_product.TensorProd
     return tensor_product.TensorProductSpec(f"{muls[0]}x1o", f"{muls[1]}x1o", f"{mul}x0e", [(0, 0, 0, mode, weighted)])
 
 
+def channelwise_spec(weighted: bool) -> tensor_product.TensorProductSpec:
+    """A product that is channel by channel, as in MACE and NequIP."""
+    return tensor_product.TensorProductSpec("3x1o", "1x1o", "3x0e", [(0, 0, 0, ConnectionMode.UVU, weighted)])
+
+
 def kernel_directions(spec: tensor_product.TensorProductSpec, target: Target) -> str:
     """The directions for which there is a kernel."""
     family = tensor_product.TENSOR_PRODUCT
-    return ", ".join(d.value.replace("_", " ") for d in family.directions if family.body(spec, d, target, 4))
+    existing = [d for d in family.directions if family.payload_of(spec, d) and family.body(spec, d, target, 4)]
+    return ", ".join(direction.value.replace("_", " ") for direction in existing)
 
 
 def first_line(thing: object) -> str:

@@ -21,6 +21,7 @@
 #include "self_check.h"
 #include "settings.h"
 #include "targets.h"
+#include "third.h"
 #include "trust.h"
 
 namespace py = pybind11;
@@ -43,7 +44,8 @@ Backend parse_backend(const std::string& text) {
 }
 Scalar parse_scalar(const std::string& text) { return parse("scalar", text, {Scalar::float32, Scalar::float64}); }
 Direction parse_direction(const std::string& text) {
-  return parse("direction", text, {Direction::forward, Direction::backward, Direction::double_backward});
+  return parse("direction", text,
+               {Direction::forward, Direction::backward, Direction::double_backward, Direction::triple_backward});
 }
 
 const uint8_t* bytes_of(const std::string_view& text) { return reinterpret_cast<const uint8_t*>(text.data()); }
@@ -105,19 +107,19 @@ eq_operands read_operands(const py::dict& values, Scalar scalar, bool rounded) {
   o.deterministic = 1;
   o.threads = 1;
   const std::map<std::string, const void**> inputs = {{"x", &o.x}, {"y", &o.y}, {"w", &o.w}, {"gz", &o.gz},
-                                                      {"a", &o.a}, {"b", &o.b}, {"c", &o.c}};
+                                                      {"a", &o.a}, {"b", &o.b}, {"c", &o.c}, {"p", &o.p},
+                                                      {"q", &o.q}, {"r", &o.r}, {"g", &o.g}};
   const std::map<std::string, void**> outputs = {
-      {"z", &o.z}, {"gx", &o.gx}, {"gy", &o.gy}, {"gw", &o.gw}, {"workspace", &o.workspace}};
+      {"z", &o.z},   {"gx", &o.gx}, {"gy", &o.gy}, {"gw", &o.gw},
+      {"ga", &o.ga}, {"gb", &o.gb}, {"gc", &o.gc}, {"workspace", &o.workspace}};
   const std::map<std::string, const int32_t**> indices = {{"row_ptr", &o.row_ptr},
                                                           {"edge", &o.edge},
                                                           {"sender", &o.sender},
                                                           {"t_row_ptr", &o.t_row_ptr},
                                                           {"t_slot", &o.t_slot}};
-  const std::map<std::string, int64_t*> sizes = {{"num_receivers", &o.num_receivers},
-                                                 {"num_senders", &o.num_senders},
-                                                 {"num_edges", &o.num_edges},
-                                                 {"w_stride", &o.w_stride},
-                                                 {"c_stride", &o.c_stride}};
+  const std::map<std::string, int64_t*> sizes = {{"num_receivers", &o.num_receivers}, {"num_senders", &o.num_senders},
+                                                 {"num_edges", &o.num_edges},         {"w_stride", &o.w_stride},
+                                                 {"c_stride", &o.c_stride},           {"r_stride", &o.r_stride}};
   const std::map<std::string, int32_t*> flags = {
       {"mul_ir", &o.mul_ir}, {"deterministic", &o.deterministic}, {"threads", &o.threads}};
   for (const auto& [key, value] : values) {
@@ -277,6 +279,20 @@ std::function<void(const std::string&)> message_handler(py::function handler) {
   };
 }
 
+// Calls a Python function that makes a payload, or None where there is none, from any thread.
+std::function<std::string(const std::string&)> payload_maker(py::function maker) {
+  PyObject* function = maker.release().ptr();  // as above
+  return [function](const std::string& spec) -> std::string {
+    py::gil_scoped_acquire acquire;
+    try {
+      const py::object made = py::reinterpret_borrow<py::function>(function)(spec);
+      return made.is_none() ? "" : made.cast<std::string>();
+    } catch (const py::error_already_set& error) {  // which must not leave this scope: callers have no interpreter lock
+      throw std::runtime_error(error.what());
+    }
+  };
+}
+
 // Whether Ctrl-C was pressed. Python's handler only notes it down, for the main thread to act upon between two of its
 // instructions. The note is put back: if it is not this library that raises KeyboardInterrupt, Python does afterwards.
 bool interrupt_noted() {
@@ -374,6 +390,9 @@ PYBIND11_MODULE(_runtime, m) {
       },
       py::arg("key"), py::arg("payload"));
   m.def("find_program", &find_program, py::arg("key"));
+  m.def("third_program", py::overload_cast<int64_t>(&third_program), py::arg("key"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("set_third_maker", [](py::function f) { set_third_maker(payload_maker(std::move(f))); });
   m.def(
       "translation_unit",
       [](const std::string& scalar, const std::string& direction, const std::string& prelude, const std::string& body) {

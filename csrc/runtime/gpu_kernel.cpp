@@ -34,7 +34,7 @@ unsigned reserved_bytes(const DeviceInfo& info, unsigned bytes) {
 
 // The scratch of a launch: offsets in bytes, each aligned for the widest access. What is absent has size zero.
 struct Scratch {
-  int64_t gx_edge, partials, gx_partials, x, gz, a, z, gx, bytes;
+  int64_t gx_edge, partials, gx_partials, x, gz, a, p, g, z, gx, ga, bytes;
 };
 
 class GpuKernel : public Kernel {
@@ -43,7 +43,7 @@ class GpuKernel : public Kernel {
       : driver_(GpuDriver::get(backend)), direction_(direction), device_(device),
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8), x_dim_(program.number("x_dim")),
         z_dim_(program.number("z_dim")), w_dim_(program.number("w_dim")), covers_all_(program.number("covers_all")),
-        shares_weights_(program.number("shares_weights") && direction != Direction::double_backward) {
+        shares_weights_(program.number("shares_weights") && direction < Direction::double_backward) {
     const DeviceInfo& info = driver_.device(device);
     const std::string body = program.body(backend, scalar, direction, info.arch);
     mains_.resize(program.number(body + "/kernels"));
@@ -119,20 +119,30 @@ class GpuKernel : public Kernel {
       o.x = change_layout(given.x, base + at.x, senders, true, false, stream);
       if (direction_ != Direction::forward)
         o.gz = change_layout(given.gz, base + at.gz, receivers, false, false, stream);
-      if (direction_ == Direction::double_backward)
+      if (direction_ >= Direction::double_backward)
         o.a = change_layout(given.a, base + at.a, senders, true, false, stream);
+      if (has_second()) {
+        o.p = change_layout(given.p, base + at.p, senders, true, false, stream);
+        o.g = change_layout(given.g, base + at.g, receivers, false, false, stream);
+      }
       if (direction_ != Direction::backward) o.z = base + at.z;
-      if (at.gx != at.bytes) o.gx = base + at.gx;
+      if (at.gx != at.bytes) {
+        o.gx = base + at.gx;
+        o.ga = base + at.ga;
+      }
     }
+    const auto clear_gx = [&] {
+      driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
+      if (has_second()) driver_.fill_zero(o.ga, given.num_senders * x_dim_ * scalar_bytes_, stream);
+    };
     const bool adds_gx = direction_ != Direction::forward && given.row_ptr && !given.deterministic;
     if (!given.row_ptr) o.deterministic = 1;  // every row has one edge: there is nothing to add
-    if (adds_gx && begins) driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
+    if (adds_gx && begins) clear_gx();
     if (!covers_all_ && begins) {  // no path writes some blocks
       if (direction_ != Direction::backward)
         driver_.fill_zero(o.z, given.num_receivers * z_dim_ * scalar_bytes_, stream);
       if (at.x > 0) driver_.fill_zero(base, at.x, stream);  // gradients of each edge, partial sums
-      if (direction_ != Direction::forward && !gathers_gx(given) && !adds_gx)
-        driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
+      if (direction_ != Direction::forward && !gathers_gx(given) && !adds_gx) clear_gx();
     }
     if (gathers_gx(given)) o.gx = given.gx;
     const int64_t edges = given.num_edges, together = slots_together(given, range.most);
@@ -159,14 +169,26 @@ class GpuKernel : public Kernel {
     if (!ends) return;
     if (sums(given))
       add_partials(add_partials_, of_receivers, to_receivers, given.num_receivers, edges, z_dim_, stream);
-    if (gathers_gx(given))
+    if (gathers_gx(given)) {
       add_partials(add_gx_partials_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
+      if (has_second()) {  // those of a stand behind those of x
+        o.gx = given.ga;
+        o.workspace = base + at.gx_edge + edges * x_dim_ * scalar_bytes_;
+        launch_next(gather_gx_, {blocks(to_senders, given.num_senders, edges), unsigned(gather_parts_)},
+                    {unsigned(gather_threads_)}, stream, of_senders);
+        add_partials(add_gx_partials_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
+      }
+    }
     if (!given.mul_ir) return;
     if (direction_ != Direction::backward)
       change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
-    if (direction_ != Direction::forward && !gathers_gx(given))
-      change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
+    if (direction_ == Direction::forward || gathers_gx(given)) return;
+    change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
+    if (has_second()) change_layout(o.ga, static_cast<char*>(given.ga), given.num_senders, true, true, stream);
   }
+
+  // Whether there are other tangents than a, b and c, and gradients of these.
+  bool has_second() const { return direction_ == Direction::triple_backward; }
 
   // A kernel for some of the paths; those of a direction run one after another.
   struct Main {
@@ -231,14 +253,17 @@ class GpuKernel : public Kernel {
     };
     const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
     Scratch at{};
-    at.gx_edge = take(gathers_gx(o), together * x_dim_);
+    at.gx_edge = take(gathers_gx(o), together * x_dim_ * (has_second() ? 2 : 1));
     at.partials = take(sums(o), partials(receiver_split(o, mains_[0], together), o.num_edges) * z_dim_);
     at.gx_partials = take(gathers_gx(o), partials(sender_split(o), o.num_edges) * x_dim_);
     at.x = take(relayout, o.num_senders * x_dim_);
     at.gz = take(relayout && gradient, o.num_receivers * z_dim_);
-    at.a = take(relayout && direction_ == Direction::double_backward, o.num_senders * x_dim_);
+    at.a = take(relayout && direction_ >= Direction::double_backward, o.num_senders * x_dim_);
+    at.p = take(relayout && has_second(), o.num_senders * x_dim_);
+    at.g = take(relayout && has_second(), o.num_receivers * z_dim_);
     at.z = take(relayout && direction_ != Direction::backward, o.num_receivers * z_dim_);
     at.gx = take(relayout && gradient && !gathers_gx(o), o.num_senders * x_dim_);
+    at.ga = take(relayout && has_second() && !gathers_gx(o), o.num_senders * x_dim_);
     at.bytes = used;
     if (!(relayout && gradient && !gathers_gx(o))) at.gx = at.bytes;
     return at;
@@ -289,6 +314,9 @@ class GpuZeros : public Kernel {
     fill(o.gx, o.num_senders * x_dim_);
     fill(o.gy, o.num_edges * y_dim_);
     fill(o.gw, o.num_edges * w_dim_);
+    fill(o.ga, o.num_senders * x_dim_);
+    fill(o.gb, o.num_edges * y_dim_);
+    fill(o.gc, o.num_edges * w_dim_);
   }
 
  private:

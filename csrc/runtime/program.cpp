@@ -65,9 +65,8 @@ const char* name(Backend backend) {
 const char* name(Scalar scalar) { return scalar == Scalar::float32 ? "float32" : "float64"; }
 
 const char* name(Direction direction) {
-  return direction == Direction::forward    ? "forward"
-         : direction == Direction::backward ? "backward"
-                                            : "double_backward";
+  constexpr const char* names[] = {"forward", "backward", "double_backward", "triple_backward"};
+  return names[static_cast<int>(direction)];
 }
 
 std::string translation_unit(Scalar scalar, Direction direction, const std::string& prelude, const std::string& body) {

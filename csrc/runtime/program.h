@@ -21,7 +21,7 @@ struct Entry;
 
 enum class Backend { cpu, cuda, hip };
 enum class Scalar { float32, float64 };
-enum class Direction { forward, backward, double_backward };
+enum class Direction { forward, backward, double_backward, triple_backward };
 
 const char* name(Backend);
 const char* name(Scalar);
@@ -107,7 +107,7 @@ class Program {
     return scalar == Scalar::float32 && numbers_.count("bfloat16_weights") > 0;
   }
   bool reads_bfloat16(Scalar scalar, Direction direction) const {
-    return rounds_weights(scalar) && direction != Direction::double_backward;
+    return rounds_weights(scalar) && direction < Direction::double_backward;
   }
   const std::string& entry(const std::string& name) const;  // any entry; throws std::out_of_range if absent
   // Channels and components of the blocks that rows of a kind ('x', 'y', 'z' or 'w') have.

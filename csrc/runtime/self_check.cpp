@@ -30,27 +30,31 @@ struct Input {
   char kind;  // of its rows
   const void* eq_operands::* field;
   Direction first;  // that reads it
+  uint32_t sequence;  // of random numbers
 };
-// The position is the number of a sequence of random numbers.
 constexpr Input inputs[] = {
-    {'x', &eq_operands::x, Direction::forward},         {'y', &eq_operands::y, Direction::forward},
-    {'w', &eq_operands::w, Direction::forward},         {'z', &eq_operands::gz, Direction::backward},
-    {'x', &eq_operands::a, Direction::double_backward}, {'y', &eq_operands::b, Direction::double_backward},
-    {'w', &eq_operands::c, Direction::double_backward}};
+    {'x', &eq_operands::x, Direction::forward, 0},          {'y', &eq_operands::y, Direction::forward, 1},
+    {'w', &eq_operands::w, Direction::forward, 2},          {'z', &eq_operands::gz, Direction::backward, 3},
+    {'x', &eq_operands::a, Direction::double_backward, 4},  {'y', &eq_operands::b, Direction::double_backward, 5},
+    {'w', &eq_operands::c, Direction::double_backward, 6},  {'x', &eq_operands::p, Direction::triple_backward, 9},
+    {'y', &eq_operands::q, Direction::triple_backward, 10}, {'w', &eq_operands::r, Direction::triple_backward, 11},
+    {'z', &eq_operands::g, Direction::triple_backward, 12}};
 struct Output {
   const char* name;
   char kind;
   void* eq_operands::* field;
+  bool of_tangent;  // written by the triple backward alone
 };
-constexpr Output outputs[] = {{"z", 'z', &eq_operands::z},
-                              {"gx", 'x', &eq_operands::gx},
-                              {"gy", 'y', &eq_operands::gy},
-                              {"gw", 'w', &eq_operands::gw}};
+constexpr Output outputs[] = {{"z", 'z', &eq_operands::z, false},   {"gx", 'x', &eq_operands::gx, false},
+                              {"gy", 'y', &eq_operands::gy, false}, {"gw", 'w', &eq_operands::gw, false},
+                              {"ga", 'x', &eq_operands::ga, true},  {"gb", 'y', &eq_operands::gb, true},
+                              {"gc", 'w', &eq_operands::gc, true}};
 
 bool writes(Direction direction, const Output& output, const RowSizes& sizes) {
   const bool of_weights = sizes.shared_weights && direction == Direction::double_backward;
   if (sizes.shared_weights && (output.kind == 'y' || (output.kind == 'w') != of_weights)) return false;
-  return direction == Direction::double_backward || (direction == Direction::forward) == (output.kind == 'z');
+  if (output.of_tangent) return direction == Direction::triple_backward;
+  return direction >= Direction::double_backward || (direction == Direction::forward) == (output.kind == 'z');
 }
 
 // A projection of a right kernel is off by more than this, times eps and the block's size, once in 10^13 checks: an
@@ -158,16 +162,15 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
                          const RowSizes& sizes, const std::string& checksums, bool mul_ir) {
   std::vector<Guarded<T>> arrays;
   eq_operands o{};
-  for (uint32_t sequence = 0; sequence < std::size(inputs); ++sequence) {
-    const Input& input = inputs[sequence];
+  for (const Input& input : inputs) {
     if (direction < input.first) continue;
     const Rows& rows = kinds.at(input.kind);
     const bool rounded = input.kind == 'w' && sizes.rounded_weights;
     const int64_t elements = rows.count * rows.dim;
     T* values = arrays.emplace_back(rounded ? (elements + 1) / 2 : elements).data();
     rows.each(mul_ir, [&](std::size_t, int64_t at, int64_t place) {
-      if (rounded) put_bfloat16(values, at, number(sequence, place));
-      else values[at] = T(number(sequence, place));
+      if (rounded) put_bfloat16(values, at, number(input.sequence, place));
+      else values[at] = T(number(input.sequence, place));
     });
     o.*input.field = values;
   }
@@ -185,7 +188,7 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
   o.num_receivers = kinds.at('z').count;
   o.num_senders = kinds.at('x').count;
   o.num_edges = kinds.at('y').count;
-  o.w_stride = o.c_stride = sizes.shared_weights ? 0 : kinds.at('w').dim;
+  o.w_stride = o.c_stride = o.r_stride = sizes.shared_weights ? 0 : kinds.at('w').dim;
   o.mul_ir = mul_ir;
   o.threads = 1;
   o.workspace = arrays.emplace_back((kernel.workspace_bytes(o) + sizeof(T) - 1) / sizeof(T)).data();

@@ -18,7 +18,8 @@ constexpr int64_t num_receivers = 3, num_senders = 4, num_edges = 5;
 constexpr int32_t row_ptr[] = {0, 3, 3, 5}, edge[] = {3, 0, 4, 2, 1}, sender[] = {0, 3, 3, 1, 3};
 constexpr int32_t t_row_ptr[] = {0, 1, 2, 2, 5}, t_slot[] = {0, 3, 1, 2, 4};
 
-// Sequences of numbers: operands x, y, w, gz, a, b and c take those from 0 on, each its own.
+// Sequences of numbers: operands x, y, w, gz, a, b and c take those from 0 on, each its own, and p, q, r and g those from 9
+// on.
 constexpr std::array<uint32_t, 2> projections{7, 8};
 
 // A number of a sequence, by a hash of its position (lowbias32, https://github.com/skeeto/hash-prospector): between 1

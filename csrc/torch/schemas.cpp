@@ -35,6 +35,10 @@ TORCH_LIBRARY(eqaccel, library) {
               "Tensor a, Tensor b, Tensor c, " EQ_PROBLEM_ARGUMENTS
               ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw)",
               tags);
+  library.def("tensor_product_triple_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor y, Tensor w, "
+              "Tensor a, Tensor b, Tensor c, Tensor g, Tensor p, Tensor q, Tensor r, " EQ_PROBLEM_ARGUMENTS
+              ") -> (Tensor ggz, Tensor gx, Tensor gy, Tensor gw, Tensor ga, Tensor gb, Tensor gc)",
+              tags);
   // Edges that share rows of weights, without derivatives: edge_pairs.cpp. w: (rows, w_dim); w_row: (E,) int32, the row of
   // each edge; gw: (E, w_dim), of each edge for itself. On GPUs slots have to be edges, and rows are not checked.
   library.def("tensor_product_shared(Tensor payload, int key, Tensor x, Tensor y, Tensor w, Tensor w_row, "

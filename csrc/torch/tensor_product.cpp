@@ -1,4 +1,4 @@
-// eqaccel::tensor_product and its first two derivatives, on CPU and GPU alike: check the operands, allocate, launch
+// eqaccel::tensor_product and its first three derivatives, on CPU and GPU alike: check the operands, allocate, launch
 // through the runtime.
 #include "tensor_product.h"
 
@@ -11,6 +11,7 @@
 
 #include "kernel_call.h"
 #include "packed_index.h"
+#include "third.h"
 
 namespace eqaccel::ops {
 
@@ -37,6 +38,20 @@ TensorProductSecondGradients tensor_product_double_backward(const TensorProductP
                                                  const Tensor&, c10::SymInt, int64_t, bool, bool);
   static const auto op = find_operator<Signature>("eqaccel::tensor_product_double_backward");
   return op.call(p.payload, p.key, gz, x, y, w, a, b, c, p.graph, p.receivers, p.z_dim, p.mul_ir, p.deterministic);
+}
+
+TensorProductThirdGradients tensor_product_triple_backward(const TensorProductProblem& t, const Tensor& gz,
+                                                           const Tensor& x, const Tensor& y, const Tensor& w,
+                                                           const Tensor& a, const Tensor& b, const Tensor& c,
+                                                           const Tensor& g, const Tensor& p, const Tensor& q,
+                                                           const Tensor& r) {
+  using Signature =
+      TensorProductThirdGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                  const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                  const Tensor&, const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool);
+  static const auto op = find_operator<Signature>("eqaccel::tensor_product_triple_backward");
+  return op.call(t.payload, t.key, gz, x, y, w, a, b, c, g, p, q, r, t.graph, t.receivers, t.z_dim, t.mul_ir,
+                 t.deterministic);
 }
 
 namespace {
@@ -164,7 +179,7 @@ class TensorProductCall : public KernelCall {
   // Weights rounded to bfloat16, to nearest, in the type that the kernel reads them in.
   Tensor as_read(const Tensor& w) const {
     const Tensor rounded = w.to(at::kBFloat16);
-    return direction_ == Direction::double_backward ? rounded.to(like_.scalar_type()) : rounded;
+    return direction_ >= Direction::double_backward ? rounded.to(like_.scalar_type()) : rounded;
   }
   // Weights that edges share, which may come rounded.
   const void* weights_of_rows(const Tensor& w) {
@@ -307,6 +322,47 @@ TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key,
   return {ggz, call.gx, call.gy, call.reduce_weights(call.gw, w)};
 }
 
+// A call of the one kernel for third derivatives, which has a program of its own.
+class ThirdCall : public GradientCall {
+ public:
+  ThirdCall(std::shared_ptr<Program> program, const TensorProductProblem& problem, const Tensor& gz, const Tensor& x,
+            const Tensor& y, const Tensor& w)
+      : GradientCall("eqaccel::tensor_product_triple_backward", Direction::triple_backward, problem, gz, x, y, w),
+        ga(new_rows(ops_.num_senders, "x_dim")), gb(new_rows(ops_.num_edges, "y_dim")),
+        gc(new_rows(ops_.num_edges, "w_dim")), ggz(new_rows(ops_.num_receivers, "z_dim")) {
+    program_ = std::move(program);
+    ops_.z = ggz.mutable_data_ptr();
+    ops_.ga = ga.mutable_data_ptr();
+    ops_.gb = gb.mutable_data_ptr();
+    ops_.gc = gc.mutable_data_ptr();
+  }
+
+  const Tensor ga, gb, gc, ggz;
+};
+
+TensorProductThirdGradients triple_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                            const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b,
+                                            const Tensor& c, const Tensor& g, const Tensor& p, const Tensor& q,
+                                            const Tensor& r, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
+                                            bool mul_ir, bool deterministic) {
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
+  program_of("eqaccel::tensor_product_triple_backward", payload, key);
+  auto program = third_program_of(problem, x);
+  if (!program) return compose_third_gradients(problem, {gz, x, y, w, a, b, c}, {g, p, q, r});
+  ThirdCall call(std::move(program), problem, gz, x, y, w);
+  eq_operands& ops = call.operands();
+  ops.a = call.senders("a", a);
+  ops.b = call.edges("b", b);
+  std::tie(ops.c, ops.c_stride) = call.weights("c", c);
+  ops.g = call.receivers("g", g);
+  ops.p = call.senders("p", p);
+  ops.q = call.edges("q", q);
+  std::tie(ops.r, ops.r_stride) = call.weights("r", r);
+  call.launch({call.ggz, call.gx, call.gy, call.gw, call.ga, call.gb, call.gc});
+  return {
+      call.ggz, call.gx, call.gy, call.reduce_weights(call.gw, w), call.ga, call.gb, call.reduce_weights(call.gc, w)};
+}
+
 // The packed index of some slots of a graph, whose slots have to be its edges, on a CPU.
 Tensor slots_of(const char* op, const Tensor& graph, const GraphSize& size, int64_t first, int64_t count) {
   const Tensor kept = graph.contiguous();
@@ -353,6 +409,14 @@ TensorProductSecondGradients double_backward_shape(const Tensor&, int64_t, const
   return {contiguous_like(gz), contiguous_like(x), contiguous_like(y), contiguous_like(w)};
 }
 
+TensorProductThirdGradients triple_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x,
+                                                  const Tensor& y, const Tensor& w, const Tensor&, const Tensor&,
+                                                  const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                  const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool) {
+  return {contiguous_like(gz), contiguous_like(x), contiguous_like(y), contiguous_like(w),
+          contiguous_like(x),  contiguous_like(y), contiguous_like(w)};
+}
+
 Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,
                         const Tensor& graph, c10::SymInt receivers, int64_t z_dim, bool mul_ir, bool deterministic) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -365,6 +429,7 @@ void register_kernels(torch::Library& library) {
   library.impl("tensor_product", forward);
   library.impl("tensor_product_backward", backward);
   library.impl("tensor_product_double_backward", double_backward);
+  library.impl("tensor_product_triple_backward", triple_backward);
   library.impl("tensor_product_shared", forward_shared);
   library.impl("tensor_product_shared_backward", backward_shared);
 }
@@ -376,11 +441,19 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
   library.impl("tensor_product", forward_shape);
   library.impl("tensor_product_backward", backward_shape);
   library.impl("tensor_product_double_backward", double_backward_shape);
+  library.impl("tensor_product_triple_backward", triple_backward_shape);
 }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("tensor_product", forward_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("tensor_product", forward_autocast); }
 
 }  // namespace
+
+std::shared_ptr<Program> third_program_of(const TensorProductProblem& p, const Tensor& x) {
+  const auto device = static_cast<int>(std::max<c10::DeviceIndex>(x.device().index(), 0));
+  if (!x.is_cpu() && !x.is_cuda()) return nullptr;
+  return translating_errors(
+      [&] { return third_program(p.key, backend_of(x.device()), scalar_of(x.scalar_type()), device); });
+}
 
 std::tuple<Tensor, Tensor> tensor_product_shared_backward(
     const TensorProductProblem& p, const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,

@@ -3,6 +3,7 @@
 #include <functional>
 #include <tuple>
 
+#include "differentiate.h"
 #include "operators.h"
 
 namespace eqaccel::ops {
@@ -20,6 +21,8 @@ struct TensorProductProblem {
 
 using TensorProductGradients = std::tuple<Tensor, Tensor, Tensor>;                // with respect to x, y, w
 using TensorProductSecondGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // with respect to gz, x, y, w
+// With respect to gz, x, y, w, a, b, c.
+using TensorProductThirdGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // z = F(x, y, w): linear in each operand.
 Tensor tensor_product(const TensorProductProblem&, const Tensor& x, const Tensor& y, const Tensor& w);
@@ -30,6 +33,17 @@ TensorProductGradients tensor_product_backward(const TensorProductProblem&, cons
 TensorProductSecondGradients tensor_product_double_backward(const TensorProductProblem&, const Tensor& gz,
                                                             const Tensor& x, const Tensor& y, const Tensor& w,
                                                             const Tensor& a, const Tensor& b, const Tensor& c);
+// Gradients of <g, ggz> + <p, gx> + <q, gy> + <r, gw>, where ggz, gx, gy, gw are what tensor_product_double_backward gives.
+TensorProductThirdGradients tensor_product_triple_backward(const TensorProductProblem&, const Tensor& gz,
+                                                           const Tensor& x, const Tensor& y, const Tensor& w,
+                                                           const Tensor& a, const Tensor& b, const Tensor& c,
+                                                           const Tensor& g, const Tensor& p, const Tensor& q,
+                                                           const Tensor& r);
+// The same by calls of the operators below it: what the operator does where it has no kernel.
+TensorProductThirdGradients compose_third_gradients(const TensorProductProblem&, const variable_list& operands,
+                                                    const variable_list& incoming);
+// The program that it runs for an operand x, where it has such a kernel; or null.
+std::shared_ptr<Program> third_program_of(const TensorProductProblem&, const Tensor& x);
 // Gradients with respect to x and y where edges share rows of weights, in a graph whose slots are edges, for so many slots
 // at a time: `take` gets the gradients of the weights of the edges from `first` on, in memory that the next ones take.
 std::tuple<Tensor, Tensor> tensor_product_shared_backward(

@@ -1,5 +1,5 @@
 // Derivatives of any order. F(x, y, w) is linear in each operand, so the first derivative is the backward operator, the
-// second the double backward operator, and the third a sum of the two; all are called through the dispatcher and are
+// second the double backward operator, and the third a sum of the two or one kernel; all are called through the dispatcher and are
 // differentiable themselves. In C++, because a scripted model in LAMMPS has no Python to find them.
 //
 // Tangents are found by the same operators. The gradient of a function changes along a direction by the product of its
@@ -132,38 +132,94 @@ struct Backward : Kept<3> {
 //   + F4(gz, a, q, w) + F4(gz, a, y, r)
 //   + F4(gz, x, q, c) + F4(gz, x, b, r),
 // and each line is what one call of the double backward operator differentiates, with respect to the operands in the
-// places of gz, x, y and w. Operands in other places need a call of the backward operator.
-template <class Needed>
-variable_list third(const TensorProductProblem& problem, const variable_list& operands, const variable_list& incoming,
-                    const Needed& needed) {
-  enum Operand { GZ, X, Y, W, A, B, C, none };
-  const Tensor &gz = operands[GZ], &x = operands[X], &y = operands[Y], &w = operands[W];
-  const Tensor &a = operands[A], &b = operands[B], &c = operands[C];
-  const Tensor &g = incoming[0], &p = incoming[1], &q = incoming[2], &r = incoming[3], zero;
+// places of gz, x, y and w. Operands in other places need a call of the backward operator. One kernel gives all of it,
+// and takes as long as some of the calls.
+class Third {
+ public:
+  template <class Needed>
+  Third(const TensorProductProblem& problem, const variable_list& operands, const variable_list& incoming,
+        const Needed& needed)
+      : problem_(problem), operands_(operands), incoming_(incoming) {
+    const Tensor &gz = operands[GZ], &x = operands[X], &y = operands[Y], &w = operands[W];
+    const Tensor &a = operands[A], &b = operands[B], &c = operands[C];
+    const Tensor &g = incoming[0], &p = incoming[1], &q = incoming[2], &r = incoming[3], zero;
+    for (int operand = 0; operand < none; ++operand) needed_[operand] = needed(operand);
+    if (g.defined()) {
+      add_call({none, X, Y, W}, {g, x, y, w, a, b, c});
+      add_call({A, B, C, none}, {g, x, y, w});
+    }
+    if (p.defined()) {
+      add_call({GZ, none, Y, W}, {gz, p, y, w, zero, b, c});
+      add_call({none, B, C, none}, {gz, p, y, w});
+    }
+    if (q.defined() || r.defined()) {
+      add_call({GZ, A, Y, W}, {gz, a, y, w, zero, q, r});
+      add_call({GZ, X, B, C}, {gz, x, b, c, zero, q, r});
+    }
+  }
 
-  variable_list sums(none);
-  // Adds the results of a call, if one of the operands that they belong to needs a gradient.
-  const auto collect = [&](std::array<Operand, 4> of, const auto& call) {
-    const auto wanted = [&](Operand operand) { return operand != none && needed(operand); };
-    if (std::none_of(of.begin(), of.end(), wanted)) return;
-    const variable_list results = call();
-    for (std::size_t i = 0; i < of.size(); ++i)
-      if (wanted(of[i])) add(sums[of[i]], results[i]);
+  // By calls of operators that are differentiable themselves.
+  variable_list composed() const {
+    variable_list sums(none);
+    for (const Call& call : calls_) {
+      const variable_list& v = call.operands;
+      const variable_list results = call.is_second()
+                                        ? second_gradients(problem_, v[0], v[1], v[2], v[3], v[4], v[5], v[6])
+                                        : gradients(problem_, v[0], v[1], v[2], v[3]);
+      for (std::size_t i = 0; i < call.of.size(); ++i)
+        if (wanted(call.of[i])) add(sums[call.of[i]], results[i]);
+    }
+    return sums;
+  }
+
+  // In the way that takes least time.
+  variable_list best() const {
+    if (!takes_longer_than_kernel() || records() || !third_program_of(problem_, operands_[X])) return composed();
+    const variable_list& v = operands_;
+    const variable_list t{or_zeros(incoming_[0], v[GZ]), or_zeros(incoming_[1], v[X]), or_zeros(incoming_[2], v[Y]),
+                          or_zeros(incoming_[3], v[W])};
+    variable_list results = listed(
+        tensor_product_triple_backward(problem_, v[GZ], v[X], v[Y], v[W], v[A], v[B], v[C], t[0], t[1], t[2], t[3]));
+    for (int operand = 0; operand < none; ++operand)
+      if (!wanted(static_cast<Operand>(operand))) results[operand] = Tensor();
+    return results;
+  }
+
+ private:
+  enum Operand { GZ, X, Y, W, A, B, C, none };
+  // Of an operator, whose results belong to some operands: the double backward or, with four operands, the backward.
+  struct Call {
+    std::array<Operand, 4> of;
+    variable_list operands;
+    bool is_second() const { return operands.size() > 4; }
   };
-  if (g.defined()) {
-    collect({none, X, Y, W}, [&] { return second_gradients(problem, g, x, y, w, a, b, c); });
-    collect({A, B, C, none}, [&] { return gradients(problem, g, x, y, w); });
+
+  // If one of the operands that the results belong to needs a gradient.
+  void add_call(std::array<Operand, 4> of, variable_list operands) {
+    if (std::any_of(of.begin(), of.end(), [&](Operand operand) { return wanted(operand); }))
+      calls_.push_back({of, std::move(operands)});
   }
-  if (p.defined()) {
-    collect({GZ, none, Y, W}, [&] { return second_gradients(problem, gz, p, y, w, zero, b, c); });
-    collect({none, B, C, none}, [&] { return gradients(problem, gz, p, y, w); });
+  bool wanted(Operand operand) const { return operand != none && needed_[operand]; }
+
+  // In fifths of the time of a double backward, measured on CPUs (docs/mathematics.md).
+  bool takes_longer_than_kernel() const {
+    constexpr int of_first = 2, of_second = 5, of_kernel = 13;
+    int time = 0;
+    for (const Call& call : calls_) time += call.is_second() ? of_second : of_first;
+    return time > of_kernel;
   }
-  if (q.defined() || r.defined()) {
-    collect({GZ, A, Y, W}, [&] { return second_gradients(problem, gz, a, y, w, zero, q, r); });
-    collect({GZ, X, B, C}, [&] { return second_gradients(problem, gz, x, b, c, zero, q, r); });
+  // Whether results are differentiated once more, which the kernel's are by composition alone.
+  bool records() const {
+    const auto needs = [](const Tensor& t) { return t.defined() && (t.requires_grad() || has_tangent(t)); };
+    return at::GradMode::is_enabled() && (std::any_of(operands_.begin(), operands_.end(), needs) ||
+                                          std::any_of(incoming_.begin(), incoming_.end(), needs));
   }
-  return sums;
-}
+
+  const TensorProductProblem& problem_;
+  const variable_list &operands_, &incoming_;
+  std::array<bool, none> needed_;
+  std::vector<Call> calls_;
+};
 
 struct DoubleBackward : Kept<3> {
   static constexpr auto compute = tensor_product_double_backward;
@@ -171,7 +227,7 @@ struct DoubleBackward : Kept<3> {
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
     variable_list v;
     const TensorProductProblem p = restore(context, v);
-    return third(p, v, incoming, [&](int operand) { return context->needs_input_grad(operand); });
+    return Third(p, v, incoming, [&](int operand) { return context->needs_input_grad(operand); }).best();
   }
 
   static variable_list tangents(const TensorProductProblem& p, const variable_list& v, const variable_list& along) {
@@ -179,7 +235,7 @@ struct DoubleBackward : Kept<3> {
     if (any_defined({along[4], along[5], along[6]}))
       add(sum, second_gradients(p, v[0], v[1], v[2], v[3], along[4], along[5], along[6]));
     const variable_list direction(along.begin(), along.begin() + 4);
-    if (any_defined(direction)) add(sum, third(p, v, direction, [](int operand) { return operand < 4; }));
+    if (any_defined(direction)) add(sum, Third(p, v, direction, [](int operand) { return operand < 4; }).best());
     return sum;
   }
 };
@@ -207,11 +263,32 @@ TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key,
   return differentiate<DoubleBackward>(p, gz, x, y, w, a, b, c);
 }
 
+// Where it is differentiated itself it is composed, and its derivatives with it.
+TensorProductThirdGradients triple_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                            const Tensor& y, const Tensor& w, const Tensor& a, const Tensor& b,
+                                            const Tensor& c, const Tensor& g, const Tensor& p, const Tensor& q,
+                                            const Tensor& r, const Tensor& graph, c10::SymInt receivers, int64_t z_dim,
+                                            bool mul_ir, bool deterministic) {
+  const TensorProductProblem problem{payload, key, graph, std::move(receivers), z_dim, mul_ir, deterministic};
+  if (records_gradient(gz, x, y, w, a, b, c, g, p, q, r) || has_tangent(gz, x, y, w, a, b, c, g, p, q, r))
+    return compose_third_gradients(problem, {gz, x, y, w, a, b, c}, {g, p, q, r});
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return tensor_product_triple_backward(problem, gz, x, y, w, a, b, c, g, p, q, r);
+}
+
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("tensor_product", forward);
   library.impl("tensor_product_backward", backward);
   library.impl("tensor_product_double_backward", double_backward);
+  library.impl("tensor_product_triple_backward", triple_backward);
 }
 
 }  // namespace
+
+TensorProductThirdGradients compose_third_gradients(const TensorProductProblem& p, const variable_list& v,
+                                                    const variable_list& incoming) {
+  const variable_list sums = Third(p, v, incoming, [](int) { return true; }).composed();
+  return {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6]};
+}
+
 }  // namespace eqaccel::ops

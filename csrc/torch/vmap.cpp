@@ -56,6 +56,7 @@ TORCH_LIBRARY_IMPL(eqaccel, FuncTorchBatched, library) {
                          "tensor_product",
                          "tensor_product_backward",
                          "tensor_product_double_backward",
+                         "tensor_product_triple_backward",
                          "matrix_product",
                          "polynomial",
                          "polynomial_backward",

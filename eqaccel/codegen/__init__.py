@@ -4,11 +4,12 @@ A family (`eqaccel.families`) takes from here what a backend calls things and ho
 own. Knows no family, and must not know torch, compilers or devices.
 """
 
-from eqaccel.codegen.direction import OUTPUTS, Direction, Result
+from eqaccel.codegen.direction import COMMON, OUTPUTS, Direction, Result
 from eqaccel.codegen.payload import SCALAR_BYTES, SCALARS, pack, payload_key, translation_unit
 from eqaccel.codegen.preludes import family_prelude, flatten_prelude
 
 __all__ = [
+    "COMMON",
     "OUTPUTS",
     "SCALARS",
     "SCALAR_BYTES",

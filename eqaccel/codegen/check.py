@@ -23,19 +23,24 @@ from eqaccel.codegen.direction import OUTPUTS, Direction, Result
 PROBLEM = _runtime.self_check_problem()
 """Edges and numbers of rows of the problem; `batch_rows` where there are no edge attributes, and so no graph."""
 
-OPERANDS = ("x", "y", "w", "gz", "a", "b", "c")
-"""Of any kernel, those that forward kernels read first, then that of backward; the position is the number of a sequence
-of random numbers."""
+SEQUENCES = dict(zip(("x", "y", "w", "gz", "a", "b", "c", "p", "q", "r", "g"), (*range(7), *range(9, 13)), strict=True))
+"""The operands of any kernel, those that forward kernels read first, with the numbers of their sequences of random
+numbers; projections have those between."""
+
+
+def operands_of(direction: Direction) -> tuple[str, ...]:
+    """The operands that a direction reads."""
+    return tuple(SEQUENCES)[: (3, 4, 7, 11)[direction.order]]
 
 
 def numbers(name: str, rows: int, columns: int) -> NDArray:
     """The numbers that the runtime makes for an operand of the problem."""
-    return _numbers(OPERANDS.index(name), rows, columns)
+    return _numbers(SEQUENCES[name], rows, columns)
 
 
 def batch_operands(direction: Direction, widths: Mapping[str, int]) -> dict[str, Any]:
     """The operands that a direction reads, of a problem without a graph; `widths` has the columns of all."""
-    read = OPERANDS[: {Direction.FORWARD: 3, Direction.BACKWARD: 4}.get(direction, len(OPERANDS))]
+    read = operands_of(direction)
     return {name: numbers(name, PROBLEM["batch_rows"], width) for name, width in widths.items() if name in read}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eqaccel import runtime, settings
-from eqaccel.codegen import SCALAR_BYTES
+from eqaccel.codegen import SCALAR_BYTES, Direction
 from eqaccel.errors import CompileError, EqaccelError
 from eqaccel.families import FAMILIES
 from eqaccel.targets import MACHINE_CLASSES, RUN_BACKENDS, host_target
@@ -55,9 +55,9 @@ def _kernels(backend: str, arch: str | None) -> list[str]:
                 which = "" if some == examples else f" ({', '.join(example[0] for example in some)})"
                 names.append(family.name + which)
         for example in having if arch else ():
-            for direction, scalar, compile_arch in _existing(family.name, example, backend, arch):
+            for program, direction, scalar, compile_arch in _existing(family.name, example, backend, arch):
                 try:
-                    _program(family.name, *example).source(backend, scalar, direction, compile_arch)
+                    program.source(backend, scalar, direction, compile_arch)
                 except CompileError as error:
                     refused.append(_row("refused", f"{' '.join([family.name, *example])}: {error}"))
     missing = f"; none of {', '.join(absent)}" if absent else ""
@@ -65,20 +65,23 @@ def _kernels(backend: str, arch: str | None) -> list[str]:
     return [kinds, *(refused or [_row("refused", "none of the examples of eqaccel show")])]
 
 
-def _existing(family: str, example: tuple[str, ...], backend: str, arch: str | None) -> list[tuple[str, str, str]]:
-    """The kernels of an example on a machine: direction, dtype, and what they are compiled for."""
-    program = _program(family, *example)
+def _existing(
+    family: str, example: tuple[str, ...], backend: str, arch: str | None
+) -> list[tuple[runtime.Program, str, str, str]]:
+    """The kernels of an example on a machine: program, direction, dtype, and what they are compiled for."""
     return [
-        (direction.value, scalar, compile_arch)
+        (program, direction.value, scalar, compile_arch)
         for direction, scalar in itertools.product(FAMILIES[family].directions, SCALAR_BYTES)
-        if (compile_arch := program.compile_arch(backend, scalar, direction.value, arch)) is not None
+        if (program := _program(family, direction, *example)) is not None
+        and (compile_arch := program.compile_arch(backend, scalar, direction.value, arch)) is not None
     ]
 
 
 @functools.cache
-def _program(family: str, *example: str) -> runtime.Program:
-    """The kernels of an example of a family, by default of the first one."""
-    return runtime.Program(FAMILIES[family].payload(FAMILIES[family].read_spec(example))[0])
+def _program(family: str, direction: Direction, *example: str) -> runtime.Program | None:
+    """The kernels of a direction of an example of a family, by default of the first one."""
+    made = FAMILIES[family].payload_of(FAMILIES[family].read_spec(example), direction)
+    return None if made is None else runtime.Program(made[0])
 
 
 def _devices(backend: str, query: Callable[[], list[dict[str, Any]]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from typing import Any
 
 from eqaccel import runtime
 from eqaccel.codegen import SCALAR_BYTES, Direction
@@ -49,11 +50,10 @@ def run(options: argparse.Namespace) -> str:
         raise SpecError(f"--target: expected one of {', '.join(TARGETS)}, got {options.target!r}")
     target = TARGETS[options.target] if options.target else host_target()
     direction = Direction(options.direction)
-    program = runtime.Program(family.payload(spec)[0])
-    arch = program.compile_arch(target.backend, options.dtype, direction.value, target.name)
-    if arch is None:
+    program, arch = _program(family, spec, direction, target, options.dtype)
+    if program is None or arch is None:
         raise UnsupportedError(
-            f"{family.name}: expected a kernel that there is on {target.name} ({_existing(program, family, target)}), "
+            f"{family.name}: expected a kernel that there is on {target.name} ({_existing(family, spec, target)}), "
             f"got {direction.value} in {options.dtype}"
         )
     if options.stage == "plan":
@@ -64,12 +64,23 @@ def run(options: argparse.Namespace) -> str:
     return family.source(spec, direction, target, SCALAR_BYTES[options.dtype])
 
 
-def _existing(program: runtime.Program, family: KernelFamily, target: Target) -> str:
+def _program(
+    family: KernelFamily, spec: Any, direction: Direction, target: Target, scalar: str
+) -> tuple[runtime.Program | None, str | None]:
+    """The program that has a kernel, and what it is compiled for; None where there is no such kernel."""
+    made = family.payload_of(spec, direction)
+    if made is None:
+        return None, None
+    program = runtime.Program(made[0])
+    return program, program.compile_arch(target.backend, scalar, direction.value, target.name)
+
+
+def _existing(family: KernelFamily, spec: Any, target: Target) -> str:
     """The kernels of a family on a target, in words."""
     found = [
         f"{direction.value} in {scalar}"
         for direction in family.directions
         for scalar in SCALAR_BYTES
-        if program.compile_arch(target.backend, scalar, direction.value, target.name) is not None
+        if _program(family, spec, direction, target, scalar)[1] is not None
     ]
     return ", ".join(found) or "there is none"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from eqaccel.codegen import Direction, Result, translation_unit
+from eqaccel.codegen import COMMON, Direction, Result, translation_unit
 from eqaccel.families.words import Word, read_words
 from eqaccel.targets import Target
 
@@ -45,7 +45,7 @@ class KernelFamily(ABC):
     """
 
     name: str
-    directions: tuple[Direction, ...] = tuple(Direction)
+    directions: tuple[Direction, ...] = COMMON
     words: tuple[Word, ...] = ()
     examples: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
@@ -77,6 +77,13 @@ class KernelFamily(ABC):
             spec: What to compute.
             tuned: Kernels of plans that are not the default ones, for single processors; empty if there are no others.
         """
+
+    def payload_of(self, spec: Any, direction: Direction) -> tuple[bytes, int] | None:
+        """The payload that has the kernels of a direction, with its key; None where there are none.
+
+        Kernels that few models need have a payload of their own, which is made where they are first asked for.
+        """
+        return self.payload(spec) if direction in self.directions else None
 
     @abstractmethod
     def prelude(self, backend: str) -> str:

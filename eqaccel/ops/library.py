@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-import eqaccel.runtime  # turns warnings of the C++ runtime into Python's
+from eqaccel import runtime
 from eqaccel.errors import CompileError, GraphError, MissingCompilerError, OperandError, SettingsError
+from eqaccel.families.tensor_product import third_payload_of
 
 
 @functools.lru_cache(maxsize=1)
@@ -23,12 +24,12 @@ def library_path() -> Path:
     Raises:
         ImportError: If the package holds none for this torch, or was not built.
     """
-    return eqaccel.runtime.torch_libraries(torch.__version__) / "libeqaccel_ops.so"
+    return runtime.torch_libraries(torch.__version__) / "libeqaccel_ops.so"
 
 
 @functools.lru_cache(maxsize=1)
 def load_library() -> None:
-    """Registers `torch.ops.eqaccel.*` with torch, once a process.
+    """Registers `torch.ops.eqaccel.*` with torch, once a process, and what makes kernels of third derivatives for them.
 
     Raises:
         ImportError: If there is no library for this torch, or it does not load.
@@ -40,6 +41,7 @@ def load_library() -> None:
             f"{library_path()} does not load with torch {torch.__version__}: {error}. Build eqaccel again with this "
             "torch: pip install --no-build-isolation ."
         ) from error
+    runtime.set_third_maker(third_payload_of)
 
 
 def call_operator(operator: Callable[..., Any], *arguments: object) -> Any:

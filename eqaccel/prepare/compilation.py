@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from eqaccel import runtime, settings
-from eqaccel.codegen import Direction
-from eqaccel.errors import WarmupError
+from eqaccel.codegen import COMMON, Direction
+from eqaccel.errors import SharedMemoryError, WarmupError
 from eqaccel.families import FAMILIES
 from eqaccel.ops import KernelModule
 from eqaccel.prepare.compilers import CompilerPool, settled
@@ -31,7 +31,7 @@ class WarmKernel:
 
     Attributes:
         name: Path in the model of each module that uses it.
-        direction: "forward", "backward" or "double_backward".
+        direction: "forward", "backward", "double_backward" or "triple_backward".
         dtype: torch.float32 or torch.float64.
         device: Device, or architecture such as "sm_90", that it runs on.
         seconds: Time that it took to compile, or to find.
@@ -120,7 +120,8 @@ def warmup(
         model: A patched model, an ASE calculator with such models, or any module that is or holds `TensorProduct` or
             `TensorProductConv`, scripted ones too unless they are to be tuned; or a list of these.
         directions: What will be computed: "forward", "backward" for gradients and forces, "double_backward" for
-            training on forces and for Hessians.
+            training on forces and for Hessians, "triple_backward" for training on Hessians. Kernels of the last are
+            never tuned; where there are none, those that they are composed of are prepared in their place.
         dtypes: torch.float32, torch.float64 or both; default: the one of the model's parameters, or torch's default
             dtype if it has none.
         devices: Devices ("cpu", "cuda:1") or GPU architectures ("sm_90", "gfx90a"); default: where the model is.
@@ -169,21 +170,42 @@ def _kernels_of(
     name: str, module: Any, devices: Iterable[Device], dtypes: list[torch.dtype], directions: list[Direction]
 ) -> list[_Wanted]:
     """The kernels of a module that its family has for these purposes."""
-    program = _program(module)
-    serving = FAMILIES[program.family].serving(directions)
+    own = _program(module)
+    serving = FAMILIES[own.family].serving(directions)
     kernels = []
-    for device, dtype, direction in itertools.product(devices, dtypes, serving):
-        arch = program.compile_arch(device.backend, scalar_name(dtype), direction.value, device.arch)
-        if arch is not None:
-            kernels.append(_Wanted(name, module, program, device, arch, dtype, direction))
+    for device, dtype in itertools.product(devices, dtypes):
+        for direction in _served(module, serving, device, scalar_name(dtype)):
+            program = _program_of(module, direction) or own
+            arch = program.compile_arch(device.backend, scalar_name(dtype), direction.value, device.arch)
+            if arch is not None:
+                kernels.append(_Wanted(name, module, program, device, arch, dtype, direction))
     return kernels
+
+
+def _served(module: Any, directions: list[Direction], device: Device, scalar: str) -> list[Direction]:
+    """The kernels that a device runs for these: third derivatives without one are composed of those below them."""
+    if Direction.TRIPLE_BACKWARD not in directions or _has_third(module, device, scalar):
+        return directions
+    composed = (*directions, Direction.BACKWARD, Direction.DOUBLE_BACKWARD)
+    return [direction for direction in Direction if direction in composed and direction in COMMON]
+
+
+def _has_third(module: Any, device: Device, scalar: str) -> bool:
+    program = _program_of(module, Direction.TRIPLE_BACKWARD)
+    if program is None:
+        return False
+    try:
+        program.body(device.backend, scalar, Direction.TRIPLE_BACKWARD.value, device.arch)
+    except SharedMemoryError:
+        return False
+    return True
 
 
 def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:
     """Compiles and loads the kernel that all of a group share."""
     one = group[0]
     backend, direction = one.device.backend, one.direction.value
-    program = _program(one.module)  # which tuning may have changed
+    program = _program_of(one.module, one.direction) or one.program  # which tuning may have changed
     found = runtime.compile_program(program, backend, one.scalar, direction, one.compile_arch)
     if one.device.number is not None:
         program.load(backend, one.scalar, direction, one.device.number)
@@ -193,7 +215,7 @@ def _prepare(group: list[_Wanted], choice: Choice | None) -> WarmKernel:
 
 def _tune(wanted: list[_Wanted], pool: CompilerPool) -> dict[_Wanted, Choice]:
     """Gives every module the kernels that are fastest where they are wanted; tells which these are."""
-    tasks = {one: _task(one) for one in wanted if one.program.family in TASKS}
+    tasks = {one: _task(one) for one in wanted if one.program.family in TASKS and one.direction in COMMON}
     choices = choose_plans(tasks.values(), pool)
     for module, members in itertools.groupby(tasks, operator.attrgetter("module")):
         module.retune([tuned_kernel(tasks[one], choices[tasks[one]].tuning) for one in members])
@@ -233,6 +255,12 @@ def _kernel_modules(root: nn.Module) -> Iterator[tuple[str, Any]]:
 def _program(module: Any) -> runtime.Program:
     known = runtime.find_program(module.key)
     return runtime.register_program(module.key, module.payload.cpu().numpy().tobytes()) if known is None else known
+
+
+def _program_of(module: Any, direction: Direction) -> runtime.Program | None:
+    """The program that has the kernels of a direction."""
+    own = _program(module)
+    return runtime.third_program(module.key) if direction is Direction.TRIPLE_BACKWARD else own
 
 
 def _direction(value: Any) -> Direction:

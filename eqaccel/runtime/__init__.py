@@ -31,6 +31,8 @@ from eqaccel._runtime import (
     instruction_sets,
     register_program,
     resources,
+    set_third_maker,
+    third_program,
 )
 from eqaccel.errors import CacheWarning
 from eqaccel.runtime.folder import PLUGINS, CacheContent, cache_content, clear_cache
@@ -67,6 +69,8 @@ __all__ = [
     "record_names",
     "register_program",
     "resources",
+    "set_third_maker",
+    "third_program",
     "torch_libraries",
     "write_record",
 ]
@@ -85,7 +89,7 @@ def compile_program(
         program: The program.
         backend: "cpu", "cuda" or "hip".
         scalar: "float32" or "float64".
-        direction: "forward", "backward" or "double_backward".
+        direction: "forward", "backward", "double_backward" or "triple_backward".
         arch: "sm_90", "gfx90a" and so on; None on the CPU.
 
     Returns:
@@ -122,7 +126,7 @@ def launch_cpu(program: Program, scalar: str, direction: str, operands: dict[str
     Args:
         program: The program.
         scalar: "float32" or "float64": the dtype of all arrays but the indices, which are int32.
-        direction: "forward", "backward" or "double_backward".
+        direction: "forward", "backward", "double_backward" or "triple_backward".
         operands: Fields of `eq_operands` (eqaccel/codegen/preludes/abi.h) by name; arrays must be contiguous, absent
             fields are null or 0, `deterministic` and `threads` are 1 and the workspace is allocated unless given.
     """

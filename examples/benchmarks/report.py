@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import eqaccel
-from eqaccel.codegen import Direction
+from eqaccel.codegen import COMMON
 
-DIRECTIONS = {direction.value: direction for direction in Direction}
+DIRECTIONS = {direction.value: direction for direction in COMMON}
 """Forward, backward and double backward, by the names they have on the command line and in results."""
 
 _PACKAGES = (

@@ -84,11 +84,13 @@ def floor_bytes(spec: TensorProductSpec, nodes: int, edges: int, direction: Dire
     """Bytes moved if each input is read once and each output written once; the few bytes of indices left out."""
     inputs = nodes * spec.x_dim + edges * (spec.y_dim + spec.weight_numel)
     outputs = nodes * spec.z_dim
-    # Backward adds the gradients of the inputs; double backward reads directions for these and writes all again.
+    # Backward adds the gradients of the inputs; double backward reads directions for these and writes all again; triple
+    # backward reads directions for what double backward writes, and writes gradients of directions too.
     count = {
         Direction.FORWARD: inputs + outputs,
         Direction.BACKWARD: 2 * inputs + outputs,
         Direction.DOUBLE_BACKWARD: 3 * inputs + 2 * outputs,
+        Direction.TRIPLE_BACKWARD: 5 * inputs + 3 * outputs,
     }
     return itemsize * count[direction]
 

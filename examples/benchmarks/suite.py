@@ -26,7 +26,7 @@ from eqaccel.benchmarks.problems import PROBLEMS, Problem
 from eqaccel.benchmarks.report import DIRECTIONS
 from eqaccel.benchmarks.roofline import Roofline, floor_bytes, measure_roofline, operations
 from eqaccel.benchmarks.timing import Timing, describe, free_memory, measure
-from eqaccel.codegen import Direction
+from eqaccel.codegen import COMMON, Direction
 from eqaccel.errors import EqaccelError
 from eqaccel.families.tensor_product import payload
 
@@ -219,7 +219,7 @@ def setups(
         tangents = [torch.randn_like(g) for g in gradients]
         return lambda: torch.autograd.grad(gradients, [*operands, gradient], tangents, retain_graph=True)
 
-    return dict(zip(Direction, (forward, backward, double_backward), strict=True))
+    return dict(zip(COMMON, (forward, backward, double_backward), strict=True))
 
 
 def limits(

@@ -57,7 +57,11 @@ TARGETS_OF = {
     "neighbors": ("sm_90",),
 }
 KERNELS = [
-    (name, direction, target) for name in SPECS for direction in _family(name).directions for target in TARGETS_OF[name]
+    (name, direction, target)
+    for name, spec in SPECS.items()
+    for direction in _family(name).directions
+    if _family(name).payload_of(spec, direction) is not None
+    for target in TARGETS_OF[name]
 ]
 
 

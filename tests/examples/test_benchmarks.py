@@ -358,10 +358,11 @@ def test_floor_counts_every_operand_once():
     from eqaccel.benchmarks.roofline import floor_bytes
 
     spec = PROBLEMS["mace-large"].spec
-    forward, backward, double = (floor_bytes(spec, 1000, 158_000, direction, 4) for direction in Direction)
+    forward, backward, double, triple = (floor_bytes(spec, 1000, 158_000, direction, 4) for direction in Direction)
     assert forward == 4 * (1000 * (1152 + 9088) + 158_000 * (16 + 2176))
     assert backward == 2 * forward - 4 * 1000 * 9088
     assert double == forward + backward
+    assert triple == double + backward + 4 * 1000 * 9088
 
 
 def test_repetitions_fit_the_budget():

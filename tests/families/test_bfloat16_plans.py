@@ -76,7 +76,7 @@ def test_rows_take_half_of_the_shared_memory(name: str, direction: Direction, sc
             w = sum(span.length for span in kernel.w_spans)
             assert w <= kernel.w_staged <= w + 8 * len(kernel.w_spans)
             assert all(span.staged * kernel.weight_bytes % 16 == 0 for span in kernel.w_spans)
-            twice = 2 if direction is Direction.DOUBLE_BACKWARD else 1
+            twice = direction.tangents
             x_bytes = staged(kernel.x_spans) * scalar_bytes
             assert kernel.row_bytes == twice * (x_bytes + kernel.w_staged * kernel.weight_bytes)
         if not rounds:

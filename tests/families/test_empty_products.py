@@ -6,7 +6,7 @@ from e3nn import o3
 
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
 from eqaccel.codegen import Direction
-from eqaccel.families.tensor_product import candidates, make_plan, payload
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, candidates, make_plan
 from eqaccel.prepare import WarmKernel
 from eqaccel.targets import MACHINE_CLASSES, TARGETS
 from eqaccel.testing import assert_product, random_operands
@@ -89,7 +89,9 @@ def test_warmup_and_tuning(spec, device, dtype) -> None:
 
 @pytest.mark.parametrize("direction", [direction.value for direction in Direction])
 def test_sources_compile_for_a_gpu(direction: str) -> None:
-    program = runtime.Program(payload(SPECS["all empty"])[0])
+    made = TENSOR_PRODUCT.payload_of(SPECS["all empty"], Direction(direction))
+    assert made is not None
+    program = runtime.Program(made[0])
     assert program.number(f"{MACHINE_CLASSES[0].name}/{direction}/float32/kernels") == 0
     assert runtime.compile_program(program, "cuda", "float32", direction, "sm_90")["resources"] is not None
 

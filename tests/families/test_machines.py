@@ -17,7 +17,7 @@ from eqaccel.__main__ import main
 from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.codegen import Direction, payload_key
 from eqaccel.errors import CompileError, SettingsError, SharedMemoryError, UnsupportedError
-from eqaccel.families.tensor_product import check, gpu_plans, make_plan, payload, travelling_plan
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, check, gpu_plans, make_plan, payload, travelling_plan
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target
 from eqaccel.testing import assert_product, random_operands
 
@@ -86,9 +86,11 @@ def test_a_path_that_fits_no_machine_is_refused() -> None:
 
 @pytest.mark.parametrize("arch", [*SMALL_MACHINES, "sm_90", "sm_100"])
 def test_an_architecture_gets_the_kernel_of_its_class(arch: str) -> None:
-    program = runtime.Program(payload(LARGE)[0])
     backend = "hip" if arch.startswith("gfx") else "cuda"
     for direction in Direction:
+        made = TENSOR_PRODUCT.payload_of(LARGE, direction)
+        assert made is not None
+        program = runtime.Program(made[0])
         for scalar, scalar_bytes in (("float32", 4), ("float64", 8)):
             plan = travelling_plan(LARGE, direction, TARGETS[arch], scalar_bytes)
             source = program.source(backend, scalar, direction.value, arch)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from executor_checks import ROUNDING, SPECS, sums_agree
 
-from eqaccel.codegen import Direction
+from eqaccel.codegen import Direction, Result
 from eqaccel.families.tensor_product import TensorProductSpec, execute, make_plan
 from eqaccel.families.tensor_product.reference import to_ir_mul, to_mul_ir
 from eqaccel.targets import TARGETS
@@ -21,8 +21,10 @@ def _operands(spec: TensorProductSpec) -> dict[str, np.ndarray]:
     operands = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     operands |= {t: rng.normal(size=shapes[n]) for t, n in (("a", "x"), ("b", "y"), ("c", "w"))}
     operands["gz"] = rng.normal(size=(nodes, spec.z_dim))
-    operands["receiver"], operands["sender"] = rng.integers(0, nodes, edges), rng.integers(0, nodes, edges)
-    return operands
+    edge_ends = {"receiver": rng.integers(0, nodes, edges), "sender": rng.integers(0, nodes, edges)}
+    operands |= {t: rng.normal(size=shapes[n]) for t, n in (("p", "x"), ("q", "y"), ("r", "w"))}
+    operands["g"] = rng.normal(size=(nodes, spec.z_dim))
+    return operands | edge_ends
 
 
 def _forward(spec: TensorProductSpec, operands: dict[str, np.ndarray], absolute: bool = False) -> np.ndarray:
@@ -100,7 +102,7 @@ def test_absolute_values_of_all_terms(name: str) -> None:
             assert bound is None or (np.abs(vars(right)[output]) <= bound * (1 + ROUNDING)).all()
         results.append(absolute)
     operands = _absolute(signed)
-    forward, backward, double = results
+    forward, backward, double, triple = results
     expected = _forward(spec, operands | edges, absolute=True)
     assert sums_agree(forward.z, expected, expected)
     # The terms of z are linear in x and in y, so those of the gradients add up to the same.
@@ -109,6 +111,43 @@ def test_absolute_values_of_all_terms(name: str) -> None:
     assert sums_agree((backward.gy * operands["y"]).sum(), total, total)
     moved = sum((getattr(backward, f"g{o}") * operands[t]).sum() for o, t in zip("xyw", "abc", strict=True))
     assert sums_agree((operands["gz"] * double.z).sum(), moved, moved)
+    # Of those of the double backward along p, q, r and g, each has one of the tangents a, b and c, and gz or g.
+    along = _along(double, operands)
+    assert sums_agree(sum((getattr(triple, f"g{o}") * operands[o]).sum() for o in "abc"), along, along)
+    assert sums_agree((operands["gz"] * triple.z).sum() + (operands["g"] * double.z).sum(), along, along)
+
+
+def _along(double: Result, operands: dict[str, np.ndarray]) -> float:
+    """Results of the double backward times the tangents that the triple backward takes beside those."""
+    return sum((getattr(double, o) * operands[t]).sum() for o, t in zip(("z", "gx", "gy", "gw"), "gpqr", strict=True))
+
+
+@pytest.mark.parametrize("target", ["cpu-avx512", "sm_90"])
+@pytest.mark.parametrize("name", SPECS)
+def test_executor_of_third_derivatives_agrees_with_that_of_second_ones(name: str, target: str) -> None:
+    spec, signed = SPECS[name], _operands(SPECS[name])
+    edges = {key: signed.pop(key) for key in ("receiver", "sender")} | {"num_receivers": len(signed["x"])}
+    double, triple = (
+        make_plan(spec, direction, TARGETS[target], 8)
+        for direction in (Direction.DOUBLE_BACKWARD, Direction.TRIPLE_BACKWARD)
+    )
+    found = execute(triple, **signed, **edges)
+
+    def along(values: dict[str, np.ndarray], absolute: bool = False) -> float:
+        taken = {name: value for name, value in values.items() if name not in set("gpqr")}
+        result = execute(double, **taken, **edges, absolute=absolute)
+        return _along(result, _absolute(values) if absolute else values)
+
+    # Affine in each operand, so that a difference is the derivative for a step of any length.
+    for operand, output in zip(
+        ("x", "y", "w", "gz", "a", "b", "c"), ("gx", "gy", "gw", "z", "ga", "gb", "gc"), strict=True
+    ):
+        gradient = getattr(found, output)
+        change = np.random.default_rng(3).normal(size=gradient.shape)
+        there = signed | {operand: signed[operand] + change}
+        furthest = signed | {operand: np.abs(signed[operand]) + np.abs(change)}
+        difference = along(there) - along(signed)
+        assert sums_agree((gradient * change).sum(), difference, 2 * along(furthest, absolute=True))
 
 
 @pytest.mark.parametrize("direction", Direction)

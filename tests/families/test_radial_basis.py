@@ -20,7 +20,7 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from eqaccel import warmup
-from eqaccel.codegen import Direction
+from eqaccel.codegen import COMMON, Direction
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.radial_basis import RadialBasisSpec, execute_radial_basis, radial_payload
 from eqaccel.ops import RadialBasis
@@ -317,7 +317,7 @@ def test_specs_that_make_no_sense(numbers: tuple[float, ...], message: str) -> N
         RadialBasisSpec(*numbers)
 
 
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", COMMON)
 def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     content = radial_payload(SPECS["mace"])[0]
@@ -336,11 +336,11 @@ def test_warmup(device: torch.device) -> None:
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     for name in ("mace", "cutoff"):
-        for _, _, used in cuda_resources(radial_payload(SPECS[name])[0], tuple(Direction), arch, "eq_rows"):
+        for _, _, used in cuda_resources(radial_payload(SPECS[name])[0], COMMON, arch, "eq_rows"):
             assert used["spill_store_bytes"] == used["stack_bytes"] == 0
 
 
 @needs_hipcc
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", COMMON)
 def test_hip_text_compiles(direction: Direction, tmp_path: Path) -> None:
     assert_hip_text_compiles(radial_payload(SPECS["mace"])[0], direction, tmp_path)

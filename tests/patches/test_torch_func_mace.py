@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models as mm
-from patch_checks import RELATIVE, assert_close, patched
+from operator_calls import called
+from patch_checks import RELATIVE, assert_close, assert_same_gradients, patched
 from torch.autograd import forward_ad
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -64,3 +65,27 @@ def test_hessian(device: torch.device) -> None:
     atoms = [mm.structures()[1]]
     expected = plain(mm.batch(plain, atoms), compute_hessian=True)["hessian"]
     assert_close(fast(mm.batch(fast, atoms), compute_hessian=True)["hessian"], expected)
+
+
+def test_training_on_hessians(device: torch.device) -> None:
+    """Derivatives of products with the Hessian in every parameter: of e3nn, by the kernel, and composed."""
+    plain = mm.energy_model().to(device)
+    fast = patched(copy.deepcopy(plain))
+
+    def gradients(model: torch.nn.Module, create_graph: bool = False) -> tuple[torch.Tensor | None, ...]:
+        positions = mm.batch(model)["positions"].requires_grad_()
+        along = torch.randn(positions.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+        forces = energies_and_forces(model, positions)[1]
+        (product,) = torch.autograd.grad(forces, positions, along, create_graph=True)
+        loss = (product**2).sum()
+        return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, create_graph=create_graph)
+
+    kernel = "tensor_product_triple_backward"
+    with called() as names:
+        found = gradients(fast)
+    assert kernel in names
+    assert_same_gradients(found, gradients(plain))
+    with called() as names:
+        composed = gradients(fast, create_graph=True)
+    assert kernel not in names
+    assert_same_gradients(found, composed)

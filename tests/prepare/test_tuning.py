@@ -17,7 +17,7 @@ from executor_checks import SPECS, assert_computes_the_same
 import eqaccel
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, runtime, warmup
 from eqaccel.__main__ import main
-from eqaccel.codegen import Direction
+from eqaccel.codegen import COMMON, Direction
 from eqaccel.errors import (
     CacheWarning,
     MissingCompilerError,
@@ -163,7 +163,7 @@ def test_a_stage_has_an_edge_for_each_warp_of_a_group() -> None:
         make_plan(LARGE["warp_groups"], Direction.BACKWARD, TARGETS["sm_90"], 4, Tuning(edges_per_stage=2))
 
 
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", COMMON)
 def test_a_tuning_is_of_all_kernels_of_a_plan(direction: Direction) -> None:
     arguments = (LARGE["several_kernels"], direction, TARGETS["sm_90"], 4)
     asked = Tuning(channels_per_lane=2, edges_per_stage=3, stages=4, blocks_per_sm=5)

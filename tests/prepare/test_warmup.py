@@ -179,7 +179,10 @@ def test_errors_of_the_compiler_come_through(tmp_path: Path, monkeypatch: pytest
         ({"model": torch.nn.Linear(2, 2)}, r"model: .* got none in Linear; eqaccel\.patch"),
         ({"model": object()}, "model: expected a torch.nn.Module or an ASE calculator .*, got object"),
         ({"model": types.SimpleNamespace(models=[1])}, "model: expected a torch.nn.Module"),
-        ({"directions": "sideways"}, "directions: expected some of forward, backward, double_backward, got 'sideways'"),
+        (
+            {"directions": "sideways"},
+            "directions: expected some of forward, backward, double_backward, triple_backward, got 'sideways'",
+        ),
         ({"directions": ()}, "model: expected at least one"),
         ({"dtypes": torch.float16}, "dtypes: expected torch.float32 or torch.float64, got torch.float16"),
         ({"dtypes": "float32"}, "dtypes: expected torch.float32 or torch.float64, got 'float32'"),

@@ -10,7 +10,7 @@ import torch
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel._runtime import cpu_targets
-from eqaccel.codegen import Direction, payload_key
+from eqaccel.codegen import COMMON, payload_key
 from eqaccel.families.polynomial import PolynomialSpec, Term, polynomial_payload
 from eqaccel.families.tensor_product import make_plan, plan_of, source
 from eqaccel.targets import TARGETS
@@ -41,7 +41,7 @@ def instructions(code: bytes, folder) -> list[str]:
 def kernels_for(target: str, spec: TensorProductSpec, dtype: torch.dtype) -> bytes:
     """Entries of a payload: the compiled kernels for a kind of CPU."""
     entries = b""
-    for direction in Direction:
+    for direction in COMMON:
         code = runtime.compile_cpu(source(plan_of(spec, direction, TARGETS[target], dtype.itemsize)), target)[0]
         name = f"binary/{target}/{direction.value}/{str(dtype).removeprefix('torch.')}"
         entries += f"{name} {len(code)}\n".encode() + code + b"\n"
@@ -59,7 +59,7 @@ def with_kernels_for(target: str, spec: TensorProductSpec, layout: str, dtype: t
 
 
 @pytest.mark.parametrize("scalar", ["float32", "float64"])
-@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("direction", COMMON)
 @pytest.mark.parametrize(("target", "foreign"), [("cpu-generic", AVX), ("cpu-avx2", AVX512)], ids=["generic", "avx2"])
 def test_kernels_hold_no_instruction_that_their_target_lacks(target, foreign, direction, scalar, tmp_path):
     plan = make_plan(SPEC, direction, TARGETS[target], 4 if scalar == "float32" else 8)

@@ -17,7 +17,7 @@ from runtime_checks import kept, program, read
 from eqaccel import TensorProduct, runtime
 from eqaccel.codegen import Direction
 from eqaccel.errors import CompileError
-from eqaccel.families.tensor_product import TensorProductSpec, check, make_plan, payload
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec, check, make_plan, payload
 from eqaccel.families.tensor_product.reference import to_ir_mul, to_mul_ir
 from eqaccel.targets import host_target
 
@@ -42,18 +42,26 @@ FAULTS = {
 """Changes to a body, made in the last place where they fit, lest a check of the first elements only should do."""
 
 
+def content_of(spec: TensorProductSpec, direction: Direction) -> bytes:
+    """The payload that has the kernels of a direction."""
+    made = TENSOR_PRODUCT.payload_of(spec, direction)
+    assert made is not None
+    return made[0]
+
+
 def checksums_of(spec: TensorProductSpec, direction: Direction) -> list[tuple[str, float, tuple[float, ...]]]:
     """Output, size and projections of each block, from the payload."""
-    lines = [line.split() for line in read(payload(spec)[0])[f"check/{direction.value}"].splitlines()]
+    lines = [line.split() for line in read(content_of(spec, direction))[f"check/{direction.value}"].splitlines()]
     return [(name, float(size), tuple(map(float, sums))) for name, size, *sums in lines]
 
 
 def launch(spec: TensorProductSpec, scalar: str, direction: Direction, mul_ir: bool) -> dict[str, np.ndarray]:
     """The outputs of a kernel for the problem of the check, float64, in the (2l+1, mul) layout."""
-    irreps = {"x": spec.irreps_in1, "a": spec.irreps_in1, "gx": spec.irreps_in1}
-    irreps |= {"z": spec.irreps_out, "gz": spec.irreps_out}
+    irreps = dict.fromkeys(("x", "a", "p", "gx", "ga"), spec.irreps_in1)
+    irreps |= dict.fromkeys(("z", "gz", "g"), spec.irreps_out)
     operands = check.problem(spec, direction)
     rows = {"z": (3, spec.z_dim), "gx": (4, spec.x_dim), "gy": (5, spec.y_dim), "gw": (5, spec.weight_numel)}
+    rows |= {"ga": rows["gx"], "gb": rows["gy"], "gc": rows["gw"]}
     operands |= {name: np.full(rows[name], np.nan) for name in check.OUTPUTS[direction]}
     if mul_ir:
         operands |= {name: to_mul_ir(irreps[name], rows) for name, rows in operands.items() if name in irreps}
@@ -61,9 +69,9 @@ def launch(spec: TensorProductSpec, scalar: str, direction: Direction, mul_ir: b
     edge = np.lexsort((np.arange(5), check.SENDER, check.RECEIVER))
     index = {"row_ptr": np.searchsorted(check.RECEIVER[edge], np.arange(4)), "edge": edge, "sender": check.SENDER[edge]}
     sizes = {"num_receivers": 3, "num_senders": 4, "num_edges": 5, "mul_ir": int(mul_ir)}
-    sizes |= {"w_stride": spec.weight_numel, "c_stride": spec.weight_numel}
+    sizes |= dict.fromkeys(("w_stride", "c_stride", "r_stride"), spec.weight_numel)
     index = {name: values.astype("int32") for name, values in index.items()}
-    runtime.launch_cpu(runtime.Program(payload(spec)[0]), scalar, direction.value, operands | index | sizes)
+    runtime.launch_cpu(runtime.Program(content_of(spec, direction)), scalar, direction.value, operands | index | sizes)
     outputs = {name: operands[name].astype("float64") for name in check.OUTPUTS[direction]}
     return {
         name: to_ir_mul(irreps[name], rows) if mul_ir and name in irreps else rows for name, rows in outputs.items()
@@ -108,7 +116,7 @@ def test_one_wrong_element_is_noticed(name: str, direction: Direction) -> None:
 
 def spoil(direction: Direction, fault: str) -> dict[str, str]:
     """The entries of a payload with a fault in one body."""
-    entries = read(payload(SPECS["small"])[0])
+    entries = read(content_of(SPECS["small"], direction))
     body = entries[f"cpu/{direction.value}"]
     pattern, replacement = FAULTS[fault]
     *_, place = re.finditer(pattern, body)

@@ -18,12 +18,12 @@ struct eq_operands {
   const void* x;   // (num_senders, x_dim) features of the sending nodes
   const void* y;   // (num_edges, y_dim) edge attributes
   const void* w;   // (num_edges, w_dim) path weights, rows `w_stride` elements apart
-  const void* gz;  // (num_receivers, z_dim) gradient of the output: backward and double backward
-  const void* a;   // tangents of x, y and w: double backward
+  const void* gz;  // (num_receivers, z_dim) gradient of the output: from backward on
+  const void* a;   // tangents of x, y and w: from double backward on
   const void* b;
   const void* c;
-  void* z;   // (num_receivers, z_dim) forward: output; double backward: gradient with respect to gz
-  void* gx;  // gradients of x, y and w: backward and double backward
+  void* z;   // (num_receivers, z_dim) forward: output; from double backward on: gradient with respect to gz
+  void* gx;  // gradients of x, y and w: from backward on
   void* gy;
   void* gw;
   void* workspace;
@@ -39,9 +39,18 @@ struct eq_operands {
   int64_t num_edges;
   int64_t w_stride;
   int64_t c_stride;
-  int32_t mul_ir;         // 1: x, z, gz, a and gx are laid out (mul, 2l+1) inside a block; 0: (2l+1, mul)
+  int32_t mul_ir;         // 1: rows like x and like z are laid out (mul, 2l+1) inside a block; 0: (2l+1, mul)
   int32_t deterministic;  // 1: gx in a fixed order; 0: by atomic addition
   int32_t threads;        // CPU threads
+  // Of triple backward alone: other tangents of x, y, w and gz, and gradients of a, b and c. Rows of r may repeat.
+  const void* p;
+  const void* q;
+  const void* r;
+  const void* g;
+  void* ga;
+  void* gb;
+  void* gc;
+  int64_t r_stride;
 };
 
 // What only kernels of GPUs take: which edges share rows of weights, and how the slots of a graph, or the rows of a batch,

@@ -157,64 +157,92 @@ void forward_receiver(const Topology& g, const T* x, int64_t receiver, T* z, Lan
   if (!direct) write_z<P>(g.o, z, receiver);
 }
 
-// ---- backward and double backward: the loop over channels is innermost
+// ---- gradients: the loop over channels is innermost
 
 template <int d1, int mul>
 struct XBlock {
-  const T* x_row;
-  const T* a_row;
-  T* gx_row;
-  EQ_FN Lane x(int i, int c) const { return load<mul>(x_row + i * mul, c); }
-  EQ_FN Lane a(int i, int c) const { return load<mul>(a_row + i * mul, c); }
-  EQ_FN void add(int i, int c, Lane value) { add_to<mul>(gx_row + i * mul, c, value); }
+  const T* x_rows[tangents];
+  T* gx_rows[gradients];
+  EQ_FN Lane x(int i, int c) const { return load<mul>(x_rows[0] + i * mul, c); }
+  EQ_FN Lane a(int i, int c) const { return load<mul>(x_rows[1] + i * mul, c); }
+  EQ_FN Lane p(int i, int c) const { return load<mul>(x_rows[2] + i * mul, c); }
+  EQ_FN void add(int i, int c, Lane value) { add_to<mul>(gx_rows[0] + i * mul, c, value); }
+  EQ_FN void add_a(int i, int c, Lane value) { add_to<mul>(gx_rows[1] + i * mul, c, value); }
   EQ_FN void flush() {}
 };
 template <int mul>
 struct Weight {
   const W *w_row, *w_ahead;  // the row of a later edge is fetched meanwhile
-  const T *c_row, *c_ahead;
-  T* gw_row;
+  const T *c_rows[tangents], *c_ahead[tangents];  // from 1 on
+  T* gw_rows[gradients];
   bool stream;
-  alignas(EQ_SIMD_BYTES) T partial[(mul + lanes - 1) / lanes * lanes];  // of a path that takes several passes
+  // Of a path that takes several passes.
+  alignas(EQ_SIMD_BYTES) T partial[gradients][(mul + lanes - 1) / lanes * lanes];
   EQ_FN Lane at(int c) const {
     __builtin_prefetch(w_ahead + c, 0, 2);
     return load<mul>(w_row, c);
   }
-  EQ_FN Lane tangent(int c) const {
-    __builtin_prefetch(c_ahead + c, 0, 2);
-    return load<mul>(c_row, c);
+  template <int n>
+  EQ_FN Lane row(int c) const {
+    __builtin_prefetch(c_ahead[n] + c, 0, 2);
+    return load<mul>(c_rows[n], c);
+  }
+  EQ_FN Lane tangent(int c) const { return row<1>(c); }
+  EQ_FN Lane second_tangent(int c) const { return row<2>(c); }
+  template <int n, bool first, bool last>
+  EQ_FN void add_to_row(int c, Lane value) {
+    if (!first) value = value + *(const Lane*)(partial[n] + c);
+    if (!last) *(Lane*)(partial[n] + c) = value;
+    else if (stream) stream_store(gw_rows[n] + c, value);
+    else store<mul>(gw_rows[n], c, value);
   }
   template <bool first, bool last>
   EQ_FN void add(int c, Lane value) {
-    if (!first) value = value + *(const Lane*)(partial + c);
-    if (!last) *(Lane*)(partial + c) = value;
-    else if (stream) stream_store(gw_row + c, value);
-    else store<mul>(gw_row, c, value);
+    add_to_row<0, first, last>(c, value);
+  }
+  template <bool first, bool last>
+  EQ_FN void add_c(int c, Lane value) {
+    add_to_row<1, first, last>(c, value);
   }
   EQ_FN void flush() {}
 };
 // The rows of one edge, and the weights of one that comes later.
 struct EdgeRows {
-  const T *x, *a;
-  const W* w;
-  const T *c, *gz;
-  const W* w_ahead;
-  const T* c_ahead;
-  T *gx, *gy, *gw, *ggz;
+  const T* x[tangents];
+  const W *w, *w_ahead;
+  const T *c[tangents], *c_ahead[tangents];  // of tangents of w, from 1 on
+  const T* gz[gradients];
+  T *gx[gradients], *gy[gradients], *gw[gradients], *ggz;
   bool stream;
   template <int d1, int mul>
   EQ_FN XBlock<d1, mul> x_block(int offset) const {
-    return {x + offset, a + offset, gx + offset};
+    XBlock<d1, mul> block;
+    for (int t = 0; t < tangents; ++t) block.x_rows[t] = x[t] + offset;
+    for (int n = 0; n < gradients; ++n) block.gx_rows[n] = gx[n] + offset;
+    return block;
   }
   template <int mul>
   EQ_FN Weight<mul> weight(int offset) const {
     // Whole vectors only, and only where the weights of other paths before these leave them aligned.
     const bool whole = mul % lanes == 0 && offset % lanes == 0;
-    return {w + offset, w_ahead + offset, c + offset, c_ahead + offset, gw + offset, stream && whole, {}};
+    Weight<mul> weight;
+    weight.w_row = w + offset;
+    weight.w_ahead = w_ahead + offset;
+    for (int t = 1; t < tangents; ++t) {
+      weight.c_rows[t] = c[t] + offset;
+      weight.c_ahead[t] = c_ahead[t] + offset;
+    }
+    for (int n = 0; n < gradients; ++n) weight.gw_rows[n] = gw[n] + offset;
+    weight.stream = stream && whole;
+    return weight;
   }
   template <int mul>
   EQ_FN Lane g(int, int offset, int channel) const {
-    return load<mul>(gz + offset, channel);
+    return load<mul>(gz[0] + offset, channel);
+  }
+  template <int mul>
+  EQ_FN Lane tangent_g(int, int offset, int channel) const {
+    return load<mul>(gz[1] + offset, channel);
   }
   template <int mul>
   EQ_FN Lane z(int, int offset, int channel) const {
@@ -248,16 +276,15 @@ int64_t chunk_count(const eq_operands& o) {
   if (o.num_edges == 0) return 1;
   const int64_t by_work = o.num_edges / edges_of_chunk;
   // The buffers take no more memory than weights and attributes do; those of a batch are parts of one.
-  const int64_t by_memory = o.row_ptr && P::x_dim * o.num_senders > 0
-                                ? o.num_edges * (P::w_dim + P::y_dim) / (P::x_dim * o.num_senders)
-                                : most_chunks;
+  const int64_t buffer = gradients * P::x_dim * o.num_senders;
+  const int64_t by_memory = o.row_ptr && buffer > 0 ? o.num_edges * (P::w_dim + P::y_dim) / buffer : most_chunks;
   const int64_t count = by_work < by_memory ? by_work : by_memory;
   return count < 1 ? 1 : count > most_chunks ? most_chunks : count;
 }
 
 template <class P>
 struct Workspace {
-  T *x, *gz, *a, *gx;
+  T *x[tangents], *gz[gradients], *gx;
   int64_t elements;
   Workspace(const eq_operands& o, T* base) {
     int64_t used = 0;
@@ -267,10 +294,9 @@ struct Workspace {
       return at;
     };
     const int64_t relayout = o.mul_ir ? 1 : 0;
-    x = take(relayout * o.num_senders * P::x_dim);
-    gz = take(has_gradient ? relayout * o.num_receivers * P::z_dim : 0);
-    a = take(has_tangents ? relayout * o.num_senders * P::x_dim : 0);
-    gx = take(has_gradient ? (o.row_ptr ? chunk_count<P>(o) : 1) * o.num_senders * P::x_dim : 0);
+    for (T*& rows : x) rows = take(relayout * o.num_senders * P::x_dim);
+    for (T*& rows : gz) rows = take(has_gradient ? relayout * o.num_receivers * P::z_dim : 0);
+    gx = take(has_gradient ? (o.row_ptr ? chunk_count<P>(o) : 1) * o.num_senders * gradients * P::x_dim : 0);
     elements = used;
   }
 };
@@ -301,7 +327,7 @@ void launch_forward(const Topology& g) {
   {
     Lane* entries = reinterpret_cast<Lane*>(entries_of.own());
     T* z = z_of.own();
-    const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
+    const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x[0]);
 #pragma omp for schedule(dynamic, 8)
     for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
       forward_receiver<P>(g, x, receiver, z, entries, size, stream);
@@ -334,38 +360,68 @@ constexpr int most_turns = lanes < 8 ? lanes : 8;
 
 template <class P>
 void run_edges(const EdgeRows* rows, int count, const T* entries, Sum* sums) {
-  for (int j = 0; j < count * P::y_dim; ++j) sums[j] = Sum{};
+  constexpr int step = P::entries * lanes, sums_of_edge = gradients * P::y_dim;
+  for (int j = 0; j < count * sums_of_edge; ++j) sums[j] = Sum{};
   P::each_segment([&](auto segment) {
-    for (int e = 0; e < count; ++e)
-      decltype(segment)::edge(rows[e], entries + e, entries + e + P::entries * lanes, sums + e * P::y_dim);
+    for (int e = 0; e < count; ++e) {
+      const T* const own = entries + e;
+      Sum* const gy = sums + e * sums_of_edge;
+      if constexpr (has_second) decltype(segment)::edge(rows[e], own, own + step, own + 2 * step, gy, gy + P::y_dim);
+      else decltype(segment)::edge(rows[e], own, own + step, gy);
+    }
   });
   for (int e = 0; e < count; ++e)
-    for (int j = 0; j < P::y_dim; ++j) rows[e].gy[j] = add_up<lanes>((const T*)&sums[e * P::y_dim + j]);
+    for (int n = 0; n < gradients; ++n)
+      for (int j = 0; j < P::y_dim; ++j)
+        rows[e].gy[n][j] = add_up<lanes>((const T*)&sums[e * sums_of_edge + n * P::y_dim + j]);
 }
+
+// Tangents of weights, from 1 on: rows, and how many elements they are apart.
+struct TangentWeights {
+  const T* rows[tangents];
+  int64_t strides[tangents];
+  EQ_FN explicit TangentWeights(const eq_operands& o) {
+    if constexpr (has_tangents) set(1, o.c, o.c_stride);
+    if constexpr (has_second) set(2, o.r, o.r_stride);
+  }
+  EQ_FN void set(int n, const void* values, int64_t stride) {
+    rows[n] = static_cast<const T*>(values);
+    strides[n] = stride;
+  }
+};
 
 template <class P>
 void launch_gradient(const Topology& g) {
   const eq_operands& o = g.o;
   const Workspace<P> space(o, static_cast<T*>(o.workspace));
   const int64_t chunks = chunk_count<P>(o);
-  const bool aligned = uintptr_t(o.gw) % EQ_SIMD_BYTES == 0 && P::w_dim % lanes == 0;
+  T* const gws[] = {static_cast<T*>(o.gw), static_cast<T*>(o.gc)};
+  T* const gys[] = {static_cast<T*>(o.gy), static_cast<T*>(o.gb)};
+  void* const gxs[] = {o.gx, o.ga};
+  const TangentWeights c(o);
+  const bool aligned = (uintptr_t(o.gw) | uintptr_t(o.gc)) % EQ_SIMD_BYTES == 0 && P::w_dim % lanes == 0;
   const bool stream = aligned && o.num_edges * P::w_dim * sizeof(T) > much;
   struct Window {
     int64_t begin, end;
   };
   const Scratch windows_of((sizeof(Window) * chunks + sizeof(T) - 1) / sizeof(T), 1);
   Window* windows = reinterpret_cast<Window*>(windows_of.of(0));
-  const Scratch entries_of(2 * P::entries * lanes, o.threads), sums_of(most_turns * P::y_dim * lanes, o.threads);
-  const Scratch ggz_of(P::z_dim, o.threads), gx_row_of(P::x_dim, o.threads);
+  constexpr int64_t gx_dim = gradients * P::x_dim;  // of a sender in a buffer
+  const Scratch entries_of((has_second ? 3 : 2) * P::entries * lanes, o.threads);
+  const Scratch sums_of(most_turns * gradients * P::y_dim * lanes, o.threads);
+  const Scratch ggz_of(P::z_dim, o.threads), gx_row_of(gx_dim, o.threads);
 #pragma omp parallel num_threads(o.threads)
   {
     Lane* entries = reinterpret_cast<Lane*>(entries_of.own());
     T* ggz = ggz_of.own();
     T* gx_row = gx_row_of.own();
     Sum* sums = reinterpret_cast<Sum*>(sums_of.own());
-    const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x);
-    const T* gz = to_channels_fastest<P>(o, o.gz, o.num_receivers, P::z_dim, false, space.gz);
-    const T* a = has_tangents ? to_channels_fastest<P>(o, o.a, o.num_senders, P::x_dim, true, space.a) : x;
+    const void *const given_x[] = {o.x, o.a, o.p}, *const given_gz[] = {o.gz, o.g};
+    const T *x[tangents], *gz[gradients];
+    for (int t = 0; t < tangents; ++t)
+      x[t] = to_channels_fastest<P>(o, given_x[t], o.num_senders, P::x_dim, true, space.x[t]);
+    for (int n = 0; n < gradients; ++n)
+      gz[n] = to_channels_fastest<P>(o, given_gz[n], o.num_receivers, P::z_dim, false, space.gz[n]);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t first = chunk_begin(g, chunk, chunks), last = chunk_begin(g, chunk + 1, chunks);
@@ -377,9 +433,9 @@ void launch_gradient(const Topology& g) {
         if (sender >= window.end) window.end = sender + 1;
       }
       windows[chunk] = window;
-      T* gx = space.gx + (g.batch() ? 0 : chunk * o.num_senders * P::x_dim);
+      T* gx = space.gx + (g.batch() ? 0 : chunk * o.num_senders * gx_dim);
       if (window.begin < window.end)
-        memset(gx + window.begin * P::x_dim, 0, (window.end - window.begin) * P::x_dim * sizeof(T));
+        memset(gx + window.begin * gx_dim, 0, (window.end - window.begin) * gx_dim * sizeof(T));
       for (int64_t receiver = first; receiver < last; ++receiver) {
         if (has_tangents) memset(ggz, 0, P::z_dim * sizeof(T));
         const int64_t own = g.begin(receiver), own_end = g.end(receiver);
@@ -391,25 +447,31 @@ void launch_gradient(const Topology& g) {
           if (lane == 0) {
             build_entries<P>(g, o.y, slot, end, entries);
             if (has_tangents) build_entries<P>(g, o.b, slot, end, entries + P::entries);
+            if (has_second) build_entries<P>(g, o.q, slot, end, entries + 2 * P::entries);
           }
           EdgeRows rows[most_turns];
           for (int e = 0; e < count; ++e) {
             const int64_t edge = g.edge(slot + e), sender = g.sender(slot + e);
             const int64_t later = slot + e + most_turns < end ? slot + e + most_turns : end - 1;
-            rows[e] = {x + sender * P::x_dim,
-                       a + sender * P::x_dim,
-                       g.weights(slot + e),
-                       static_cast<const T*>(o.c) + edge * o.c_stride,
-                       gz + receiver * P::z_dim,
-                       g.weights(later),
-                       static_cast<const T*>(o.c) + g.edge(later) * o.c_stride,
-                       gx + sender * P::x_dim,
-                       static_cast<T*>(o.gy) + edge * P::y_dim,
-                       static_cast<T*>(o.gw) + edge * P::w_dim,
-                       ggz,
-                       stream};
+            EdgeRows& row = rows[e];
+            row.w = g.weights(slot + e);
+            row.w_ahead = g.weights(later);
+            row.ggz = ggz;
+            row.stream = stream;
+            for (int t = 0; t < tangents; ++t) row.x[t] = x[t] + sender * P::x_dim;
+            for (int t = 1; t < tangents; ++t) {
+              row.c[t] = c.rows[t] + edge * c.strides[t];
+              row.c_ahead[t] = c.rows[t] + g.edge(later) * c.strides[t];
+            }
+            for (int n = 0; n < gradients; ++n) {
+              row.gz[n] = gz[n] + receiver * P::z_dim;
+              row.gx[n] = gx + sender * gx_dim + n * P::x_dim;
+              row.gy[n] = gys[n] + edge * P::y_dim;
+              row.gw[n] = gws[n] + edge * P::w_dim;
+            }
           }
-          fetch_share(gz + next * P::z_dim, P::z_dim, slot - own, slot + count - own, own_end - own);
+          for (const T* rows_of : gz)
+            fetch_share(rows_of + next * P::z_dim, P::z_dim, slot - own, slot + count - own, own_end - own);
           run_edges<P>(rows, count, reinterpret_cast<const T*>(entries) + lane, sums);
         }
         if (has_tangents) write_z<P>(o, ggz, receiver);
@@ -419,15 +481,18 @@ void launch_gradient(const Topology& g) {
 #pragma omp for schedule(static)
     for (int64_t sender = 0; sender < o.num_senders; ++sender) {
       T* row = gx_row;
-      memset(row, 0, P::x_dim * sizeof(T));
+      memset(row, 0, gx_dim * sizeof(T));
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         if (sender < windows[chunk].begin || sender >= windows[chunk].end) continue;
-        const T* part = space.gx + ((g.batch() ? 0 : chunk * o.num_senders) + sender) * P::x_dim;
-        for (int i = 0; i < P::x_dim; ++i) row[i] += part[i];
+        const T* part = space.gx + ((g.batch() ? 0 : chunk * o.num_senders) + sender) * gx_dim;
+        for (int i = 0; i < gx_dim; ++i) row[i] += part[i];
       }
-      T* to = static_cast<T*>(o.gx) + sender * P::x_dim;
-      if (o.mul_ir) P::each_x_block(Relayout{row, to, true});
-      else memcpy(to, row, P::x_dim * sizeof(T));
+      for (int n = 0; n < gradients; ++n) {
+        const T* from = row + n * P::x_dim;
+        T* to = static_cast<T*>(gxs[n]) + sender * P::x_dim;
+        if (o.mul_ir) P::each_x_block(Relayout{from, to, true});
+        else memcpy(to, from, P::x_dim * sizeof(T));
+      }
     }
   }
 }

@@ -36,57 +36,72 @@ struct SharedRow {
 
 template <int n, int d1, int mul, bool adds>
 struct XBlock {
-  LaneOf<n> x_value[d1], a_value[d1], gx[d1];
-  T* gx_row;
+  LaneOf<n> rows[tangents][d1], gx[gradients][d1];
+  T* gx_rows[gradients];
   bool active, deterministic;
-  EQ_FN LaneOf<n> x(int i, int) const { return x_value[i]; }
-  EQ_FN LaneOf<n> a(int i, int) const { return a_value[i]; }
-  EQ_FN void add(int i, int, LaneOf<n> value) { gx[i] = gx[i] + value; }
+  EQ_FN LaneOf<n> x(int i, int) const { return rows[0][i]; }
+  EQ_FN LaneOf<n> a(int i, int) const { return rows[1][i]; }
+  EQ_FN LaneOf<n> p(int i, int) const { return rows[2][i]; }
+  EQ_FN void add(int i, int, LaneOf<n> value) { gx[0][i] = gx[0][i] + value; }
+  EQ_FN void add_a(int i, int, LaneOf<n> value) { gx[1][i] = gx[1][i] + value; }
   EQ_FN void flush() const {
     if (!active) return;
 #pragma unroll
-    for (int i = 0; i < d1; ++i) {
-      T* const to = gx_row + i * mul;
-      if (!deterministic) atomic_add(to, gx[i].v);
-      else stream_store(to, (adds ? gx[i] + load<n>(to, true) : gx[i]).v);
+    for (int of = 0; of < gradients; ++of) {
+#pragma unroll
+      for (int i = 0; i < d1; ++i) {
+        T* const to = gx_rows[of] + i * mul;
+        if (!deterministic) atomic_add(to, gx[of][i].v);
+        else stream_store(to, (adds ? gx[of][i] + load<n>(to, true) : gx[of][i]).v);
+      }
     }
   }
 };
 template <int n>
 struct Weight {
-  LaneOf<n> w, c, gw;
-  T* gw_row;
+  LaneOf<n> w, c[tangents], gw[gradients];  // tangents from 1 on
+  T* gw_rows[gradients];
   bool active;
   EQ_FN LaneOf<n> at(int) const { return w; }
-  EQ_FN LaneOf<n> tangent(int) const { return c; }
+  EQ_FN LaneOf<n> tangent(int) const { return c[1]; }
+  EQ_FN LaneOf<n> second_tangent(int) const { return c[2]; }
   template <bool first, bool>
   EQ_FN void add(int, LaneOf<n> value) {
-    gw = first ? value : gw + value;
+    gw[0] = first ? value : gw[0] + value;
+  }
+  template <bool first, bool>
+  EQ_FN void add_c(int, LaneOf<n> value) {
+    gw[1] = first ? value : gw[1] + value;
   }
   EQ_FN void flush() const {
-    if (active) stream_store(gw_row, gw.v);
+    if (!active) return;
+#pragma unroll
+    for (int of = 0; of < gradients; ++of) stream_store(gw_rows[of], gw[of].v);
   }
 };
 template <class S>
 struct EdgeRows {
   static constexpr int n = S::lane_channels;
-  // Shared memory, at this lane's first channel.
+  // Shared memory, at this lane's first channel; of tangents t, so many elements behind.
   const T* x_row;
   const W* w_row;
-  const T *a_row, *c_row;
-  T *gx_row, *gw_row;  // device memory, likewise
+  int tangent_step;
+  T *gx_rows[gradients], *gw_rows[gradients];  // device memory, likewise
   bool active, deterministic;
-  LaneOf<n>*gz, *ggz;  // registers
+  LaneOf<n>*gz[gradients], *ggz;  // registers
   template <int d1, int mul, bool adds>
   EQ_FN XBlock<n, d1, mul, adds> x_block(int staged, int offset) const {
     XBlock<n, d1, mul, adds> block;
 #pragma unroll
     for (int i = 0; i < d1; ++i) {
-      block.x_value[i] = load<n>(x_row + staged + i * mul, active);
-      if (has_tangents) block.a_value[i] = load<n>(a_row + staged + i * mul, active);
-      block.gx[i] = load<n>(static_cast<const T*>(nullptr), false);
+#pragma unroll
+      for (int t = 0; t < tangents; ++t)
+        block.rows[t][i] = load<n>(x_row + t * tangent_step + staged + i * mul, active);
+#pragma unroll
+      for (int of = 0; of < gradients; ++of) block.gx[of][i] = load<n>(static_cast<const T*>(nullptr), false);
     }
-    block.gx_row = gx_row + offset;
+#pragma unroll
+    for (int of = 0; of < gradients; ++of) block.gx_rows[of] = gx_rows[of] + offset;
     block.active = active;
     block.deterministic = deterministic;
     return block;
@@ -95,14 +110,22 @@ struct EdgeRows {
   EQ_FN Weight<n> weight(int staged, int offset) const {
     Weight<n> weight;
     weight.w = load<n>(w_row + staged, active);
-    if (has_tangents) weight.c = load<n>(c_row + staged, active);
-    weight.gw_row = gw_row + offset;
+    // Kernels with tangents read weights in the type of everything else.
+#pragma unroll
+    for (int t = 1; t < tangents; ++t)
+      weight.c[t] = load<n>(reinterpret_cast<const T*>(w_row) + t * tangent_step + staged, active);
+#pragma unroll
+    for (int of = 0; of < gradients; ++of) weight.gw_rows[of] = gw_rows[of] + offset;
     weight.active = active;
     return weight;
   }
   template <int mul>
   EQ_FN LaneOf<n> g(int component, int, int) const {
-    return gz[component];
+    return gz[0][component];
+  }
+  template <int mul>
+  EQ_FN LaneOf<n> tangent_g(int component, int, int) const {
+    return gz[1][component];
   }
   template <int mul>
   EQ_FN LaneOf<n> z(int component, int, int) const {
@@ -150,7 +173,7 @@ struct Worker {
   T* const sums;  // shared memory in which the group adds up its outputs
   const Channels<S> channels;
   LaneOf<n> z[writes_z ? S::outputs : 1];
-  LaneOf<n> g[has_gradient ? S::outputs : 1];
+  LaneOf<n> g[gradients][has_gradient ? S::outputs : 1];
 
   EQ_FN Worker(Pipeline<P>& pipe_, const eq_work_split& split_, const BlockRange& range_, int first_group, int warp,
                T* sums_)
@@ -159,11 +182,14 @@ struct Worker {
         channels(warp / S::warps_per_group, pipe_.lane) {}
 
   EQ_FN void begin(int receiver) {
-    const T* const gz = static_cast<const T*>(o.gz) + int64_t(receiver) * P::z_dim + channels.first;
+    const void* const rows[] = {o.gz, o.g};
+    const int64_t from = int64_t(receiver) * P::z_dim + channels.first;
 #pragma unroll
     for (int k = 0; k < S::outputs; ++k) {
       if (writes_z) z[k] = load<n>(static_cast<const T*>(nullptr), false);
-      if (has_gradient) g[k] = load<n>(gz + S::z_offset(k), channels.active);
+#pragma unroll
+      for (int of = 0; of < gradients; ++of)
+        if (has_gradient) g[of][k] = load<n>(static_cast<const T*>(rows[of]) + from + S::z_offset(k), channels.active);
     }
   }
 
@@ -210,25 +236,36 @@ struct Worker {
       S::edge(SharedRow<n, T>{rows, channels.active}, SharedRow<n, W>{weights, channels.active}, entries, z);
     } else {
       constexpr int components = power_of_two(P::y_dim);
-      Sum gy[components];
+      Sum gy[gradients][components];
 #pragma unroll
-      for (int j = 0; j < components; ++j) gy[j] = 0;
+      for (int of = 0; of < gradients; ++of)
+#pragma unroll
+        for (int j = 0; j < components; ++j) gy[of][j] = 0;
       const int2 id = pipe.id(step, e);
       const int64_t gx_row = o.deterministic ? pipe.slot(step, e) - split.first : id.y, gw_row = pipe.edge(step, e);
       T* gx = static_cast<T*>(o.row_ptr && o.deterministic ? o.workspace : o.gx);
-      const T* tangent_rows = rows + L::edge / 2;
-      EdgeRows<S> operands{rows,
-                           weights,
-                           tangent_rows,
-                           tangent_rows + L::x_row,
-                           gx + gx_row * P::x_dim + channels.first,
-                           static_cast<T*>(o.gw) + gw_row * P::w_dim + channels.first,
-                           channels.active,
-                           o.deterministic != 0,
-                           g,
-                           z};
-      S::edge(operands, entries, entries + P::entries, gy);
-      add_over_lanes<components, 16>(gy, pipe.lane);
+      EdgeRows<S> operands;
+      operands.x_row = rows;
+      operands.w_row = weights;
+      operands.tangent_step = L::edge / tangents;
+      operands.gx_rows[0] = gx + gx_row * P::x_dim + channels.first;
+      operands.gw_rows[0] = static_cast<T*>(o.gw) + gw_row * P::w_dim + channels.first;
+      if constexpr (has_second) {
+        // Those of each edge stand behind all of those by x.
+        T* const ga = o.row_ptr && o.deterministic ? gx + o.num_edges * P::x_dim : static_cast<T*>(o.ga);
+        operands.gx_rows[1] = ga + gx_row * P::x_dim + channels.first;
+        operands.gw_rows[1] = static_cast<T*>(o.gc) + gw_row * P::w_dim + channels.first;
+      }
+      operands.active = channels.active;
+      operands.deterministic = o.deterministic != 0;
+#pragma unroll
+      for (int of = 0; of < gradients; ++of) operands.gz[of] = g[of];
+      operands.ggz = z;
+      if constexpr (has_second)
+        S::edge(operands, entries, entries + P::entries, entries + 2 * P::entries, gy[0], gy[1]);
+      else S::edge(operands, entries, entries + P::entries, gy[0]);
+#pragma unroll
+      for (int of = 0; of < gradients; ++of) add_over_lanes<components, 16>(gy[of], pipe.lane);
       constexpr int shift = 5 - log2_of(components < 32 ? components : 32),
                     each = components < 32 ? 1 : components / 32;
       T* to = pipe.shared + L::gy + (step & 1) * L::gy_stage + (e * P::warp_groups + group) * P::y_dim;
@@ -236,7 +273,9 @@ struct Worker {
 #pragma unroll
         for (int q = 0; q < each; ++q) {
           const int j = (pipe.lane >> shift) * each + q;
-          if (j < P::y_dim) to[j] = gy[q];
+#pragma unroll
+          for (int of = 0; of < gradients; ++of)
+            if (j < P::y_dim) to[of * L::gy_share + j] = gy[of][q];
         }
       }
     }
@@ -245,14 +284,18 @@ struct Worker {
   // Gradients of y of a finished stage: the shares of the warp groups, in order.
   EQ_FN void write_attribute_gradients(int step) const {
     if (!has_gradient || step < 0 || step >= pipe.steps) return;
-    const T* from = pipe.shared + L::gy + (step & 1) * L::gy_stage;
-    for (int t = pipe.thread; t < pipe.count(step) * P::y_dim; t += L::threads) {
-      const int e = t / P::y_dim, j = t - e * P::y_dim;
-      T total = 0;
+    void* const results[] = {o.gy, o.gb};
 #pragma unroll
-      for (int of = 0; of < P::warp_groups; ++of) total += from[(e * P::warp_groups + of) * P::y_dim + j];
-      T& gradient = static_cast<T*>(o.gy)[int64_t(pipe.edge(step, e)) * P::y_dim + j];
-      gradient = P::adds ? gradient + total : total;
+    for (int n = 0; n < gradients; ++n) {
+      const T* from = pipe.shared + L::gy + (step & 1) * L::gy_stage + n * L::gy_share;
+      for (int t = pipe.thread; t < pipe.count(step) * P::y_dim; t += L::threads) {
+        const int e = t / P::y_dim, j = t - e * P::y_dim;
+        T total = 0;
+#pragma unroll
+        for (int of = 0; of < P::warp_groups; ++of) total += from[(e * P::warp_groups + of) * P::y_dim + j];
+        T& gradient = static_cast<T*>(results[n])[int64_t(pipe.edge(step, e)) * P::y_dim + j];
+        gradient = P::adds ? gradient + total : total;
+      }
     }
   }
 

@@ -8,7 +8,6 @@
 
 namespace {
 
-constexpr int tangents = has_tangents ? 2 : 1;  // rows of an operand: its own, and its tangent's
 EQ_FN constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Shared memory of a block, in elements; `KernelPlan.shared_bytes` counts the same, as every kernel asserts.
@@ -16,11 +15,11 @@ template <class P>
 struct Layout {
   static constexpr int edges = P::edges_per_stage, stages = P::stages, threads = 32 * (P::warps > 0 ? P::warps : 1);
   static constexpr int x_row = P::x_staged, w_row = P::w_staged * int(sizeof(W)) / int(sizeof(T));
-  static constexpr int edge = (x_row + w_row) * tangents;  // x, w, then a, c
+  static constexpr int edge = (x_row + w_row) * tangents;  // x, w, then a, c, then p, r
   static constexpr int matrices = stages * edges * edge;
   static constexpr int attributes = matrices + 2 * edges * P::entries * tangents;
   static constexpr int gy = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
-  static constexpr int gy_stage = edges * P::warp_groups * P::y_dim;
+  static constexpr int gy_share = edges * P::warp_groups * P::y_dim, gy_stage = gradients * gy_share;
   static constexpr int sums = gy + (has_gradient ? round_up(2 * gy_stage, 4) : 0);
   static constexpr int barriers = sums + P::sums;
   // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
@@ -130,7 +129,8 @@ struct Pipeline {
     if (lane >= count(step)) return;
     T* const edge = rows(step, lane);
     const int2 of = id(step, lane);
-    const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
+    const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of),
+                             x_row(o.p, of), w_row(o.r, o.r_stride, of)};
 #pragma unroll
     for (int n = 0; n < P::spans; ++n) {
       const CopySpan span = P::span(n);
@@ -140,14 +140,16 @@ struct Pipeline {
       const unsigned bytes = span.length * (is_w ? sizeof(W) : sizeof(T));
 #pragma unroll
       for (int t = 0; t < tangents; ++t)
-        bulk_copy(to + t * L::edge / 2, from[2 * t + is_w] + offset, bytes, ready, is_w ? read_once : read_often);
+        bulk_copy(to + t * (L::edge / tangents), from[2 * t + is_w] + offset, bytes, ready,
+                  is_w ? read_once : read_often);
     }
 #endif
   }
   EQ_FN void issue_elements(int step) const {
     for (int e = 0; e < count(step); ++e) {
       const int2 of = id(step, e);
-      const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of)};
+      const T* const from[] = {x_row(o.x, of), w_row(o.w, o.w_stride, of), x_row(o.a, of), w_row(o.c, o.c_stride, of),
+                               x_row(o.p, of), w_row(o.r, o.r_stride, of)};
 #pragma unroll
       for (int n = 0; n < P::spans; ++n) {
         const CopySpan span = P::span(n);
@@ -155,8 +157,8 @@ struct Pipeline {
         T* const to = rows(step, e) + (is_w ? L::x_row : 0);
 #pragma unroll
         for (int t = 0; t < tangents; ++t) {
-          if (is_w) copy_span<W>(to + t * L::edge / 2, from[2 * t + 1], span);
-          else copy_span<T>(to + t * L::edge / 2, from[2 * t], span);
+          if (is_w) copy_span<W>(to + t * (L::edge / tangents), from[2 * t + 1], span);
+          else copy_span<T>(to + t * (L::edge / tangents), from[2 * t], span);
         }
       }
     }
@@ -184,6 +186,7 @@ struct Pipeline {
       T* to = attributes(step, e) + j;
       copy_element(to, static_cast<const T*>(o.y) + from);
       if (has_tangents) copy_element(to + P::y_dim, static_cast<const T*>(o.b) + from);
+      if (has_second) copy_element(to + 2 * P::y_dim, static_cast<const T*>(o.q) + from);
     }
   }
 

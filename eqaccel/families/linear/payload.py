@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from itertools import pairwise
 
-from eqaccel.codegen import SCALAR_BYTES, Direction, Result, check, family_prelude, pack
+from eqaccel.codegen import COMMON, SCALAR_BYTES, Direction, Result, check, family_prelude, pack
 from eqaccel.families.linear.body import print_linear
 from eqaccel.families.linear.plan import SHAPES, LinearPlan, make_plan
 from eqaccel.families.linear.reference import execute_linear
@@ -15,7 +15,7 @@ from eqaccel.families.linear.weights import THREADS, make_weights_plan, print_we
 NAME = "linear"
 """Of the family."""
 
-DIRECTIONS = tuple(Direction)
+DIRECTIONS = COMMON
 """Those with kernels: the map, its transpose, and as double backward the derivative by weights, for training."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen import Direction, check, family_prelude, pack
+from eqaccel.codegen import COMMON, Direction, check, family_prelude, pack
 from eqaccel.families.polynomial.body import print_polynomial
 from eqaccel.families.polynomial.reference import execute_polynomial
 from eqaccel.families.polynomial.spec import MAX_POWER, PolynomialSpec
@@ -26,7 +26,7 @@ def polynomial_payload(spec: PolynomialSpec) -> tuple[bytes, int]:
     entries = {f"prelude/{backend}": polynomial_prelude(backend) for backend in ("cpu", "cuda", "hip")}
     x, w, z = spec.num_features, spec.num_weights, spec.num_outputs
     entries["check/blocks"] = f"x 1 {x}\nw 1 {w}\nz 1 {z}\n"
-    for direction in Direction:
+    for direction in COMMON:
         body = print_polynomial(spec, direction)
         entries[f"cpu/{direction.value}"] = body
         entries[f"gpu/{direction.value}/float32"] = entries[f"gpu/{direction.value}/float64"] = body

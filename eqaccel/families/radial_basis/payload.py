@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen import Direction, check, family_prelude, pack
+from eqaccel.codegen import COMMON, Direction, check, family_prelude, pack
 from eqaccel.families.radial_basis.body import print_radial_basis
 from eqaccel.families.radial_basis.reference import execute_radial_basis
 from eqaccel.families.radial_basis.spec import RadialBasisSpec
@@ -24,7 +24,7 @@ def radial_payload(spec: RadialBasisSpec) -> tuple[bytes, int]:
     entries = {f"prelude/{backend}": radial_prelude(backend) for backend in ("cpu", "cuda", "hip")}
     entries["check/blocks"] = f"x 1 1\nz 1 {spec.num_outputs}\n" + f"w 1 {spec.num_basis}\n" * bool(spec.num_basis)
     body = print_radial_basis(spec)
-    for direction in Direction:
+    for direction in COMMON:
         for name in (f"cpu/{direction.value}", f"gpu/{direction.value}/float32", f"gpu/{direction.value}/float64"):
             entries[name], entries[f"plan/{name}"] = body, explain(spec, direction)
         entries[f"check/{direction.value}"] = _checksums(spec, direction)

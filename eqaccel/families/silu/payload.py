@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from eqaccel.codegen import Direction, check, family_prelude, pack
+from eqaccel.codegen import COMMON, Direction, check, family_prelude, pack
 from eqaccel.families.silu.body import print_silu
 from eqaccel.families.silu.reference import execute_silu
 from eqaccel.families.silu.spec import SiluSpec
@@ -25,7 +25,7 @@ def silu_payload(spec: SiluSpec) -> tuple[bytes, int]:
     entries = {f"prelude/{backend}": silu_prelude(backend) for backend in ("cpu", "cuda", "hip")}
     entries["check/blocks"] = "x 1 1\nz 1 1\n"
     body = print_silu(spec)
-    for direction in Direction:
+    for direction in COMMON:
         for name in (f"cpu/{direction.value}", f"gpu/{direction.value}/float32", f"gpu/{direction.value}/float64"):
             entries[name], entries[f"plan/{name}"] = body, explain(spec, direction)
         entries[f"check/{direction.value}"] = _checksums(spec, direction)

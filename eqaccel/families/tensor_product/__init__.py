@@ -13,7 +13,14 @@ from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
 from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
 from eqaccel.families.tensor_product.generators import body_of, plan_of
-from eqaccel.families.tensor_product.payload import gpu_plans, payload, source, travelling_plan
+from eqaccel.families.tensor_product.payload import (
+    gpu_plans,
+    payload,
+    source,
+    third_payload,
+    third_payload_of,
+    travelling_plan,
+)
 from eqaccel.families.tensor_product.plan import (
     UNTUNED,
     KernelPlan,
@@ -61,6 +68,8 @@ __all__ = [
     "payload",
     "plan_of",
     "source",
+    "third_payload",
+    "third_payload_of",
     "travelling_plan",
     "unmixed",
 ]

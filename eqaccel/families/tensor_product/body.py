@@ -80,17 +80,15 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer: _BlockPri
             "  static EQ_FN void edge(const X& x, const W& w, const T* entries, Lane* z) {",
         ]
     else:
-        lines += [
-            "  template <class Rows>",
-            "  static EQ_FN void edge(Rows& rows, const T* entries, const T* entries_b, Sum* gy) {",
-        ]
+        parameters = f"Rows& rows, {units.parameters(plan.direction)}"
+        lines += ["  template <class Rows>", f"  static EQ_FN void edge({parameters}) {{"]
     if segment.unit:
         lines += [
-            f"    eq_segment_{number}(&rows, entries, entries_b, gy);",
+            f"    eq_segment_{number}(&rows, {units.arguments(plan.direction)});",
             "  }",
             f"#if EQ_IN_UNIT({segment.unit})",
             "  template <class Rows>",
-            "  static EQ_FN void code(Rows& rows, const T* entries, const T* entries_b, Sum* gy) {",
+            f"  static EQ_FN void code({parameters}) {{",
         ]
     for block in segment.blocks:
         lines += [f"    {{  // {block.label}"]
@@ -130,7 +128,7 @@ def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable
 
 def _gradient_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
     """The passes of a block; a path's weights are at hand from its first part to its last."""
-    one_pass = _backward_pass if plan.direction is Direction.BACKWARD else _double_backward_pass
+    one_pass = _PASSES[plan.direction]
     started: set[int] = set()
     parts_left = Counter(part.path.number for parts in block.passes for part in parts)
     backend = spelling(plan)
@@ -145,16 +143,22 @@ def _gradient_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterabl
         yield "{"
         for part in parts:
             yield f"  // path {part.path.number}: {part.path.label}"
-        sums = [f"{_sum(part, element)} = {{}}" for part in parts for element in part.elements]
+        gradients = ["", "b"][: plan.direction.gradients]
+        sums = [f"{_sum(part, e, of)} = {{}}" for of in gradients for part in parts for e in part.elements]
         if sums:
             yield f"  Sum {', '.join(sums)};"
         yield f"  EQ_CHANNELS(c, {segment.mul}) {{"
         rows = sorted({i for part in parts for i in part.rows})
         yield from (f"    {line}" for line in one_pass(plan, segment, parts, rows))
         yield from (f"    xb.add({i}, c, d{i});" for i in rows)
+        if plan.direction.gradients > 1:
+            yield from (f"    xb.add_a({i}, c, da{i});" for i in rows)
         for path in weighted:
-            first, last = path.number not in started, path.number not in parts_left
-            yield f"    w{path.number}.template add<{str(first).lower()}, {str(last).lower()}>(c, q{path.number});"
+            n = path.number
+            when = ", ".join(str(flag).lower() for flag in (n not in started, n not in parts_left))
+            yield f"    w{n}.template add<{when}>(c, q{n});"
+            if plan.direction.gradients > 1:
+                yield f"    w{n}.template add_c<{when}>(c, qc{n});"
         yield "  }"
         yield from (f"  {line}" for part in parts for line in _fold(plan, part))
         yield "}"
@@ -219,6 +223,62 @@ def _double_backward_pass(
             yield f"rows.template set_z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c, z{n}_{k});"
 
 
+def _triple_backward_pass(
+    plan: KernelPlan, segment: Segment, parts: Sequence[Part], rows: Sequence[int]
+) -> Iterable[str]:
+    """Second tangents follow one of the double backward's variables each, whose name they have with a d behind."""
+    mul = segment.mul
+    for i in rows:
+        yield f"const Lane x{i} = xb.x({i}, c), a{i} = xb.a({i}, c), p{i} = xb.p({i}, c);"
+    gx, ga = _Sums("d"), _Sums("da")
+    for part in parts:
+        path, n, gw, gc = part.path, part.path.number, _Sums("q"), _Sums("qc")
+        weighted = path.weight_offset is not None
+        outputs = sorted({element.k for element in part.elements})
+        wv, cv, rv = (f"{name}{n}" if weighted else None for name in ("wv", "cv", "rv"))
+        yield from _part_head(plan, segment, part)
+        if weighted:
+            yield f"const Lane {wv} = w{n}.at(c), {cv} = w{n}.tangent(c), {rv} = w{n}.second_tangent(c);"
+        for k in outputs:
+            yield f"Lane z{n}_{k} = rows.template z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c);"
+        for i, row in rows_of(part.elements):
+            x, a, p, u, v, ud, vd, t, r, td, rd = (
+                f"{name}{i}" if name in ("x", "a", "p") else f"{name}{n}_{i}"
+                for name in ("x", "a", "p", "u", "v", "ud", "vd", "t", "r", "td", "rd")
+            )
+            if weighted:
+                yield f"const Lane {u} = {wv} * {x}, {v} = fma({wv}, {a}, {cv} * {x});"
+                yield f"const Lane {ud} = fma({wv}, {p}, {rv} * {x}), {vd} = fma({cv}, {p}, {rv} * {a});"
+            else:
+                yield f"const Lane {u} = {x}, {v} = {a}, {ud} = {p};"
+            terms = [(_entry(e, f"m{n}"), _entry(e, f"b{n}"), _entry(e, f"e{n}"), e.k) for e in row]
+            yield _sum_of_products(t, ((m, f"g{n}_{k}") for m, _, _, k in terms))
+            yield _sum_of_products(r, ((b, f"g{n}_{k}") for _, b, _, k in terms))
+            pairs = (((m, f"h{n}_{k}"), (d, f"g{n}_{k}")) for m, _, d, k in terms)
+            yield _sum_of_products(td, (pair for both in pairs for pair in both))
+            yield _sum_of_products(rd, ((b, f"h{n}_{k}") for _, b, _, k in terms))
+            for e, (m, b, d, k) in zip(row, terms, strict=True):
+                z, g, h, s, sb = f"z{n}_{k}", f"g{n}_{k}", f"h{n}_{k}", _sum(part, e), _sum(part, e, "b")
+                yield f"{z} = fma({d}, {v}, fma({b}, {ud}, {z}));"
+                if weighted:
+                    yield f"{z} = fma({m}, {vd}, {z}); {s} = dot({vd}, {g}, {s});"
+                yield f"{s} = dot({v}, {h}, {s}); {sb} = dot({u}, {h}, dot({ud}, {g}, {sb}));"
+            yield gx.add(i, wv, rd)
+            yield ga.add(i, wv, td)
+            if weighted:
+                yield from (gx.add(i, cv, td), gx.add(i, rv, r), ga.add(i, rv, t))
+                yield from (gw.add(n, x, rd), gw.add(n, a, td), gw.add(n, p, r), gc.add(n, x, td), gc.add(n, p, t))
+        for k in outputs:
+            yield f"rows.template set_z<{mul}>({path.accumulators[k]}, {path.z_offset + k * mul}, c, z{n}_{k});"
+
+
+_PASSES = {
+    Direction.BACKWARD: _backward_pass,
+    Direction.DOUBLE_BACKWARD: _double_backward_pass,
+    Direction.TRIPLE_BACKWARD: _triple_backward_pass,
+}
+
+
 class _Sums:
     """Sums of products in variables of one letter, each declared by its first term."""
 
@@ -239,26 +299,30 @@ def _part_head(plan: KernelPlan, segment: Segment, part: Part) -> Iterable[str]:
     """Edge matrices and gradients of the outputs that a part reads."""
     path, n = part.path, part.path.number
     if not part.elements:  # a coefficient of zero, and so is the gradient of its weights
-        yield from () if path.weight_offset is None else (f"const Lane q{n} = {{}};",)
+        zeros = ["q", "qc"][: plan.direction.gradients] if path.weight_offset is not None else []
+        yield from (f"const Lane {name}{n} = {{}};" for name in zeros)
         return
     yield f"const auto m{n} = {_read_entries(plan, path)};"
-    if plan.direction is Direction.DOUBLE_BACKWARD:
-        yield f"const auto b{n} = {_read_entries(plan, path, 'entries_b')};"
+    for name, array in (("b", "entries_b"), ("e", "entries_q"))[: plan.direction.tangents - 1]:
+        yield f"const auto {name}{n} = {_read_entries(plan, path, array)};"
     for k in sorted({element.k for element in part.elements}):
-        offset = path.z_offset + k * segment.mul
-        yield f"const Lane g{n}_{k} = rows.template g<{segment.mul}>({path.accumulators[k]}, {offset}, c);"
+        where = f"<{segment.mul}>({path.accumulators[k]}, {path.z_offset + k * segment.mul}, c)"
+        yield f"const Lane g{n}_{k} = rows.template g{where};"
+        if plan.direction.gradients > 1:
+            yield f"const Lane h{n}_{k} = rows.template tangent_g{where};"
 
 
-def _sum(part: Part, element: Element) -> str:
-    return f"s{part.path.number}_{element.i}_{element.k}"
+def _sum(part: Part, element: Element, of: str = "") -> str:
+    return f"s{of}{part.path.number}_{element.i}_{element.k}"
 
 
 def _fold(plan: KernelPlan, part: Part) -> Iterable[str]:
-    """The sums over channels, contracted with the CG tensor into the gradient of y."""
+    """The sums over channels, contracted with the CG tensor into the gradients of y and of its tangent b."""
     entries = plan.matrices[part.path.matrix].entries
     for element in part.elements:
         for j, factor in entries[element.entry]:
-            yield f"gy[{j}] = fma({literal(element.sign * factor)}, {_sum(part, element)}, gy[{j}]);"
+            for to, of in (("gy", ""), ("gb", "b"))[: plan.direction.gradients]:
+                yield f"{to}[{j}] = fma({literal(element.sign * factor)}, {_sum(part, element, of)}, {to}[{j}]);"
 
 
 def _sum_of_products(name: str, terms: Iterable[tuple[str, str]]) -> str:

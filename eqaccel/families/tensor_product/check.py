@@ -6,20 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel.codegen import OUTPUTS, Direction
-from eqaccel.codegen.check import OPERANDS, PROBLEM, numbers, projections
+from eqaccel.codegen.check import PROBLEM, SEQUENCES, numbers, operands_of, projections
 from eqaccel.families.tensor_product.generators import AnyPlan, generator
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 
 RECEIVER, SENDER = np.array(PROBLEM["receiver"]), np.array(PROBLEM["sender"])
 _ROWS = {"x": PROBLEM["num_senders"], "y": len(RECEIVER), "z": PROBLEM["num_receivers"], "w": len(RECEIVER)}
-_KINDS = dict(zip(OPERANDS, "xywzxyw", strict=True)) | {"z": "z", "gx": "x", "gy": "y", "gw": "w"}
+_KINDS = dict(zip(SEQUENCES, "xywzxywxywz", strict=True)) | {"z": "z", "gx": "x", "gy": "y", "gw": "w"}
+_KINDS |= {"ga": "x", "gb": "y", "gc": "w"}
 
 
 def problem(spec: TensorProductSpec, direction: Direction) -> dict[str, NDArray]:
     """The arguments of `execute` for the problem, in the (2l+1, mul) layout."""
-    count = {Direction.FORWARD: 3, Direction.BACKWARD: 4, Direction.DOUBLE_BACKWARD: 7}[direction]
     dims = {"x": spec.x_dim, "y": spec.y_dim, "z": spec.z_dim, "w": spec.weight_numel}
-    return {name: numbers(name, _ROWS[_KINDS[name]], dims[_KINDS[name]]) for name in OPERANDS[:count]}
+    return {name: numbers(name, _ROWS[_KINDS[name]], dims[_KINDS[name]]) for name in operands_of(direction)}
 
 
 def blocks(spec: TensorProductSpec) -> str:
@@ -45,7 +45,7 @@ def checksums(plan: AnyPlan) -> str:
 
 
 def project(spec: TensorProductSpec, name: str, values: NDArray) -> NDArray:
-    """The projections, (blocks, 2), of an output ("z", "gx", "gy" or "gw") in the (2l+1, mul) layout."""
+    """The projections, (blocks, 2), of an output ("z", "gx", ...) in the (2l+1, mul) layout."""
     return np.stack([_sum_blocks(spec, name, product) for product in projections(values)], axis=1)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
 from eqaccel.families.tensor_product.generators import CHANNELWISE, AnyPlan, body_of, generator, plan_of
-from eqaccel.families.tensor_product.payload import NAME, payload, source, travelling_plan
+from eqaccel.families.tensor_product.payload import NAME, payload, source, third_payload, travelling_plan
 from eqaccel.families.tensor_product.plan import Tuning
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 from eqaccel.families.words import Word
@@ -16,6 +16,7 @@ from eqaccel.targets import Target, host_target
 
 class _TensorProducts(KernelFamily):
     name = NAME
+    directions = tuple(Direction)
     words = (Word("irreps_in1"), Word("irreps_in2"), Word("irreps_out"), Word("convention", is_required=False))
     examples: ClassVar = {
         "mace-medium": ("128x0e+128x1o", "0e+1o+2e+3o", "128x0e+128x1o+128x2e"),
@@ -28,6 +29,9 @@ class _TensorProducts(KernelFamily):
 
     def payload(self, spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
         return payload(spec, tuned)
+
+    def payload_of(self, spec: TensorProductSpec, direction: Direction) -> tuple[bytes, int] | None:
+        return third_payload(spec) if direction is Direction.TRIPLE_BACKWARD else payload(spec)
 
     def prelude(self, backend: str) -> str:
         """That of products channel by channel; `source` has the right one for each spec."""

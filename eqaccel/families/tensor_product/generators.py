@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result, flatten_prelude
-from eqaccel.errors import TuningError
+from eqaccel.errors import TuningError, UnsupportedError
 from eqaccel.families.tensor_product import body, reference
 from eqaccel.families.tensor_product.pairs import PairPlan, execute_pairs, plan_pairs
 from eqaccel.families.tensor_product.pairs import body as pairs_body
@@ -75,6 +75,8 @@ class _Channelwise(Generator):
     def tunings(
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int
     ) -> tuple[Tuning, ...]:
+        if direction is Direction.TRIPLE_BACKWARD:  # of a payload that knows no modules
+            return (UNTUNED,)
         return candidates(spec, direction, target, scalar_bytes)
 
     def execute(self, plan: Plan, **operands: Any) -> Result:
@@ -100,6 +102,11 @@ class _Pairs(Generator):
     ) -> PairPlan:
         if tuning != UNTUNED:
             raise TuningError(f"tuning: expected none for a product that is not channel by channel, got {tuning}")
+        if direction is Direction.TRIPLE_BACKWARD:
+            raise UnsupportedError(
+                "spec: expected a product that is channel by channel, for a kernel of third derivatives, got "
+                f"{spec!r}, whose third derivatives are composed of kernels of lower ones"
+            )
         return plan_pairs(spec, direction, target, scalar_bytes)
 
     def tunings(

@@ -6,12 +6,12 @@ import contextlib
 import functools
 from typing import Any
 
-from eqaccel.codegen import SCALAR_BYTES, SCALARS, Direction, pack, translation_unit
+from eqaccel.codegen import COMMON, SCALAR_BYTES, SCALARS, Direction, pack, translation_unit
 from eqaccel.errors import UnsupportedError
 from eqaccel.families.family import TunedKernel
 from eqaccel.families.tensor_product import check
 from eqaccel.families.tensor_product.generators import AnyPlan, body_of, generator, plan_of
-from eqaccel.families.tensor_product.spec import TensorProductSpec
+from eqaccel.families.tensor_product.spec import TensorProductSpec, read_spec_text, spec_text
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target, host_target
 
 NAME = "tensor_product"
@@ -20,7 +20,7 @@ NAME = "tensor_product"
 
 @functools.lru_cache(maxsize=256)
 def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tuple[bytes, int]:
-    """The payload of a spec and the integer key that names it.
+    """The payload of a spec and the integer key that names it: all kernels but those of third derivatives.
 
     Args:
         spec: The tensor product.
@@ -32,6 +32,28 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
     Raises:
         TuningError: A processor cannot run what was tuned for it.
     """
+    return _packed(spec, COMMON, tuned)
+
+
+@functools.lru_cache(maxsize=64)
+def third_payload(spec: TensorProductSpec) -> tuple[bytes, int] | None:
+    """The kernels of third derivatives, which few models take, as a payload of their own with its key.
+
+    Returns:
+        As `payload`; None for a product that is not channel by channel, whose third derivatives are composed.
+    """
+    return _packed(spec, (Direction.TRIPLE_BACKWARD,), ()) if spec.is_channelwise else None
+
+
+def third_payload_of(text: str) -> bytes | None:
+    """The same from entry "spec" of another payload: what the runtime asks for where third derivatives are taken."""
+    made = third_payload(read_spec_text(text))
+    return None if made is None else made[0]
+
+
+def _packed(
+    spec: TensorProductSpec, directions: tuple[Direction, ...], tuned: tuple[TunedKernel, ...]
+) -> tuple[bytes, int]:
     way = generator(spec)
     entries: dict[str, str] = {f"prelude/{backend}": way.prelude(backend, spec) for backend in ("cpu", "cuda", "hip")}
     meta = {"x_dim": spec.x_dim, "y_dim": spec.y_dim, "z_dim": spec.z_dim}
@@ -41,9 +63,10 @@ def payload(spec: TensorProductSpec, tuned: tuple[TunedKernel, ...] = ()) -> tup
         meta["bfloat16_weights"] = 1
     meta["shares_weights"] = int(spec.is_channelwise)  # kernels take rows of weights that edges share
     meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
+    entries["spec"] = spec_text(spec)
     entries["check/blocks"] = check.blocks(spec)
     codes: dict[str, int] = {}
-    for direction in Direction:
+    for direction in directions:
         plan = way.plan(spec, direction, host_target(), 4)
         _add_body(entries, f"cpu/{direction.value}", plan, body_of(plan))
         entries[f"check/{direction.value}"] = check.checksums(plan)

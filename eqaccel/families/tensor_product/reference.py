@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eqaccel.codegen import Direction, Result
+from eqaccel.codegen import OUTPUTS, Direction, Result
 from eqaccel.families.tensor_product.plan.model import Block, Plan, PlannedPath, Segment
 from eqaccel.irreps import Irreps
 
@@ -24,6 +24,10 @@ def execute(
     a: np.ndarray | None = None,
     b: np.ndarray | None = None,
     c: np.ndarray | None = None,
+    p: np.ndarray | None = None,
+    q: np.ndarray | None = None,
+    r: np.ndarray | None = None,
+    g: np.ndarray | None = None,
     absolute: bool = False,
 ) -> Result:
     """Runs a plan on operands in the (2l+1, mul) layout.
@@ -36,50 +40,52 @@ def execute(
         receiver: (num_edges,) receiving node of each edge; None for a batch, where edge n belongs to row n.
         sender: (num_edges,) sending node of each edge, or None as above.
         num_receivers: Rows of the output; needed with `receiver`.
-        gz: (num_receivers, z_dim) gradient of the output, for backward and double backward.
-        a: Tangent of x, for double backward; b and c likewise for y and w.
+        gz: (num_receivers, z_dim) gradient of the output, from backward on.
+        a: Tangent of x, from double backward on; b and c likewise for y and w.
         b: Tangent of y.
         c: Tangent of w.
+        p: Another tangent of x, for triple backward; q, r and g likewise for y, w and gz.
+        q: Another tangent of y.
+        r: Another tangent of w.
+        g: Tangent of gz.
         absolute: Add up the absolute values of all terms instead: what rounding errors are proportional to.
 
     Returns:
         The outputs of the plan's direction, in the dtype of x.
     """
-    if absolute:
-        x, y, w = np.abs(x), np.abs(y), np.abs(w)
-        gz, a, b, c = (None if operand is None else np.abs(operand) for operand in (gz, a, b, c))
+    given = {"x": x, "y": y, "w": w, "gz": gz, "a": a, "b": b, "c": c, "p": p, "q": q, "r": r, "g": g}
+    operands = {name: np.abs(v) if absolute else v for name, v in given.items() if v is not None}
     edges = len(y)
     receiver = np.arange(edges) if receiver is None else receiver
     sender = np.arange(edges) if sender is None else sender
     rows = edges if num_receivers is None else num_receivers
+    nodes = {"x": sender, "a": sender, "p": sender, "gz": receiver, "g": receiver}
+    columns = {"x": plan.spec.x_dim, "y": plan.spec.y_dim, "z": plan.spec.z_dim, "w": plan.spec.weight_numel}
+    kinds = {"z": "z", "gx": "x", "gy": "y", "gw": "w", "ga": "x", "gb": "y", "gc": "w"}
     of_edges = _Edges(
         plan,
         absolute,
-        x=x[sender],
-        w=np.broadcast_to(w, (edges, w.shape[-1])),
-        matrices=_evaluate(plan, y, absolute),
-        gz=None if gz is None else gz[receiver],
-        a=None if a is None else a[sender],
-        c=None if c is None else np.broadcast_to(c, (edges, c.shape[-1])),
-        tangents=None if b is None else _evaluate(plan, b, absolute),
-        z=np.zeros((edges, plan.spec.z_dim), x.dtype),
-        gx=np.zeros((edges, plan.spec.x_dim), x.dtype),
-        gy=np.zeros_like(y),
-        gw=np.zeros((edges, plan.spec.weight_numel), x.dtype),
+        rows={name: operands[name][node] for name, node in nodes.items() if name in operands},
+        weights={name: np.broadcast_to(v, (edges, v.shape[-1])) for name, v in operands.items() if name in "wcr"},
+        matrices={name: _evaluate(plan, v, absolute) for name, v in operands.items() if name in "ybq"},
+        sums={name: np.zeros((edges, columns[kinds[name]]), x.dtype) for name in OUTPUTS[plan.direction]},
     )
     for segment in plan.segments:
         for block in segment.blocks:
             for path in block.paths:
                 of_edges.add_path(_PathStep(segment, path), block)
-    z = np.zeros((rows, plan.spec.z_dim), x.dtype)
-    gx = np.zeros((len(x), plan.spec.x_dim), x.dtype)
-    for edge in range(edges):  # by whole rows: np.add.at takes the elements one by one
-        gx[sender[edge]] += of_edges.gx[edge]
-        z[receiver[edge]] += of_edges.z[edge]
-    if plan.direction is Direction.FORWARD:
-        return Result(z=z)
-    second = plan.direction is Direction.DOUBLE_BACKWARD
-    return Result(z=z if second else None, gx=gx, gy=of_edges.gy, gw=of_edges.gw)
+    results = dict(of_edges.sums)
+    for name, node, count in (("z", receiver, rows), ("gx", sender, len(x)), ("ga", sender, len(x))):
+        if name in results:
+            results[name] = _add_rows(results[name], node, count)
+    return Result(**results)
+
+
+def _add_rows(values: np.ndarray, node: np.ndarray, count: int) -> np.ndarray:
+    total = np.zeros((count, values.shape[1]), values.dtype)
+    for edge, row in enumerate(values):  # by whole rows: np.add.at takes the elements one by one
+        total[node[edge]] += row
+    return total
 
 
 def to_ir_mul(irreps: Irreps, rows: np.ndarray) -> np.ndarray:
@@ -130,60 +136,93 @@ def _add_attribute_gradient(
 
 @dataclass(frozen=True)
 class _Edges:
-    """Operands and results with a row for each edge; edge matrices of y, and of its tangent b.
+    """Operands and results with a row for each edge.
 
     Products by einsum, not by BLAS, whose last digits depend on the kind of CPU: payloads hold checksums from here.
+
+    Attributes:
+        rows: Of x, gz and their tangents a, p and g, as far as the direction reads them.
+        weights: w, and its tangents c and r.
+        matrices: Edge matrices of y, and of its tangents b and q.
+        sums: What the direction writes.
     """
 
     plan: Plan
     absolute: bool
-    x: np.ndarray
-    w: np.ndarray
-    matrices: list[np.ndarray]
-    gz: np.ndarray | None
-    a: np.ndarray | None
-    c: np.ndarray | None
-    tangents: list[np.ndarray] | None
-    z: np.ndarray
-    gx: np.ndarray
-    gy: np.ndarray
-    gw: np.ndarray
+    rows: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+    matrices: dict[str, list[np.ndarray]]
+    sums: dict[str, np.ndarray]
 
     def add_path(self, step: _PathStep, block: Block) -> None:
         """Adds what a path contributes to the results of the plan's direction."""
-        path, m = step.path, self.matrices[step.path.matrix]
-        x, w = step.rows(self.x, block.x_offset, block.d1), step.weights(self.w)
-        if self.plan.direction is Direction.FORWARD:
-            step.add(self.z, path.z_offset, w * np.einsum("eik,eiu->eku", m, x))
-            return
-        assert self.gz is not None
-        g = step.rows(self.gz, path.z_offset, path.d3)
-        t = np.einsum("eik,eku->eiu", m, g)
-        if self.plan.direction is Direction.BACKWARD:
-            v = w * x
-            step.add(self.gx, block.x_offset, w * t)
-            step.add_weight(self.gw, (x * t).sum(1))
-        else:
-            v = self._add_tangents(step, block, g, t)
-        pairs = np.einsum("eiu,eku->eik", v, g)
-        _add_attribute_gradient(self.plan, block, path, pairs, self.gy, self.absolute)
-
-    def _add_tangents(self, step: _PathStep, block: Block, g: np.ndarray, t: np.ndarray) -> np.ndarray:
-        """The second derivatives but that of y; gives the tangent of weights times x, which is needed for that."""
-        assert self.a is not None
-        assert self.c is not None
-        assert self.tangents is not None
         path = step.path
-        m, mb = self.matrices[path.matrix], self.tangents[path.matrix]
-        x, w = step.rows(self.x, block.x_offset, block.d1), step.weights(self.w)
-        a, c = step.rows(self.a, block.x_offset, block.d1), step.tangent_weights(self.c)
-        v = w * a + c * x
-        tb = np.einsum("eik,eku->eiu", mb, g)
-        step.add(self.z, path.z_offset, np.einsum("eik,eiu->eku", m, v))
-        step.add(self.z, path.z_offset, np.einsum("eik,eiu->eku", mb, w * x))
-        step.add(self.gx, block.x_offset, w * tb + c * t)
-        step.add_weight(self.gw, (a * t + x * tb).sum(1))
-        return v
+        rows = {name: step.rows(v, block.x_offset, block.d1) for name, v in self.rows.items() if name in "xap"}
+        rows |= {name: step.rows(v, path.z_offset, path.d3) for name, v in self.rows.items() if name in ("gz", "g")}
+        weights = {name: step.weights(v, name == "w") for name, v in self.weights.items()}
+        matrices = {name: of[path.matrix] for name, of in self.matrices.items()}
+        gradients: list[str] = [name for name in ("gz", "g") if name in rows]
+        transposed = {(y, g): np.einsum("eik,eku->eiu", m, rows[g]) for y, m in matrices.items() for g in gradients}
+        values = _Values(rows, weights, matrices, transposed)
+        for name, terms in _TERMS[self.plan.direction].items():
+            for factors in terms:
+                self._add(step, block, name, values, factors.split())
+
+    def _add(self, step: _PathStep, block: Block, name: str, values: _Values, factors: list[str]) -> None:
+        path = step.path
+        if name == "z":
+            step.add(self.sums[name], path.z_offset, values.output(*factors))
+        elif name in ("gx", "ga"):
+            step.add(self.sums[name], block.x_offset, values.x_gradient(*factors))
+        elif name in ("gw", "gc"):
+            step.add_weight(self.sums[name], values.w_gradient(*factors))
+        else:
+            pairs = values.pairs(*factors)
+            _add_attribute_gradient(self.plan, block, path, pairs, self.sums[name], self.absolute)
+
+
+_TERMS: dict[Direction, dict[str, tuple[str, ...]]] = {
+    Direction.FORWARD: {"z": ("w x y",)},
+    Direction.BACKWARD: {"gx": ("w y gz",), "gw": ("x y gz",), "gy": ("w x gz",)},
+    Direction.DOUBLE_BACKWARD: {
+        "z": ("w a y", "c x y", "w x b"),
+        "gx": ("w b gz", "c y gz"),
+        "gw": ("a y gz", "x b gz"),
+        "gy": ("w a gz", "c x gz"),
+    },
+    Direction.TRIPLE_BACKWARD: {
+        "z": ("c p y", "r a y", "w p b", "r x b", "w a q", "c x q"),
+        "gx": ("w b g", "c y g", "c q gz", "r b gz"),
+        "ga": ("w y g", "w q gz", "r y gz"),
+        "gw": ("x b g", "a y g", "a q gz", "p b gz"),
+        "gc": ("x y g", "x q gz", "p y gz"),
+        "gy": ("c p gz", "r a gz", "w a g", "c x g"),
+        "gb": ("w p gz", "r x gz", "w x g"),
+    },
+}
+"""The terms of each result: products of one operand each of the kinds of w, x, y and gz, but that of the result."""
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The operands of a path, and transposed edge matrices times gradients; products of three of them, by name."""
+
+    rows: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+    matrices: dict[str, np.ndarray]
+    transposed: dict[tuple[str, str], np.ndarray]
+
+    def output(self, w: str, x: str, y: str) -> np.ndarray:
+        return np.einsum("eik,eiu->eku", self.matrices[y], self.weights[w] * self.rows[x])
+
+    def x_gradient(self, w: str, y: str, g: str) -> np.ndarray:
+        return self.weights[w] * self.transposed[y, g]
+
+    def w_gradient(self, x: str, y: str, g: str) -> np.ndarray:
+        return (self.rows[x] * self.transposed[y, g]).sum(1)
+
+    def pairs(self, w: str, x: str, g: str) -> np.ndarray:
+        return np.einsum("eiu,eku->eik", self.weights[w] * self.rows[x], self.rows[g])
 
 
 @dataclass(frozen=True)
@@ -195,15 +234,11 @@ class _PathStep:
         mul = self.segment.mul
         return operand[:, offset : offset + components * mul].reshape(len(operand), components, mul)
 
-    def weights(self, w: np.ndarray) -> np.ndarray:
+    def weights(self, values: np.ndarray, own: bool) -> np.ndarray:
+        """The path's weights or, if not `own`, their tangents; those of a path without are one, and never change."""
         if self.path.weight_offset is None:
-            return np.ones((len(w), 1, self.segment.mul), w.dtype)
-        return self.rows(w, self.path.weight_offset, 1)
-
-    def tangent_weights(self, c: np.ndarray) -> np.ndarray:
-        if self.path.weight_offset is None:
-            return np.zeros((len(c), 1, self.segment.mul), c.dtype)
-        return self.rows(c, self.path.weight_offset, 1)
+            return np.full((len(values), 1, self.segment.mul), float(own), values.dtype)
+        return self.rows(values, self.path.weight_offset, 1)
 
     def add(self, target: np.ndarray, offset: int, values: np.ndarray) -> None:
         target[:, offset : offset + values.shape[1] * values.shape[2]] += values.reshape(len(values), -1)

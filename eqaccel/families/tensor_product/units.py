@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from eqaccel.codegen import Direction
 from eqaccel.families.tensor_product.plan import KernelPlan, Plan
 from eqaccel.families.tensor_product.text import literal
 
-_ARGUMENTS = "const void* rows, const T* entries, const T* entries_b, Sum* gy"  # of a segment in a unit of its own
 _ENTRIES_OF_FUNCTION = 500  # the time of a compiler grows faster than the length of a function
+
+
+def parameters(direction: Direction) -> str:
+    """What the code of a segment takes beside an edge's rows: edge matrices, gradients of attributes; with types."""
+    second = direction.gradients > 1
+    return ", ".join(f"{'Sum' if name[0] == 'g' else 'const T'}* {name}" for name in _names(second))
+
+
+def arguments(direction: Direction) -> str:
+    """The same without types."""
+    return ", ".join(_names(direction.gradients > 1))
+
+
+def _names(second: bool) -> list[str]:
+    return ["entries", "entries_b", *(["entries_q"] if second else []), "gy", *(["gb"] if second else [])]
 
 
 def head(plan: Plan) -> list[str]:
@@ -52,8 +67,10 @@ def _functions(plan: Plan) -> list[tuple[int, str, list[str]]]:
     functions: list[tuple[int, str, list[str]]] = []
     for number, segment in enumerate(plan.segments):
         if segment.unit:
-            call = f"kernel0::Segment{number}::code(*static_cast<const EdgeRows*>(rows), entries, entries_b, gy);"
-            functions.append((segment.unit, f"eq_segment_{number}({_ARGUMENTS})", [call]))
+            rows = "*static_cast<const EdgeRows*>(rows)"
+            call = f"kernel0::Segment{number}::code({rows}, {arguments(plan.direction)});"
+            signature = f"eq_segment_{number}(const void* rows, {parameters(plan.direction)})"
+            functions.append((segment.unit, signature, [call]))
     if functions:
         for number, code in enumerate(entry_functions(plan.kernels[0])):
             unit = 1 + number % (count_units(plan) - 1)

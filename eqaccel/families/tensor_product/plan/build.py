@@ -32,10 +32,10 @@ from eqaccel.targets import Target
 _LOOP_INSTRUCTIONS = 2000
 # Multiply-adds for one channel, which grow to twice as many instructions: what one kernel can hold, and how much the
 # kernels of a larger tensor product get.
-_WHOLE = {Direction.FORWARD: 900, Direction.BACKWARD: 950, Direction.DOUBLE_BACKWARD: 1400}
-_WORK = {Direction.FORWARD: 900, Direction.BACKWARD: 700, Direction.DOUBLE_BACKWARD: 1200}
-_ACCUMULATORS = {Direction.FORWARD: 76, Direction.BACKWARD: 160, Direction.DOUBLE_BACKWARD: 80}
-_OTHER_REGISTERS = {Direction.FORWARD: 32, Direction.BACKWARD: 40, Direction.DOUBLE_BACKWARD: 64}
+_WHOLE = dict(zip(Direction, (900, 950, 1400, 1400), strict=True))
+_WORK = dict(zip(Direction, (900, 700, 1200, 1200), strict=True))
+_ACCUMULATORS = dict(zip(Direction, (76, 160, 80, 36), strict=True))
+_OTHER_REGISTERS = dict(zip(Direction, (32, 40, 64, 100), strict=True))
 _WARPS_OF_REGISTERS = ((128, 16), (168, 12), (255, 8))
 _FEWEST_WARPS = _WARPS_OF_REGISTERS[-1][1]
 _PATH_OVERHEAD = 8  # instructions of a path beside its multiply-adds
@@ -165,7 +165,7 @@ class _Builder(Purpose):
             if max(map(self._cost, units)) > 1.5 * most:  # a block of x has too many paths for one kernel
                 units = self._units(chosen, share_x=True)
             parts += _split(units, most, self._cost, self._cost)
-        if self.direction is Direction.DOUBLE_BACKWARD:  # groups would need more shared memory than leaves room for two
+        if self.direction.tangents > 1:  # groups would need more shared memory than leaves room for two
             return parts
         merged: list[list[int]] = []
         for part in parts:
@@ -216,7 +216,8 @@ class _Builder(Purpose):
         fits_warp = mul >= 64
         fits_cache = 2.6 * self._cost(numbers) <= _LOOP_INSTRUCTIONS
         # A double takes two registers, and so does everything computed from it: it counts four times.
-        fits_registers = 2 * self._width(numbers) * (self.scalar_bytes // 4) ** 2 <= 160
+        arrays = max(self.direction.order, 2)  # of an element for each output
+        fits_registers = arrays * self._width(numbers) * (self.scalar_bytes // 4) ** 2 <= 160
         return 2 if fits_vector and fits_warp and fits_cache and fits_registers else 1
 
     def _units(self, numbers: Sequence[int], share_x: bool = False) -> list[list[int]]:
@@ -288,19 +289,25 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
     spec, scalar_bytes = plan.spec, plan.scalar_bytes
     if not plan.segments:
         return plan
-    twice = 2 if plan.direction is Direction.DOUBLE_BACKWARD else 1
+    arrays = (1, 1, 2, 3)[plan.direction.order]  # of an element for each output
     words = scalar_bytes // 4
     registers = max(
-        words * (twice * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
+        words * (arrays * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
         + _OTHER_REGISTERS[plan.direction]
-        + (0 if plan.direction is Direction.FORWARD else words * spec.y_dim)
+        + words * spec.y_dim * plan.direction.gradients
         for s in plan.segments
     )
     resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), _FEWEST_WARPS)
     if plan.direction is Direction.BACKWARD and resident_warps == _FEWEST_WARPS:
         plan = replace(plan, segments=tuple(map(_longest_first, plan.segments)))
     smallest = min(segment.mul for segment in plan.segments)
-    wanted = 4 if plan.row_bytes <= 3 * 1024 else 2 if plan.row_bytes <= 14 * 1024 * twice or smallest <= 64 else 1
+    wanted = (
+        4
+        if plan.row_bytes <= 3 * 1024
+        else 2
+        if plan.row_bytes <= 14 * 1024 * plan.direction.tangents or smallest <= 64
+        else 1
+    )
     for sizes in _group_sizes(plan, resident_warps):
         segments = tuple(replace(s, warps_per_group=size) for s, size in zip(plan.segments, sizes, strict=True))
         least = max(sizes)

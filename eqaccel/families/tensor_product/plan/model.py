@@ -155,9 +155,7 @@ class Purpose:
     @property
     def weight_bytes(self) -> int:
         """Bytes of a weight in memory. Double backward kernels read rounded weights at full width."""
-        rounded = (
-            self.spec.bfloat16_weights and self.scalar_bytes == 4 and self.direction is not Direction.DOUBLE_BACKWARD
-        )
+        rounded = self.spec.bfloat16_weights and self.scalar_bytes == 4 and self.direction.tangents == 1
         return 2 if rounded else self.scalar_bytes
 
 
@@ -233,8 +231,8 @@ class KernelPlan(Purpose):
     @property
     def row_bytes(self) -> int:
         """Shared memory of the rows of x and w of an edge, and of their tangents."""
-        twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
-        return (staged(self.x_spans) * self.scalar_bytes + self.w_staged * self.weight_bytes) * twice
+        row = staged(self.x_spans) * self.scalar_bytes + self.w_staged * self.weight_bytes
+        return row * self.direction.tangents
 
     @property
     def warps(self) -> int:
@@ -265,12 +263,11 @@ class KernelPlan(Purpose):
     def shared_bytes(self) -> int:
         """Shared memory of a GPU block; the layout of `preludes/gpu_pipeline.h`, in the same order."""
         y_dim, scalar = self.spec.y_dim, self.scalar_bytes
-        twice = 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
-        edges = self.edges_per_stage
+        tangents, edges = self.direction.tangents, self.edges_per_stage
         rows = self.stages * edges * self.row_bytes
-        matrices = 2 * edges * self.num_entries * twice
-        attributes = round_up((self.stages + 1) * edges * y_dim * twice, 4)
-        gradients = 0 if self.direction is Direction.FORWARD else round_up(2 * edges * self.warp_groups * y_dim, 4)
+        matrices = 2 * edges * self.num_entries * tangents
+        attributes = round_up((self.stages + 1) * edges * y_dim * tangents, 4)
+        gradients = round_up(2 * edges * self.warp_groups * y_dim * self.direction.gradients, 4)
         barriers = 8 * round_up(self.stages, 2)
         ids = 8 * round_up(edges * (self.stages + 3), 2)
         table = 2 * scalar * (len(self.single_terms) + sum(len(terms) for _, terms in self.several_terms))
@@ -354,7 +351,8 @@ def multiply_adds(direction: Direction, elements: int, d1: int, d3: int) -> int:
     """Multiply-adds of a path for one channel of one edge, from the nonzero elements of its edge matrix."""
     if direction is Direction.FORWARD:
         return elements + min(d1, d3)
-    return 2 * elements + 3 * d1 if direction is Direction.BACKWARD else 5 * elements + 7 * d1
+    of_element, of_row = {1: (2, 3), 2: (5, 7), 3: (12, 17)}[direction.order]
+    return of_element * elements + of_row * d1
 
 
 def alignment(spec: TensorProductSpec, paths: Iterable[Path]) -> int:

@@ -19,13 +19,13 @@ def registers(direction: Direction, available: int) -> Fits:
     """A rule for CPUs: a pass is one loop over channels, so it takes as many rows as the vector registers allow.
 
     Args:
-        direction: Backward or double backward; other directions have no passes.
+        direction: Any but forward, which has no passes.
         available: Vector registers that are not needed for intermediate results.
     """
-    by_row, by_output = (2, 1) if direction is Direction.BACKWARD else (3, 2)
+    by_row, by_output = ((3, 2), (2, 1), (3, 2), (5, 3))[direction.order]
 
     def fits(parts: Sequence[Part]) -> bool:
-        sums = sum(len(part.elements) for part in parts)
+        sums = direction.gradients * sum(len(part.elements) for part in parts)
         rows = {i for part in parts for i in part.rows}
         outputs = max(part.path.d3 for part in parts)
         return sums + by_row * len(rows) + by_output * outputs <= available

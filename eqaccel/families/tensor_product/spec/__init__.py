@@ -9,6 +9,7 @@ from eqaccel.families.tensor_product.spec.instruction import (
 )
 from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.families.tensor_product.spec.tensor_product import MAX_DEGREE, TensorProductSpec
+from eqaccel.families.tensor_product.spec.text import read_spec_text, spec_text
 from eqaccel.families.tensor_product.spec.unmixed import UnmixedProduct, unmixed
 
 __all__ = [
@@ -21,5 +22,7 @@ __all__ = [
     "Path",
     "TensorProductSpec",
     "UnmixedProduct",
+    "read_spec_text",
+    "spec_text",
     "unmixed",
 ]
