@@ -24,8 +24,9 @@ def read_spec_text(text: str) -> TensorProductSpec:
     in1, in2, out = map(Irreps, irreps)
     instructions, coefficients = [], []
     for line in lines:
-        *blocks, mode, weighted, coefficient = line.split()
-        instructions.append(Instruction(*map(int, blocks), ConnectionMode(mode), bool(int(weighted))))
+        block1, block2, block3, mode, weighted, coefficient = line.split()
+        blocks = int(block1), int(block2), int(block3)
+        instructions.append(Instruction(*blocks, ConnectionMode(mode), bool(int(weighted))))
         coefficients.append(float.fromhex(coefficient))
     spec = TensorProductSpec.of_coefficients((in1, in2, out), instructions, coefficients, bool(int(shared)))
     return spec.with_bfloat16_weights() if int(rounded) else spec
