@@ -1,6 +1,6 @@
 // Derivatives of any order. F(x, y, w) is linear in each operand, so the first derivative is the backward operator, the
-// second the double backward operator, and the third a sum of the two or one kernel; all are called through the dispatcher and are
-// differentiable themselves. In C++, because a scripted model in LAMMPS has no Python to find them.
+// second the double backward operator, and the third a sum of the two or one kernel; all are called through the
+// dispatcher and are differentiable themselves. In C++, because a scripted model in LAMMPS has no Python to find them.
 //
 // Tangents are found by the same operators. The gradient of a function changes along a direction by the product of its
 // Hessian, which is symmetric, with the direction, and that is what backward of a gradient computes.
