@@ -14,7 +14,19 @@ import torch
 from ase import Atoms
 from ase.geometry import find_mic
 from ase.neighborlist import neighbor_list
-from lammps_runs import BAR, BOXES, ELEMENTS, KCAL, RTOL, RTOL_SINGLE, frame_of, lmp, read_thermo, write_data
+from lammps_runs import (
+    BAR,
+    BOXES,
+    ELEMENTS,
+    KCAL,
+    RTOL,
+    RTOL_RUN,
+    RTOL_SINGLE,
+    frame_of,
+    lmp,
+    read_thermo,
+    write_data,
+)
 from lammps_toy import DESCRIPTION, Toy, save_model, save_toy
 
 import eqaccel
@@ -271,17 +283,22 @@ def test_ranks_without_atoms_and_atoms_without_neighbours(model: Model, tmp_path
 
 
 @pytest.mark.slow
-def test_asking_for_it_changes_no_force(model: Model, tmp_path: Path) -> None:
-    """Steps that ask for a flux and steps that do not have one trajectory: on two ranks, where edges always come in
-    LAMMPS's order, to the last bit."""
+@pytest.mark.parametrize("lists", ["host", "device"])
+def test_asking_for_it_changes_no_force(model: Model, lists: str, tmp_path: Path) -> None:
+    """Steps that ask for a flux and steps that do not have one trajectory: to the last bit where edges come in LAMMPS's
+    order, and else as far as the order of sums goes."""
     atoms = frame_of("triclinic", model.elements)
-    asked = run(tmp_path, atoms, model, 2, steps=4, timestep=1e-3)
+    asked = run(tmp_path, atoms, model, 2, steps=4, timestep=1e-3, style=f" lists {lists}")
     script = (tmp_path / "in.lammps").read_text()
     plain = script.split("compute ke")[0] + "dump out all custom 4 out.dump id fx fy fz\n"
     plain += "dump_modify out sort id format float %.17g\n" + script[script.index("fix nve") :]
     assert lmp(tmp_path, plain, 2).returncode == 0
     rows = (tmp_path / "out.dump").read_text().split("ITEM: ATOMS")[2].splitlines()[1:]
-    np.testing.assert_array_equal(np.array([row.split()[1:] for row in rows], dtype=float), asked[4].forces)
+    found, expected = np.array([row.split()[1:] for row in rows], dtype=float), asked[4].forces
+    if lists == "host":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=RTOL_RUN * np.abs(expected).max())
 
 
 @pytest.mark.slow

@@ -254,7 +254,7 @@ def test_dump_writes_source_log_and_resources(tmp_path, monkeypatch):
         ({"x": np.zeros(3, "float64")}, "x: expected dtype float32, got float64"),
         ({"x": np.zeros((4, 4), "float32").T}, "x: expected a contiguous array"),
         ({"edge": np.zeros(3, "int64")}, "edge: expected dtype int32"),
-        ({"q": 1}, "got 'q'"),
+        ({"u": 1}, "got 'u'"),
         ({"x": [1.0]}, "x: expected a NumPy array"),
     ],
 )
