@@ -59,6 +59,13 @@ void warn_once(const std::string& topic, const std::string& message) {
   if (warn) warn(message);  // outside the lock: it may wait for the Python interpreter
 }
 
+std::string first_error(const std::string& log) {
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);)
+    if (line.find("error: ") != std::string::npos) return " It says: " + line + ".";
+  return "";
+}
+
 void dump(Backend backend, Scalar scalar, Direction direction, const std::string& key, const Dumped& dumped) {
   const std::string folder = settings::dump();
   if (folder.empty()) return;

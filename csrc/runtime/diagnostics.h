@@ -1,4 +1,4 @@
-// Warnings, and the files that EQACCEL_DUMP asks for.
+// Warnings, what compilers complain about, and the files that EQACCEL_DUMP asks for.
 #pragma once
 #include <functional>
 #include <string>
@@ -15,6 +15,9 @@ void warn_once(const std::string& topic, const std::string& message);
 // Where news of work that takes long go; by default nowhere.
 void set_progress_handler(std::function<void(const std::string&)>);
 void tell_progress(const std::string& message);
+
+// The first error in what a compiler printed, as the sentence that a message continues with; "" if none is seen.
+std::string first_error(const std::string& log);
 
 struct Dumped {
   std::string source, log, plan;

@@ -210,7 +210,8 @@ GpuBinary compile_gpu(Backend backend, const std::string& source, const std::str
   binary.log = binary.log.c_str();  // both count the final zero
   if (status) {
     throw CompileError(who + " " + gpu_compiler_version(backend) + " failed on a kernel for " + arch + " (" +
-                           rtc.error(status) + "). Set EQACCEL_DUMP to a folder to keep the source.",
+                           rtc.error(status) + ")." + first_error(binary.log) +
+                           " Set EQACCEL_DUMP to a folder to keep the source.",
                        binary.log);
   }
   check(rtc.code_size(program, &size), "give the compiled code");

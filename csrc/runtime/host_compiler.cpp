@@ -152,7 +152,8 @@ std::string compile_host(const HostCompiler& compiler, const std::string& source
         said += "$ " + join(step[n].words) + "\n" + results[n].output;
         if (results[n].status == 0) continue;
         throw CompileError("the host compiler failed (exit status " + std::to_string(results[n].status) + ") on " +
-                               what + " for the CPU. Set EQACCEL_DUMP to a folder to keep the source.",
+                               what + " for the CPU." + first_error(results[n].output) +
+                               " Set EQACCEL_DUMP to a folder to keep the source.",
                            said);
       }
     }

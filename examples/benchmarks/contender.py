@@ -139,4 +139,4 @@ Factory = Callable[[TensorProductSpec, torch.dtype, str], Contender]
 
 def instructions(spec: TensorProductSpec) -> list[tuple[Any, ...]]:
     """The paths of a spec as e3nn's instructions."""
-    return [(path.in1, path.in2, path.out, "uvu", True) for path in spec.paths]
+    return [(path.in1, path.in2, path.out, path.mode.value, path.weight_numel > 0) for path in spec.paths]

@@ -187,10 +187,10 @@ def test_a_limit_of_time_is_kept(tmp_path):
 
 
 def test_batch_takes_products_of_other_modes(tmp_path):
-    case = ["--problems", "tiny,diffdock-l1", "--rows", "20", "--compare", "none"]
+    case = ["--problems", "tiny,diffdock-l1", "--rows", "20", "--compare", "e3nn"]
     bench("batch", *TINY, *case, "--json", tmp_path / "result.json")
     rows = json.loads((tmp_path / "result.json").read_text())["rows"]
-    assert [(row["problem"], "forward" in row) for row in rows] == [("tiny", True)] * 2 + [("diffdock-l1", True)] * 2
+    assert [(row["problem"], "forward" in row) for row in rows] == [("tiny", True)] * 3 + [("diffdock-l1", True)] * 3
 
 
 @pytest.mark.parametrize(
@@ -339,6 +339,14 @@ def test_problems_are_those_of_the_models(name, paths, weights):
 
     spec = PROBLEMS[name].spec
     assert (len(spec.paths), spec.weight_numel) == (paths, weights)
+
+
+def test_peers_are_given_the_products_of_the_problems():
+    from eqaccel.benchmarks.contender import instructions
+    from eqaccel.benchmarks.problems import PROBLEMS
+
+    for spec in (problem.spec for problem in PROBLEMS.values()):
+        assert TensorProductSpec(spec.irreps_in1, spec.irreps_in2, spec.irreps_out, instructions(spec)) == spec
 
 
 def test_layouts_agree_with_the_reference():

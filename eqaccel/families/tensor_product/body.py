@@ -99,9 +99,10 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer: _BlockPri
 
 def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
     backend = spelling(plan)
-    for i in range(block.d1):
+    paths = [path for path in block.paths if plan.matrices[path.matrix].elements]  # the others' coefficients are zero
+    for i in range(block.d1 if paths else 0):
         yield f"const Lane x{i} = x.at({backend.x_at(plan, block.x_offset + i * segment.mul)});"
-    for path in block.paths:
+    for path in paths:
         matrix = plan.matrices[path.matrix]
         yield f"{{  // path {path.number}: {path.label}"
         yield f"  const auto m = {_read_entries(plan, path)};"
