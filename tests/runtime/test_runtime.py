@@ -167,7 +167,7 @@ def test_unwritable_folder_warns_once_and_works(tmp_path):
 def test_compile_error_carries_the_log(tmp_path, monkeypatch):
     monkeypatch.setenv("EQACCEL_DUMP", str(tmp_path / "dump"))
     program = runtime.Program(make_payload(cpu="int broken() { return undeclared_name; }"))
-    with pytest.raises(CompileError, match="host compiler failed.*error: .*undeclared_name.*EQACCEL_DUMP") as error:
+    with pytest.raises(CompileError, match=r"host compiler failed.*error: .*undeclared_name.*EQACCEL_DUMP") as error:
         program.compile("cpu", "float32", "forward")
     assert "undeclared_name" in error.value.log
     assert "-O2" in error.value.log, "the command is part of the log"
@@ -314,7 +314,7 @@ def test_nvrtc_is_looked_for_in_python_packages(tmp_path, monkeypatch):
 
 @nvrtc
 def test_nvrtc_error_carries_the_log():
-    with pytest.raises(CompileError, match="failed on a kernel for sm_90.*error: .*undeclared_name") as error:
+    with pytest.raises(CompileError, match=r"failed on a kernel for sm_90.*error: .*undeclared_name") as error:
         runtime.compile_cuda("__global__ void k() { undeclared_name; }", "sm_90")
     assert "undeclared_name" in error.value.log
 
