@@ -75,6 +75,8 @@ def _cuequivariance_module(spec: TensorProductSpec, dtype: torch.dtype, device: 
 
     if device == "cpu":
         raise NotImplementedError("no kernels for the CPU")
+    if not all(path.is_channelwise for path in spec.paths):
+        raise NotImplementedError("no fused kernel for this connection mode")
 
     group = _e3nn_group(cue)
     irreps = (cue.Irreps(group, str(i)) for i in (spec.irreps_in1, spec.irreps_in2, spec.irreps_out))
