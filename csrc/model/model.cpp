@@ -59,7 +59,7 @@ ModelInfo describe(const ModelOptions& options) {
 }
 
 c10::Device choose_device(const ModelOptions& options) {
-  const int count = static_cast<int>(torch::cuda::device_count());
+  const c10::DeviceIndex count = torch::cuda::device_count();
   const std::string name = options.device;
   const c10::Device device(name != "auto" ? name : count > 0 ? "cuda" : "cpu");
   if (!device.is_cuda()) return device;
@@ -134,10 +134,9 @@ class TorchModel final : public Model {
 
   Step::Setup setup() {
     Step::Setup setup;
-    setup.potential = [this](at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_local,
-                             GhostExchange* exchange) {
-      return call(std::move(vectors), std::move(edge_index), std::move(types), num_local, exchange);
-    };
+    setup.potential = [this](const at::Tensor& vectors, const at::Tensor& edge_index, const at::Tensor& types,
+                             int64_t num_local,
+                             GhostExchange* exchange) { return call(vectors, edge_index, types, num_local, exchange); };
     setup.search = at::empty({0}, at::kByte);
     if (!device_.is_cpu()) {
       const torch::jit::Module search = module_.attr(search_module).toModule();
@@ -152,8 +151,8 @@ class TorchModel final : public Model {
 
   at::ScalarType dtype() const { return info_.is_double ? at::kDouble : at::kFloat; }
 
-  std::pair<at::Tensor, at::Tensor> call(at::Tensor vectors, at::Tensor edge_index, at::Tensor types, int64_t num_local,
-                                         GhostExchange* exchange) {
+  std::pair<at::Tensor, at::Tensor> call(const at::Tensor& vectors, const at::Tensor& edge_index,
+                                         const at::Tensor& types, int64_t num_local, GhostExchange* exchange) {
     // The optimizer would specialise the program to this number of edges, which is another one in every step.
     const torch::jit::GraphOptimizerEnabledGuard no_optimizer(false);
     const auto handle = static_cast<int64_t>(reinterpret_cast<intptr_t>(exchange));

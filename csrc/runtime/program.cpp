@@ -142,6 +142,8 @@ std::string Program::target_body(Backend backend, Scalar scalar, Direction direc
   if (backend == Backend::cpu) return std::string("cpu/") + name(direction);
   const std::string ending = std::string("/") + name(direction) + "/" + name(scalar);
   const int64_t available = available_shared_bytes(backend, target);
+  const std::string own = "gpu-" + std::to_string(available / 1024) + ending;
+  if (available % 1024 == 0 && entries_.count(own)) return own;
   std::string fitting, smallest;
   for (const auto& [entry, text] : entries_) {
     const bool is_body = entry.rfind("gpu", 0) == 0 && entry.size() > ending.size() &&

@@ -74,7 +74,8 @@ struct Compiled {
 //                                            "bfloat16_weights" where weights in float32 are rounded to that
 //   prelude/<backend>                        text in front of every body of that backend
 //   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
-//   gpu<class>/<direction>/<scalar>          body for CUDA and HIP; a device takes, of all classes, the body that takes
+//   gpu<class>/<direction>/<scalar>          body for CUDA and HIP, with class "-" and the KiB of shared memory of a block;
+//                                            a device takes that of its own class or else, of all, the body that takes
 //                                            most of the shared memory that it has
 //   code/<number>                            what bodies of several classes or scalars have in common, their second part
 //   tuned/<target>/<direction>/<scalar>      body for one CPU target or GPU architecture, which takes it instead of the

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <cmath>
 
 #include "differentiate.h"
 #include "edge_pairs.h"
@@ -45,7 +46,7 @@ bool take(const T* values, const int32_t* edges, int64_t pairs, int64_t columns,
       const T *own = values + first * columns, *other = values + (second < 0 ? first : second) * columns;
       for (int64_t c = 0; c < columns; ++c) {
         taken[pair * columns + c] = own[c];
-        found |= own[c] != other[c] && (own[c] == own[c] || other[c] == other[c]);  // NaN is the same as NaN
+        found |= own[c] != other[c] && !(std::isnan(own[c]) && std::isnan(other[c]));  // NaN is the same as NaN
       }
     }
     if (found) differ = true;

@@ -116,7 +116,7 @@ Radial cutoff(const RadialProblem& p, const Tensor& x) {
   const Tensor inside = x < p.r_max, y = at::where(inside, x / p.r_max, one);
   const Tensor left = at::where(inside, (p.r_max - x) / p.r_max, at::zeros_like(x));
   Tensor sum = at::zeros_like(x);
-  for (int64_t j = p.power; j > 0; --j) sum = sum * y + static_cast<double>(j * (j + 1) / 2);
+  for (int64_t j = p.power; j > 0; --j) sum = sum * y + static_cast<double>(j) * static_cast<double>(j + 1) / 2;
   const Tensor low = steep * y.pow(p.power - 2) * left;
   return {left.pow(3) * sum, low * y * left / p.r_max, low * ((n - 1) * left - 2 * y) / (p.r_max * p.r_max)};
 }

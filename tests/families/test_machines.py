@@ -17,7 +17,15 @@ from eqaccel.__main__ import main
 from eqaccel.benchmarks.problems import PROBLEMS
 from eqaccel.codegen import Direction, payload_key
 from eqaccel.errors import CompileError, SettingsError, SharedMemoryError, UnsupportedError
-from eqaccel.families.tensor_product import TENSOR_PRODUCT, check, gpu_plans, make_plan, payload, travelling_plan
+from eqaccel.families.tensor_product import (
+    TENSOR_PRODUCT,
+    body_of,
+    check,
+    gpu_plans,
+    make_plan,
+    payload,
+    travelling_plan,
+)
 from eqaccel.targets import MACHINE_CLASSES, TARGETS, Target
 from eqaccel.testing import assert_product, random_operands
 
@@ -95,6 +103,25 @@ def test_an_architecture_gets_the_kernel_of_its_class(arch: str) -> None:
             plan = travelling_plan(LARGE, direction, TARGETS[arch], scalar_bytes)
             source = program.source(backend, scalar, direction.value, arch)
             assert _shared_bytes(source) == plan.shared_bytes() <= TARGETS[arch].shared_bytes
+
+
+def test_a_class_that_is_short_of_registers_has_a_plan_of_its_own() -> None:
+    """On sm_120 the plan of larger machines spills, though it fits: blocks in another order do not."""
+    spec, direction = PROBLEMS["mp0-second"].spec, Direction.DOUBLE_BACKWARD
+    most, own = gpu_plans(spec, direction, 4)
+    assert (most.target.name, own.target.name) == ("gpu-227", "gpu-99")
+    assert max(most.shared_bytes(), own.shared_bytes()) <= min(target.shared_bytes for target in MACHINE_CLASSES)
+    operands = check.problem(spec, direction)
+    graph = {"receiver": check.RECEIVER, "sender": check.SENDER, "num_receivers": 3}
+    assert_computes_the_same(own, most, **operands, **graph)
+    program = runtime.Program(payload(spec)[0])
+    for arch in (*SMALL_MACHINES, "sm_90"):
+        plan = own if TARGETS[arch].shared_bytes == own.target.shared_bytes else most
+        assert travelling_plan(spec, direction, TARGETS[arch], 4) == plan
+        source = program.source("hip" if arch.startswith("gfx") else "cuda", "float32", direction.value, arch)
+        assert source.endswith(body_of(plan))
+    log = runtime.compile_cuda(program.source("cuda", "float32", direction.value, "sm_120"), "sm_120")[1]
+    assert runtime.resources(log)["eq_main_0"]["spill_store_bytes"] == 0
 
 
 def test_an_architecture_that_nothing_is_known_of_gets_the_smallest_kernel() -> None:

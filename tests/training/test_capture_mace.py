@@ -13,7 +13,7 @@ pytest.importorskip("mace", reason="needs mace-torch")
 
 import mace_models  # first: imports mace before e3nn
 from mace.modules import WeightedEnergyForcesStressLoss
-from patch_checks import assert_close, assert_same_gradients, patched
+from patch_checks import RELATIVE, assert_close, assert_same_gradients, patched
 from torch import Tensor
 from training_recordings import captured, same_model
 
@@ -90,7 +90,9 @@ def test_trains_as_ordinary_calls_do(device: torch.device, monkeypatch: pytest.M
             averaged.update_parameters(trained)
             energies = [model(dict(data))["energy"].detach().sum() for model in (trained, averaged.module)]
             losses[which] += map(float, (loss.detach(), *energies))
-    assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-9, atol=0.0)
+    # Each of 20 steps adds the error of its gradients, which Adam divides by their size: that of a gradient which is a
+    # fiftieth of the largest counts fifty times.
+    assert torch.allclose(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=20 * 50 * RELATIVE, atol=0.0)
     assert recorder.replays == 19
     assert recorder.recordings == 1
 

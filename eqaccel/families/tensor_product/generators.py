@@ -10,7 +10,7 @@ from eqaccel.errors import TuningError, UnsupportedError
 from eqaccel.families.tensor_product import body, reference
 from eqaccel.families.tensor_product.pairs import PairPlan, execute_pairs, plan_pairs
 from eqaccel.families.tensor_product.pairs import body as pairs_body
-from eqaccel.families.tensor_product.plan import UNTUNED, Plan, Tuning, candidates, make_plan
+from eqaccel.families.tensor_product.plan import UNTUNED, Plan, Tuning, candidates, make_plan, suits
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 from eqaccel.families.tensor_product.spelling import spelling
 from eqaccel.targets import Target
@@ -33,6 +33,10 @@ class Generator(ABC):
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Tuning = UNTUNED
     ) -> Any:
         """The plan of a direction."""
+
+    def suits(self, plan: Any, target: Target) -> bool:
+        """Whether a plan of larger machines is for a GPU as well."""
+        return bool(plan.shared_bytes() <= target.shared_bytes)
 
     @abstractmethod
     def tunings(
@@ -71,6 +75,9 @@ class _Channelwise(Generator):
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Tuning = UNTUNED
     ) -> Plan:
         return make_plan(spec, direction, target, scalar_bytes, tuning)
+
+    def suits(self, plan: Plan, target: Target) -> bool:
+        return suits(plan, target)
 
     def tunings(
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int

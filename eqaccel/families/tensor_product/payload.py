@@ -95,12 +95,11 @@ def _add_body(entries: dict[str, str], name: str, plan: AnyPlan, text: str) -> N
 def gpu_plans(spec: TensorProductSpec, direction: Direction, scalar_bytes: int) -> list[Any]:
     """The plans of a kernel that travel in its payload, the one that takes most shared memory first.
 
-    A device runs the first one that fits it; a class of machines has a plan of its own only where those of larger ones
-    do not fit it.
+    A class of machines has a plan of its own only where those of larger ones do not suit it.
     """
-    plans: list[Any] = []
+    suits, plans = generator(spec).suits, list[Any]()
     for target in MACHINE_CLASSES:
-        if any(plan.shared_bytes() <= target.shared_bytes for plan in plans):
+        if any(suits(plan, target) for plan in plans):
             continue
         with contextlib.suppress(UnsupportedError):  # the runtime says so where it is asked for a kernel
             plans.append(plan_of(spec, direction, target, scalar_bytes))
@@ -108,15 +107,20 @@ def gpu_plans(spec: TensorProductSpec, direction: Direction, scalar_bytes: int) 
 
 
 def travelling_plan(spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int) -> Any:
-    """The plan of the kernel that a target runs: on a GPU the one in its payload for machines of the target's class.
+    """The plan of the kernel that a target runs.
+
+    On a GPU it is the one in the payload for machines of the target's class or, if there is none, that which takes most
+    of the shared memory there is.
 
     Raises:
         UnsupportedError: If there is none, because the target has too little shared memory.
     """
     if target.is_gpu:
-        for plan in gpu_plans(spec, direction, scalar_bytes):
-            if plan.shared_bytes() <= target.shared_bytes:
-                return plan
+        plans = gpu_plans(spec, direction, scalar_bytes)
+        fitting = [plan for plan in plans if plan.shared_bytes() <= target.shared_bytes]
+        if fitting:
+            own = (plan for plan in fitting if plan.target.shared_bytes == target.shared_bytes)
+            return next(own, max(fitting, key=lambda plan: plan.shared_bytes()))
     return plan_of(spec, direction, target, scalar_bytes)
 
 

@@ -28,7 +28,8 @@ template <class Scalar> void add(double *to, const double *from, int doubles)
 {
   auto *sum = reinterpret_cast<Scalar *>(to);
   const auto *term = reinterpret_cast<const Scalar *>(from);
-  for (size_t c = 0; c < doubles * (sizeof(double) / sizeof(Scalar)); ++c) sum[c] += term[c];
+  const auto *end = reinterpret_cast<const Scalar *>(from + doubles);
+  while (term != end) *sum++ += *term++;
 }
 
 }    // namespace

@@ -1,6 +1,6 @@
 """How a tensor product is computed on a target: edge matrices, segments and launch numbers, as plain data."""
 
-from eqaccel.families.tensor_product.plan.build import make_plan
+from eqaccel.families.tensor_product.plan.build import make_plan, suits
 from eqaccel.families.tensor_product.plan.candidates import candidates
 from eqaccel.families.tensor_product.plan.model import (
     Block,
@@ -29,4 +29,5 @@ __all__ = [
     "Tuning",
     "candidates",
     "make_plan",
+    "suits",
 ]

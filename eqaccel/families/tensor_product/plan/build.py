@@ -286,20 +286,11 @@ class _Builder(Purpose):
 
 def _with_pipeline(plan: KernelPlan) -> KernelPlan:
     """Warps of a block, edges a stage, stages, and blocks that a multiprocessor should hold."""
-    spec, scalar_bytes = plan.spec, plan.scalar_bytes
     if not plan.segments:
         return plan
-    arrays = (1, 1, 2, 3)[plan.direction.order]  # of an element for each output
-    words = scalar_bytes // 4
-    registers = max(
-        words * (arrays * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
-        + _OTHER_REGISTERS[plan.direction]
-        + words * spec.y_dim * plan.direction.gradients
-        for s in plan.segments
-    )
-    resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if registers <= limit), _FEWEST_WARPS)
-    if plan.direction is Direction.BACKWARD and resident_warps == _FEWEST_WARPS:
-        plan = replace(plan, segments=tuple(map(_longest_first, plan.segments)))
+    wanted_registers = _wanted_registers(plan)
+    resident_warps = next((warps for limit, warps in _WARPS_OF_REGISTERS if wanted_registers <= limit), _FEWEST_WARPS)
+    plan = _ordered(plan, plan.target)
     smallest = min(segment.mul for segment in plan.segments)
     wanted = (
         4
@@ -325,6 +316,32 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
                 if (chosen.shared_bytes() + 1024) * resident <= plan.target.shared_bytes:
                     return chosen
     return replace(plan, edges_per_stage=1, stages=2, blocks_per_sm=1)
+
+
+def _wanted_registers(plan: KernelPlan) -> int:
+    """Registers of a thread that a kernel has use for, which may be more than there are."""
+    arrays = (1, 1, 2, 3)[plan.direction.order]  # of an element for each output
+    words = plan.scalar_bytes // 4
+    return max(
+        words * (arrays * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
+        + _OTHER_REGISTERS[plan.direction]
+        + words * plan.spec.y_dim * plan.direction.gradients
+        for s in plan.segments
+    )
+
+
+def suits(plan: Plan, target: Target) -> bool:
+    """Whether a plan of larger machines is for a target as well: it fits, and registers do not run out there alone."""
+    return plan.shared_bytes() <= target.shared_bytes and all(_ordered(k, target) == k for k in plan.kernels)
+
+
+def _ordered(plan: KernelPlan, target: Target) -> KernelPlan:
+    """A kernel with the blocks of its segments in the order that takes fewest registers, where a target has no more."""
+    order, wanted = plan.direction.order, _wanted_registers(plan) if plan.segments else 0
+    longest_first = order == 1 and wanted > _WARPS_OF_REGISTERS[-2][0]
+    if not target.spare_registers and plan.scalar_bytes == 4:  # doubles take so many that other things decide
+        longest_first |= order == 2 and wanted > _WARPS_OF_REGISTERS[-1][0]
+    return replace(plan, segments=tuple(map(_longest_first, plan.segments))) if longest_first else plan
 
 
 def _longest_first(segment: Segment) -> Segment:
