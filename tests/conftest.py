@@ -15,6 +15,10 @@ os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # The function of an AOTInductor package that calls the kernels is long, and its speed is not what is tested.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# There may be more ranks of MPI than cores. Those that wait sleep, and collectives do without shared memory, in which
+# ranks would spin: four of LAMMPS for three quarters of their time.
+os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+os.environ.setdefault("MPIR_CVAR_COLL_SHM_LIMIT_PER_NODE", "0")
 
 import pytest
 import torch

