@@ -270,7 +270,7 @@ def test_steps_of_lammps(tmp_path: Path) -> None:
     small = ["--elements", "6", "--channels", "4", "--systems", "carbon-64", "--dtype", "float64"]
     _, row = results(tmp_path, *small, "--steps", "4", "--compare", "lammps")["rows"]
     assert (row["implementation"], row["note"], row["atoms"]) == ("eqaccel in LAMMPS", "", 64)
-    assert row["force_difference"] < 1e-11
+    assert row["force_difference"] < RELATIVE
     assert row["step"]["repetitions"] == 4
     assert row["step"]["median_ms"] > 0
     assert row["first_s"] > 0
