@@ -13,8 +13,8 @@ def literal(value: float) -> str:
 
 
 def table(scalar: str, values: Iterable[str], index: str = "n") -> str:
-    """The body of a function that looks something up."""
-    return f"static constexpr {scalar} values[] = {{{wrapped(values)}}}; return values[{index}];"
+    """The body of a function that looks something up; a table without values has a zero, which arrays in C++ need."""
+    return f"static constexpr {scalar} values[] = {{{wrapped(values) or '{}'}}}; return values[{index}];"
 
 
 def wrapped(values: Iterable[str]) -> str:
