@@ -10,7 +10,7 @@ from eqaccel.errors import TuningError, UnsupportedError
 from eqaccel.families.tensor_product import body, reference
 from eqaccel.families.tensor_product.pairs import PairPlan, execute_pairs, plan_pairs
 from eqaccel.families.tensor_product.pairs import body as pairs_body
-from eqaccel.families.tensor_product.plan import UNTUNED, Plan, Tuning, candidates, make_plan, suits
+from eqaccel.families.tensor_product.plan import UNTUNED, Plan, Tuning, candidates, is_ordered_for, make_plan
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 from eqaccel.families.tensor_product.spelling import spelling
 from eqaccel.targets import Target
@@ -77,7 +77,7 @@ class _Channelwise(Generator):
         return make_plan(spec, direction, target, scalar_bytes, tuning)
 
     def suits(self, plan: Plan, target: Target) -> bool:
-        return suits(plan, target)
+        return super().suits(plan, target) and is_ordered_for(plan, target)
 
     def tunings(
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int

@@ -1,6 +1,6 @@
 """How a tensor product is computed on a target: edge matrices, segments and launch numbers, as plain data."""
 
-from eqaccel.families.tensor_product.plan.build import make_plan, suits
+from eqaccel.families.tensor_product.plan.build import is_ordered_for, make_plan
 from eqaccel.families.tensor_product.plan.candidates import candidates
 from eqaccel.families.tensor_product.plan.model import (
     Block,
@@ -28,6 +28,6 @@ __all__ = [
     "Segment",
     "Tuning",
     "candidates",
+    "is_ordered_for",
     "make_plan",
-    "suits",
 ]

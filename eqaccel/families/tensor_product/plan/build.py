@@ -322,22 +322,23 @@ def _wanted_registers(plan: KernelPlan) -> int:
     """Registers of a thread that a kernel has use for, which may be more than there are."""
     arrays = (1, 1, 2, 3)[plan.direction.order]  # of an element for each output
     words = plan.scalar_bytes // 4
-    return max(
+    of_segments = (
         words * (arrays * len(s.z_offsets) * s.channels_per_lane + 8 * s.channels_per_lane)
         + _OTHER_REGISTERS[plan.direction]
         + words * plan.spec.y_dim * plan.direction.gradients
         for s in plan.segments
     )
+    return max(of_segments, default=0)
 
 
-def suits(plan: Plan, target: Target) -> bool:
-    """Whether a plan of larger machines is for a target as well: it fits, and registers do not run out there alone."""
-    return plan.shared_bytes() <= target.shared_bytes and all(_ordered(k, target) == k for k in plan.kernels)
+def is_ordered_for(plan: Plan, target: Target) -> bool:
+    """Whether a plan of larger machines has its blocks in the order that the registers of a target ask for."""
+    return all(_ordered(kernel, target) == kernel for kernel in plan.kernels)
 
 
 def _ordered(plan: KernelPlan, target: Target) -> KernelPlan:
     """A kernel with the blocks of its segments in the order that takes fewest registers, where a target has no more."""
-    order, wanted = plan.direction.order, _wanted_registers(plan) if plan.segments else 0
+    order, wanted = plan.direction.order, _wanted_registers(plan)
     longest_first = order == 1 and wanted > _WARPS_OF_REGISTERS[-2][0]
     if not target.spare_registers and plan.scalar_bytes == 4:  # doubles take so many that other things decide
         longest_first |= order == 2 and wanted > _WARPS_OF_REGISTERS[-1][0]
