@@ -49,11 +49,12 @@ class MainThreadExchange final : public GhostExchange {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
-  void forward(void* rows, int64_t num_nodes, int64_t width, bool is_double) override {
-    ask([&] { target_->forward(rows, num_nodes, width, is_double); });
+  void nodes(GhostNodes& nodes) const override { target_->nodes(nodes); }
+  void forward(const void* rows, void* ghost_rows, int64_t width, bool is_double) override {
+    ask([&] { target_->forward(rows, ghost_rows, width, is_double); });
   }
-  void reverse(void* rows, int64_t num_nodes, int64_t width, bool is_double) override {
-    ask([&] { target_->reverse(rows, num_nodes, width, is_double); });
+  void reverse(const void* ghost_rows, void* rows, int64_t width, bool is_double) override {
+    ask([&] { target_->reverse(ghost_rows, rows, width, is_double); });
   }
 
  private:

@@ -229,7 +229,7 @@ class TorchModel final : public Model {
 }  // namespace
 }  // namespace eqaccel
 
-extern "C" eqaccel::Model* eqaccel_load_model_4(const eqaccel::ModelOptions* options) {
+extern "C" eqaccel::Model* eqaccel_load_model_5(const eqaccel::ModelOptions* options) {
   const std::string subject = "model file '" + std::string(options->path) + "' ";
   try {
     return new eqaccel::TorchModel(*options);

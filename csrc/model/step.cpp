@@ -133,6 +133,7 @@ void Step::run(const Atoms& atoms, GhostExchange* exchange, StepResult& result) 
   is_new_ = false;
   const double* values = fetch(exchange ? run_with(exchange) : run_once());
   while (!exchange && !accept(values)) values = fetch(run_once());
+  result.obstacle = exchange && !shared_the_same(values) ? reason_ : "";
   ++steps_;
   ++age_;
   result.nearest = values[nearest_at];
@@ -188,7 +189,7 @@ Tensor Step::evaluate(const Edges& edges, bool compare, GhostExchange* exchange)
   {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
-    if (may_share_weights_ && !exchange)
+    if (may_share_weights_ && !(exchange && on_gpu()))
       find = [&] { return c10::make_intrusive<ops::Portions>(find_pairs(edges), edges.graph, limits_); };
     if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, limits_);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, own, exchange);
@@ -199,7 +200,9 @@ Tensor Step::evaluate(const Edges& edges, bool compare, GhostExchange* exchange)
     others_shared = given && given->differed() && given->shares();
   }
   // A layer had other edges: of them, those for which there is only room have added to the gradients of pairs.
-  if (others_shared) return evaluate(edges, compare);
+  // Other ranks do not evaluate again.
+  if (others_shared && !exchange) return evaluate(edges, compare);
+  if (others_shared) differ = at::ones_like(memory_->zero);
   TORCH_CHECK(energies.sizes() == at::IntArrayRef({own}), "the model returned energies of shape ", energies.sizes(),
               ", expected ", own);
   const auto [forces, virials] = edge_forces.call(setup_.search, setup_.search_key, edges.vectors,
@@ -275,6 +278,10 @@ bool Step::accept(const double* values) {
     make_room("more edges", static_cast<int64_t>(values[count_at]));
     return false;
   }
+  return shared_the_same(values);
+}
+
+bool Step::shared_the_same(const double* values) {
   if (values[differ_at] == 0) return true;
   forget_recording();
   reason_ = "weights that an edge and its reverse do not share";

@@ -73,7 +73,7 @@ class Step {
   // From positions to one vector of doubles: number of edges, length of the shortest, whether an edge and its reverse
   // shared weights that are not the same, energies, forces, virial.
   at::Tensor evaluate(const Edges&, bool compare, GhostExchange* exchange = nullptr);
-  // What ranks evaluate together: nothing is recorded, shared or done twice.
+  // What ranks evaluate together: nothing is recorded or done twice.
   at::Tensor run_with(GhostExchange*);
   at::Tensor run_once();
   void record();
@@ -82,6 +82,8 @@ class Step {
   const double* fetch(const at::Tensor& results);
   // Whether these are results; if not, makes sure that the next ones can be.
   bool accept(const double* values);
+  // Whether no edges shared weights that are not the same; if some did, none share from now on.
+  bool shared_the_same(const double* values);
   void make_room(const std::string& reason, int64_t num_edges);
   void forget_recording();
 

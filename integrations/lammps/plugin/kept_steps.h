@@ -52,7 +52,7 @@ class KeptSteps
 
  private:
   void collect(eqaccel::Model &model, const Source &source);
-  void add(int i, int j, RankNodes &nodes);
+  void add(int i, int j, const RankNodes &nodes);
   void find_shifts(const RankNodes &nodes);
   bool images_are_in_place(const RankNodes &nodes) const;
 

@@ -35,6 +35,7 @@ static constexpr double rejected_energy = 1e100;
 PairEqaccel::PairEqaccel(LAMMPS *lmp) : Pair(lmp), nodes(lmp, this), missing(lmp), kept(lmp), edges(lmp)
 {
   single_enable = 0;
+  comm_forward = 1;    // the owner of an atom
   restartinfo = 0;    // as for all styles with a potential file: pair_style and pair_coeff are given again
   one_coeff = 1;
   manybody_flag = 1;
@@ -103,7 +104,7 @@ void PairEqaccel::open_library()
   if (is_shared("libstdc++.so.6", "_ZSt4cerr") && is_shared("libc.so.6", "malloc")) flags |= RTLD_DEEPBIND;
 #endif
   void *library = dlopen(EQACCEL_MODEL_LIBRARY, flags);
-  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_4"));
+  if (library) load_model = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_5"));
   if (!load_model) failure = dlerror();
   stop_if_any(failure.empty() ? failure
                               : "pair_style eqaccel: can not load eqaccel (" + failure +
@@ -169,7 +170,6 @@ void PairEqaccel::coeff(int narg, char **arg)
     for (int j = 1; j <= ntypes; ++j) setflag[i][j] = element_of_type[i] >= 0 && element_of_type[j] >= 0;
 
   nodes.expect_exchanges(info.exchange_widths, info.is_double);
-  comm_forward = comm_reverse = nodes.max_doubles();
   if (comm->me == 0)
     utils::logmesg(lmp, "eqaccel: {} runs in {} on {}, cutoff {:.8} angstrom\n", arg[2],
                    info.is_double ? "float64" : "float32", info.device, info.cutoff);
@@ -223,10 +223,6 @@ void PairEqaccel::init_style()
   neighbor->add_request(this, NeighConst::REQ_FULL);
   owners_known = false;
   choose_way();
-
-  // A hybrid style asked for our widths before the model was read.
-  force->pair->comm_forward = std::max(force->pair->comm_forward, comm_forward);
-  force->pair->comm_reverse = std::max(force->pair->comm_reverse, comm_reverse);
 }
 
 // Whether neighbours are picked on the device, out of lists that stay there, or here; says so when it changes.
@@ -430,20 +426,10 @@ double PairEqaccel::memory_usage()
 
 int PairEqaccel::pack_forward_comm(int n, int *atoms, double *buffer, int, int *)
 {
-  return nodes.pack_forward(n, atoms, buffer);
+  return nodes.pack_owners(n, atoms, buffer);
 }
 
 void PairEqaccel::unpack_forward_comm(int n, int first, double *buffer)
 {
-  nodes.unpack_forward(n, first, buffer);
-}
-
-int PairEqaccel::pack_reverse_comm(int n, int first, double *buffer)
-{
-  return nodes.pack_reverse(n, first, buffer);
-}
-
-void PairEqaccel::unpack_reverse_comm(int n, int *atoms, double *buffer)
-{
-  nodes.unpack_reverse(n, atoms, buffer);
+  nodes.unpack_owners(n, first, buffer);
 }

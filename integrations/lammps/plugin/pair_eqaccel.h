@@ -36,8 +36,6 @@ class PairEqaccel : public Pair
 
   int pack_forward_comm(int, int *, double *, int, int *) override;
   void unpack_forward_comm(int, int, double *) override;
-  int pack_reverse_comm(int, int, double *) override;
-  void unpack_reverse_comm(int, int *, double *) override;
 
  private:
   using Loader = eqaccel::Model *(*)(const eqaccel::ModelOptions *);

@@ -12,9 +12,9 @@ using namespace LAMMPS_NS;
 void RankEdges::collect(const NeighList *list, const std::vector<std::pair<int, int>> &missing, RankNodes &nodes,
                         const std::vector<char> &takes_part)
 {
+  nodes.number(takes_part);
   if (holds && took_part == takes_part) return;
   took_part = takes_part;
-  nodes.number(took_part);
   pairs.clear();
   auto lacked = missing.begin();
   for (int ii = 0; ii < list->inum; ++ii) {

@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   void* library = dlopen(argv[1], RTLD_NOW);
   if (library == nullptr) return std::fprintf(stderr, "%s\n", dlerror()), 2;
   using Loader = eqaccel::Model* (*)(const eqaccel::ModelOptions*);
-  const auto load = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_4"));
+  const auto load = reinterpret_cast<Loader>(dlsym(library, "eqaccel_load_model_5"));
   for (int number = 0; number < std::atoi(argv[3]); ++number) {
     const std::string path = std::string(argv[2]) + "/" + std::to_string(number) + ".bin";
     eqaccel::ModelOptions options;

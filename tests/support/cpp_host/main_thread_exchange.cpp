@@ -11,18 +11,18 @@ namespace {
 const std::thread::id main_thread = std::this_thread::get_id();
 
 struct Engine final : eqaccel::GhostExchange {
-  void forward(void* rows, int64_t num_nodes, int64_t width, bool) override {
+  void nodes(eqaccel::GhostNodes& nodes) const override { nodes.num_ghosts = 3; }
+  void forward(const void*, void* ghost_rows, int64_t width, bool) override {
     if (width == 13) throw std::runtime_error("refused by the engine");
-    static_cast<double*>(rows)[0] += 1;
-    report("forward", num_nodes, width);
+    static_cast<double*>(ghost_rows)[0] += 1;
+    report("forward", width);
   }
-  void reverse(void* rows, int64_t num_nodes, int64_t width, bool) override {
+  void reverse(const void*, void* rows, int64_t width, bool) override {
     static_cast<double*>(rows)[0] += 10;
-    report("reverse", num_nodes, width);
+    report("reverse", width);
   }
-  static void report(const char* name, int64_t num_nodes, int64_t width) {
-    std::printf("%s %d %d %s\n", name, int(num_nodes), int(width),
-                std::this_thread::get_id() == main_thread ? "main" : "other");
+  static void report(const char* name, int64_t width) {
+    std::printf("%s %d %s\n", name, int(width), std::this_thread::get_id() == main_thread ? "main" : "other");
   }
 };
 
@@ -35,15 +35,20 @@ int main() {
     eqaccel::MainThreadExchange exchange;
     for (int step = 0; step < 2; ++step) {
       exchange.run(&engine, [&] {
-        exchange.forward(&row, 3, 1, true);
-        std::thread([&] { exchange.reverse(&row, 3, 2, true); }).join();
+        exchange.forward(nullptr, &row, 1, true);
+        std::thread([&] { exchange.reverse(nullptr, &row, 2, true); }).join();
       });
       std::printf("row %g\n", row);
     }
+    exchange.run(&engine, [&] {
+      eqaccel::GhostNodes nodes;
+      exchange.nodes(nodes);
+      std::printf("ghosts %d\n", int(nodes.num_ghosts));
+    });
     exchange.run(nullptr,
                  [&] { std::printf("alone %s\n", std::this_thread::get_id() == main_thread ? "main" : "other"); });
     try {
-      exchange.run(&engine, [&] { exchange.forward(&row, 3, 13, true); });
+      exchange.run(&engine, [&] { exchange.forward(nullptr, &row, 13, true); });
     } catch (const std::runtime_error& error) {
       std::printf("caught %s\n", error.what());
     }
@@ -52,7 +57,7 @@ int main() {
     } catch (const std::runtime_error& error) {
       std::printf("caught %s\n", error.what());
     }
-    exchange.run(&engine, [&] { exchange.forward(&row, 4, 1, true); });
+    exchange.run(&engine, [&] { exchange.forward(nullptr, &row, 1, true); });
   }
   std::printf("end\n");
 }
