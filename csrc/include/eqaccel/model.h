@@ -50,11 +50,11 @@ struct Atoms {
 };
 
 struct StepResult {
-  std::string obstacle;          // why these are no results, on several ranks; empty if they are. The next step has some
   std::vector<double> energies;  // (num_local) eV
   std::vector<double> forces;    // (num_atoms, 3) eV/angstrom, of the energies of the local atoms of all ranks
   double virial[9] = {};         // derivative of the energy in the strain, symmetric, (3, 3) eV
   double nearest = 0;            // angstrom; how near two atoms come, rounded as the model's dtype
+  std::string obstacle;          // why these are no results, which may be on several ranks; the next step has some
 };
 
 class Model {
