@@ -117,8 +117,8 @@ def results_table(runs: list[Run], difference: float) -> PrettyTable:
     return table
 
 
-def converted(options: argparse.Namespace) -> MaceModel | None:
-    """Returns torch-sim's wrapper of the model as MACE converts it for cuEquivariance; None if it cannot."""
+def converted(options: argparse.Namespace) -> MaceModel:
+    """Returns torch-sim's wrapper of the model as MACE converts it for cuEquivariance."""
     import cuequivariance_torch  # noqa: F401  (MACE itself would build a slow model without it)
     from mace.cli.convert_e3nn_cueq import run as convert
 
@@ -127,9 +127,10 @@ def converted(options: argparse.Namespace) -> MaceModel | None:
     default = torch.get_default_dtype()
     try:
         converted = convert(model, device=options.device)
-    except RuntimeError as error:  # its converter does not know every contraction
-        print(f"cuEquivariance: MACE's converter refuses the model: {error}")
-        return None
+    except RuntimeError:
+        # Made without cuEquivariance, it has all couplings, and yet says that it has the independent ones alone.
+        model.use_reduced_cg = False
+        converted = convert(model, device=options.device)
     finally:
         torch.set_default_dtype(default)
     return MaceModel(converted, device=torch.device(options.device), dtype=dtype)
@@ -190,8 +191,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
 
     few = structures[: options.reference_structures]
     before, _ = relax("unpatched", wrapper, few, options)
-    peer = converted(options) if options.cuequivariance else None
-    peers = [] if peer is None else [relax("cuEquivariance", peer, few, options)[0]]
+    peers = [relax("cuEquivariance", converted(options), few, options)[0]] if options.cuequivariance else []
     begin = time.perf_counter()
     eqaccel.patch(wrapper)
     patch_seconds = time.perf_counter() - begin
