@@ -172,11 +172,12 @@ Step::Edges Step::search_exactly() const {
 ops::EdgePairs Step::find_pairs(const Edges& edges) const {
   if (!on_gpu()) return ops::find_pairs(edges.vectors, edges.graph, memory_->nodes());
   using Signature =
-      std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, int64_t, int64_t);
+      std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, int64_t, int64_t, bool);
   static const auto pairs = operator_of<Signature>("eqaccel::neighbor_pairs");
   auto [row, members, differ] =
-      pairs.call(setup_.search, setup_.search_key, edges.vectors, edges.graph, memory_->atoms, memory_->nodes());
-  return {row, members, differ, setup_.search, setup_.search_key};
+      pairs.call(setup_.search, setup_.search_key, edges.vectors, edges.graph, memory_->atoms, memory_->nodes(),
+                 /*all_reversible=*/true);
+  return {row, members, differ, setup_.search, setup_.search_key, /*all_reversible=*/true};
 }
 
 Tensor Step::evaluate(const Edges& edges, bool compare, GhostExchange* exchange) {

@@ -64,20 +64,22 @@ void NeighborKernels::write(const NeighborCandidates& from, const int32_t* ends,
   launch(order_, atoms, stream, of_order);
 }
 
-void NeighborKernels::count_pairs(int64_t atoms, const NeighborEdges& of, int32_t* counts, void* stream) const {
+void NeighborKernels::count_pairs(int64_t atoms, const NeighborEdges& of, bool all_reversible, int32_t* counts,
+                                  void* stream) const {
   NeighborEdges e = of;
   int count = static_cast<int>(atoms), nodes = static_cast<int>(e.nodes), capacity = static_cast<int>(e.capacity);
-  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &counts};
+  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &all_reversible, &counts};
   launch(count_pairs_, atoms, stream, parameters);
 }
 
-void NeighborKernels::write_pairs(int64_t atoms, const NeighborEdges& of, const int32_t* ends, const PairRoom& to,
-                                  void* stream) const {
+void NeighborKernels::write_pairs(int64_t atoms, const NeighborEdges& of, bool all_reversible, const int32_t* ends,
+                                  const PairRoom& to, void* stream) const {
   NeighborEdges e = of;
   PairRoom p = to;
   int count = static_cast<int>(atoms), nodes = static_cast<int>(e.nodes), capacity = static_cast<int>(e.capacity);
   int room = static_cast<int>(p.rows);
-  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &ends, &p.row, &p.edges, &room, &p.differ};
+  void* parameters[] = {&count, &nodes, &capacity, &e.packed, &all_reversible,
+                        &ends,  &p.row, &p.edges,  &room,     &p.differ};
   launch(write_pairs_, atoms, stream, parameters);
 }
 

@@ -34,7 +34,7 @@ struct NeighborEdges {
 struct PairRoom {
   int64_t rows;
   int32_t* row;  // (capacity of the edges) the pair of each
-  int32_t* edges;  // (rows, 2)
+  int32_t* edges;  // (rows, 2), the second is -1 where an edge is alone
   double* differ;  // (1) whether values of pairs were seen to differ
 };
 
@@ -47,9 +47,10 @@ class NeighborKernels {
   void count(const NeighborCandidates&, int32_t* counts, void* stream) const;
   void write(const NeighborCandidates&, const int32_t* ends, const NeighborEdges&, void* stream) const;
   // The same for pairs of edges and their reverses, of a graph of atoms in which slots are edges; `row` comes with zeros,
-  // and `differ` leaves with one.
-  void count_pairs(int64_t atoms, const NeighborEdges&, int32_t* counts, void* stream) const;
-  void write_pairs(int64_t atoms, const NeighborEdges&, const int32_t* ends, const PairRoom&, void* stream) const;
+  // and `differ` leaves with one. Unless all are reversible, edges from atoms that receive nothing are alone.
+  void count_pairs(int64_t atoms, const NeighborEdges&, bool all_reversible, int32_t* counts, void* stream) const;
+  void write_pairs(int64_t atoms, const NeighborEdges&, bool all_reversible, const int32_t* ends, const PairRoom&,
+                   void* stream) const;
   // Rows (rows, columns) of the values of the edges of pairs that come first; sets `differ` to 1 where those of the others
   // are not the same. And the transpose, to values of `count` edges.
   void take_pairs(const void* values, const int32_t* edges, int64_t rows, int64_t columns, void* taken, double* differ,

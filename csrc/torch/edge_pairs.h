@@ -11,11 +11,10 @@ struct EdgePairs {
   Tensor differ;  // (1,) float64: not zero once an edge and its reverse had other values
   Tensor payload;  // of the kernels of eqaccel::neighbors; any on a CPU
   int64_t key;
+  bool all_reversible = false;  // whether every edge has a reverse, so that numbers of edges are known without a look
 
   bool are_alone() const { return !edges.defined(); }
   int64_t size() const { return are_alone() ? row.size(0) : edges.size(0); }
-  // Whether every edge has a reverse, so that numbers of edges are known without a look.
-  bool are_reversible() const { return !row.is_cpu(); }
 };
 
 // A product of matrices by eqaccel::matrix_product.

@@ -257,6 +257,9 @@ std::vector<Tensor> pair_ranges(const Tensor& graph, const Tensor& row, const Te
   const Tensor places = local.index_select(0, edges.clamp_min(0).flatten()).view_as(edges);
   const Tensor members = at::where(edges.ge(0), places, edges), head = at::full({2}, nodes, options);
   const Tensor known = all_reversible ? Tensor() : begins.cpu();
+  TORCH_CHECK(all_reversible || known.const_data_ptr<int32_t>()[count] == all, op, ": expected ", all,
+              " edges that nodes receive, got ", known.const_data_ptr<int32_t>()[count],
+              ". Leave no room behind the last edge where not every edge has its reverse.");
   const auto begin_of = [&](int64_t number) -> int64_t {
     return all_reversible ? std::min(2 * size * number, all) : known.const_data_ptr<int32_t>()[number];
   };

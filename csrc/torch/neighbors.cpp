@@ -194,9 +194,10 @@ Edges on_cpu(const Tensor&, int64_t, const Tensor& positions, const Tensor& cell
 }
 
 std::tuple<Tensor, Tensor, Tensor> pairs_on_gpu(const Tensor& payload, int64_t key, const Tensor& vectors,
-                                                const Tensor& graph, int64_t num_atoms, int64_t num_nodes) {
+                                                const Tensor& graph, int64_t num_atoms, int64_t num_nodes,
+                                                bool all_reversible) {
   constexpr const char* op = "eqaccel::neighbor_pairs";
-  const int64_t capacity = vectors.size(0), room = (capacity + 1) / 2;
+  const int64_t capacity = vectors.size(0);
   TORCH_CHECK(0 < num_atoms && num_atoms <= num_nodes, op, ": expected 0 < num_atoms <= num_nodes, got ", num_atoms,
               " and ", num_nodes, ". Pass the numbers of one system.");
   check_packed(op, graph, {num_nodes, num_nodes, capacity});
@@ -206,12 +207,14 @@ std::tuple<Tensor, Tensor, Tensor> pairs_on_gpu(const Tensor& payload, int64_t k
   const NeighborKernels& kernels = kernels_of(op, payload, key, graph.device(), checked(op, vectors.scalar_type()));
   void* const stream = current_stream(graph.device());
   const Tensor counts = at::empty({num_atoms}, graph.options()), row = at::zeros({capacity}, graph.options());
-  const Tensor members = at::empty({room, 2}, graph.options());
   const Tensor differ = at::empty({1}, graph.options().dtype(at::kDouble));
-  kernels.count_pairs(num_atoms, edges, counts.mutable_data_ptr<int32_t>(), stream);
+  kernels.count_pairs(num_atoms, edges, all_reversible, counts.mutable_data_ptr<int32_t>(), stream);
   const Tensor ends = at::cumsum(counts, 0, at::kInt);
+  // How many edges are alone is known to the device, which is waited for.
+  const int64_t room = all_reversible ? (capacity + 1) / 2 : ends.narrow(0, num_atoms - 1, 1).item<int32_t>();
+  const Tensor members = at::empty({room, 2}, graph.options());
   kernels.write_pairs(
-      num_atoms, edges, ends.const_data_ptr<int32_t>(),
+      num_atoms, edges, all_reversible, ends.const_data_ptr<int32_t>(),
       {room, row.mutable_data_ptr<int32_t>(), members.mutable_data_ptr<int32_t>(), differ.mutable_data_ptr<double>()},
       stream);
   return {row, members, differ};
@@ -233,6 +236,7 @@ Tensor spread_pairs(const Tensor& payload, int64_t key, const Tensor& rows, cons
   check_pairs("eqaccel::spread_pairs", rows, edges.size(0), row, edges);
   const c10::DeviceGuard guard(rows.device());
   const Tensor held = rows.contiguous(), values = at::empty({row.size(0), rows.size(1)}, rows.options());
+  if (edges.size(0) == 0) return values.zero_();  // there may be room for edges, and no pair to look at
   if (values.numel() > 0)
     kernels_of("eqaccel::spread_pairs", payload, key, rows.device(), rows.scalar_type())
         .spread_pairs(held.const_data_ptr(), row.const_data_ptr<int32_t>(), edges.const_data_ptr<int32_t>(),

@@ -50,9 +50,9 @@ const std::vector<PairRange>& Portions::ranges(int64_t row_bytes) {
   for (int64_t first = 0; pairs_.are_alone() && first < edges; first += size)
     found->second.push_back(range_of_slots(index_, nodes, edges, first, std::min(size, edges - first)));
   if (pairs_.are_alone()) return found->second;
-  const auto parts = split.call(index_, pairs_.row, pairs_.edges, nodes, size, pairs_.are_reversible());
+  const auto parts = split.call(index_, pairs_.row, pairs_.edges, nodes, size, pairs_.all_reversible);
   for (std::size_t n = 0; n + 3 < parts.size(); n += 4) {
-    const EdgePairs own{parts[n + 1], parts[n + 2], pairs_.differ, pairs_.payload, pairs_.key};
+    const EdgePairs own{parts[n + 1], parts[n + 2], pairs_.differ, pairs_.payload, pairs_.key, pairs_.all_reversible};
     found->second.push_back({static_cast<int64_t>(n / 4) * size, parts[n], own, parts[n + 3]});
   }
   return found->second;
@@ -98,8 +98,9 @@ void register_portions() {
   static const auto known =
       torch::class_<Portions>("eqaccel", "Portions")
           .def(torch::init([](const Tensor& row, const Tensor& edges, const Tensor& differ, const Tensor& payload,
-                              int64_t key, const Tensor& index, double pair_bytes, double gradient_bytes) {
-            return c10::make_intrusive<Portions>(EdgePairs{row, edges, differ, payload, key}, index,
+                              int64_t key, bool all_reversible, const Tensor& index, double pair_bytes,
+                              double gradient_bytes) {
+            return c10::make_intrusive<Portions>(EdgePairs{row, edges, differ, payload, key, all_reversible}, index,
                                                  Portions::Limits{pair_bytes, gradient_bytes});
           }))
           .def_static("limits",

@@ -21,7 +21,7 @@ TORCH_LIBRARY(eqaccel, library) {
   // Pairs of edges and their reverses as edge_pairs or neighbor_pairs give them, of a packed index in which slots are edges,
   // in ranges of `size` pairs with all of their edges, which are numbered from the first. Four tensors for each: int64 slots
   // of the edges, the pair of each, the edges of each pair, and a packed index. Where every edge has a reverse there may
-  // be room behind the last edge, which the last ranges have.
+  // be room behind the last edge, which the last ranges have; else there is none, and a GPU is waited for.
   library.def("pair_ranges(Tensor graph, Tensor row, Tensor edges, int num_nodes, int size, bool all_reversible) -> "
               "Tensor[]");
   library.def("tensor_product(Tensor payload, int key, Tensor x, Tensor y, Tensor w, " EQ_PROBLEM_ARGUMENTS
@@ -100,9 +100,11 @@ TORCH_LIBRARY(eqaccel, library) {
       "Tensor sender, Tensor shift, Tensor t_ptr, Tensor t_order, float cutoff, int spare, int capacity, ScalarType dtype, "
       "bool all_reversible=True) -> (Tensor vectors, Tensor edge_index, Tensor graph, Tensor num_edges)");
   // Pairs of edges and their reverses on a GPU, of the graph of `neighbors`, with -2 for the second edge beyond the last
-  // pair, and (1,) float64 zero for `take_pairs`; and sums of the rows of a matrix that pairs have.
-  library.def("neighbor_pairs(Tensor payload, int key, Tensor vectors, Tensor graph, int num_atoms, int num_nodes) -> "
-              "(Tensor row, Tensor edges, Tensor differ)");
+  // pair, and (1,) float64 zero for `take_pairs`. Unless all are reversible, edges from nodes that receive nothing are
+  // alone, with -1 for the second edge, and there are no rows beyond the last pair, for which the device is waited for. And
+  // sums of the rows of a matrix that pairs have.
+  library.def("neighbor_pairs(Tensor payload, int key, Tensor vectors, Tensor graph, int num_atoms, int num_nodes, "
+              "bool all_reversible=True) -> (Tensor row, Tensor edges, Tensor differ)");
   library.def("add_pairs(Tensor payload, int key, Tensor matrix, Tensor edges) -> Tensor");
   library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_nodes) -> "
               "(Tensor forces, Tensor virials)");

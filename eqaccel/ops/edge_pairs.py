@@ -23,15 +23,17 @@ class EdgePairs:
     Attributes:
         row: (num_edges,) int32, the pair of each edge.
         edges: (num_pairs, 2) int32, the edges of each pair; the second is -1 where an edge has no reverse. On a GPU
-            there may be room for more pairs: rows beyond the last have -2 there.
+            there may be room for more pairs where all edges have a reverse: rows beyond the last have -2 there.
         differ: (1,) float64, for `rows_of`: not zero once an edge and its reverse had other values.
         search: What has found them on a GPU; None on a CPU.
+        all_reversible: Whether every edge is known to have a reverse, so that numbers of edges need no look.
     """
 
     row: Tensor
     edges: Tensor
     differ: Tensor
     search: Neighbors | None = None
+    all_reversible: bool = False
 
     @classmethod
     def find(cls, vectors: Tensor, index: Tensor, num_nodes: int) -> EdgePairs:

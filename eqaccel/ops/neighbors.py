@@ -93,21 +93,23 @@ class Neighbors(NeighborKernels):
         arguments = (self.payload, self.key, positions, cells, structure, *candidates, cutoff, spare, capacity, dtype)
         return EdgeTensors(*call_operator(torch.ops.eqaccel.neighbors, *arguments))
 
-    def pairs(self, edges: EdgeTensors, num_atoms: int, num_nodes: int) -> EdgePairs:
-        """Which edges are the reverse of each other, on a GPU; every edge has one.
+    def pairs(self, edges: EdgeTensors, num_atoms: int, num_nodes: int, all_reversible: bool = True) -> EdgePairs:
+        """Which edges are the reverse of each other, on a GPU.
 
         Args:
             edges: Of `forward`.
             num_atoms: Number of atoms.
             num_nodes: Number of atoms, and of spare nodes behind them.
+            all_reversible: Whether every edge has its reverse. Otherwise those from atoms that receive nothing are
+                alone, all others have theirs, and the device is waited for.
 
         Raises:
             OperandError: If an operand does not fit.
             CompileError: If the kernels do not compile.
         """
-        arguments = (self.payload, self.key, edges.vectors, edges.graph, num_atoms, num_nodes)
+        arguments = (self.payload, self.key, edges.vectors, edges.graph, num_atoms, num_nodes, all_reversible)
         row, members, differ = call_operator(torch.ops.eqaccel.neighbor_pairs, *arguments)
-        return EdgePairs(row, members, differ, self)
+        return EdgePairs(row, members, differ, self, all_reversible)
 
     def forces(self, edges: EdgeTensors, gradient: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
         """The forces and virials that the gradient of an energy in the vectors of edges makes.

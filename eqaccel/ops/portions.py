@@ -37,8 +37,8 @@ class Portions:
         self, pairs: EdgePairs, index: Tensor, pair_bytes: float = math.inf, gradient_bytes: float = math.inf
     ) -> None:
         self.pairs = pairs
-        tensors = pairs.row, pairs.edges, pairs.differ, *pairs.source
-        self.held: Any = torch.classes.eqaccel.Portions(*tensors, index, pair_bytes, gradient_bytes)
+        of_pairs = pairs.row, pairs.edges, pairs.differ, *pairs.source, pairs.all_reversible
+        self.held: Any = torch.classes.eqaccel.Portions(*of_pairs, index, pair_bytes, gradient_bytes)
 
     def is_one_portion(self, matrix: Tensor) -> bool:
         """Whether all weights may be there that are products with a matrix, and all of their gradients."""

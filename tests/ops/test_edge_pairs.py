@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
+from small_cells import Edges, chosen, edges_of, received_by
 from torch import Tensor
 
 from eqaccel import TensorProductSpec
 from eqaccel.errors import OperandError
-from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.ops import (
     EdgePairs,
     EdgeWeights,
@@ -33,23 +32,6 @@ from eqaccel.ops import (
 from eqaccel.ops.library import call_operator
 from eqaccel.testing import assert_close, derivatives, reference
 
-CELL = np.array([[3.0, 0.0, 0.0], [0.4, 2.2, 0.0], [0.0, -0.3, 1.5]])
-Edges = tuple[Tensor, Tensor, Tensor]  # receivers, senders, vectors
-
-
-def edges_of(num_atoms: int, dtype: torch.dtype = torch.float64, cutoff: float = 1.7) -> Edges:
-    """All edges of atoms in a cell that is smaller than the cutoff; vectors of reverses are opposite in every bit."""
-    positions = np.random.default_rng(num_atoms).uniform(-1.0, 3.0, (num_atoms, 3))
-    rows = find_neighbors(positions, CELL, cutoff, images=5)
-    receiver, sender = rows[:, 0].astype(int), rows[:, 1].astype(int)
-    vectors = positions[receiver] - positions[sender] - rows[:, 2:5] @ CELL
-    return torch.from_numpy(receiver), torch.from_numpy(sender), torch.from_numpy(vectors).to(dtype)
-
-
-def chosen(edges: Edges, which: Tensor) -> Edges:
-    receiver, sender, vectors = edges
-    return receiver[which], sender[which], vectors[which]
-
 
 def case(name: str, dtype: torch.dtype) -> tuple[int, Edges]:
     torch.manual_seed(0)
@@ -58,6 +40,8 @@ def case(name: str, dtype: torch.dtype) -> tuple[int, Edges]:
         none = torch.zeros(0, dtype=torch.int64)
         return num_atoms, (none, none, torch.zeros(0, 3, dtype=dtype))
     edges = edges_of(num_atoms, dtype)
+    if name == "ghosts":
+        edges = received_by(range(4), edges)
     count = len(edges[0])
     if name in ("shuffled", "some missing", "twice", "zeros"):
         edges = chosen(edges, torch.randperm(count))
@@ -93,12 +77,14 @@ class Range:
 
 
 def ranges_of(pairs: EdgePairs, index: Tensor, num_nodes: int, size: int) -> list[Range]:
-    all_reversible = pairs.search is not None
-    found = call_operator(torch.ops.eqaccel.pair_ranges, index, pairs.row, pairs.edges, num_nodes, size, all_reversible)
-    return [Range(n * size, *part) for n, part in enumerate(zip(*[iter(found)] * 4, strict=True))]
+    arguments = index, pairs.row, pairs.edges, num_nodes, size, pairs.all_reversible
+    found = call_operator(torch.ops.eqaccel.pair_ranges, *arguments)
+    parts = zip(*[iter(tensor.cpu() for tensor in found)] * 4, strict=True)
+    return [Range(n * size, *part) for n, part in enumerate(parts)]
 
 
-CASES = ["crystal", "own images", "two", "shuffled", "some missing", "one missing", "twice", "zeros", "nearly", "empty"]
+MISSING = ["some missing", "one missing", "ghosts"]
+CASES = ["crystal", "own images", "two", "shuffled", *MISSING, "twice", "zeros", "nearly", "empty"]
 
 
 @pytest.mark.parametrize("name", [*CASES, "nothing"])
@@ -125,17 +111,20 @@ def test_pairs_of_any_graph(name: str, dtype: torch.dtype) -> None:
     assert all(torch.equal(found.row, pairs.row) and torch.equal(found.edges, pairs.edges) for found in again)
     if name in ("crystal", "own images", "two", "shuffled"):
         assert 2 * len(members) == len(ends) > 0
-    if name in ("one missing", "nearly"):
+    if name == "ghosts":
+        assert torch.equal(pairs.edges[:, 1] < 0, sender[pairs.edges[:, 0].long()] >= 4)
+    if name in ("one missing", "nearly", "ghosts"):
         assert 2 * len(members) > len(ends)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50, 10_000])
 @pytest.mark.parametrize("name", [*CASES, "nothing"])
-def test_ranges_of_pairs_are_graphs(name: str, size: int) -> None:
+def test_ranges_of_pairs_are_graphs(name: str, size: int, device: torch.device) -> None:
     num_atoms, (receiver, sender, vectors) = case_in_slots(name, torch.float64)
     index = Graph(receiver, sender, num_atoms, num_atoms).index
     pairs = EdgePairs.find(vectors, index, num_atoms)
-    ranges = ranges_of(pairs, index, num_atoms, size)
+    there = replace(pairs, row=pairs.row.to(device), edges=pairs.edges.to(device))
+    ranges = ranges_of(there, index.to(device), num_atoms, size)
     assert len(ranges) == -(-len(pairs.edges) // size)
     for part in ranges:
         own = Graph(receiver[part.slots], sender[part.slots], num_atoms, num_atoms)
@@ -170,7 +159,10 @@ def test_ranges_leave_room_to_the_end(size: int) -> None:
     index = torch.cat([torch.tensor([nodes, nodes], dtype=torch.int32), *rows])
     others = torch.arange(len(pairs.edges), (room + 1) // 2, dtype=torch.int32)
     members = torch.cat([pairs.edges, torch.stack([others, torch.full_like(others, -2)], 1)])
-    roomy = EdgePairs(torch.cat([pairs.row, torch.zeros_like(beyond)]), members, pairs.differ, Neighbors())
+    rows_of_edges = torch.cat([pairs.row, torch.zeros_like(beyond)])
+    roomy = EdgePairs(rows_of_edges, members, pairs.differ, all_reversible=True)
+    with pytest.raises(OperandError, match=f"expected {room} edges that nodes receive, got {count}"):
+        ranges_of(replace(roomy, all_reversible=False), index, nodes, size)
 
     exact, ranges = ranges_of(pairs, graph.index, num_atoms, size), ranges_of(roomy, index, nodes, size)
     assert sum(len(part.slots) for part in ranges) == room
@@ -212,7 +204,7 @@ def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
     others = torch.arange(len(whole), (room + 1) // 2, dtype=torch.int32)
     members = torch.cat([whole, torch.stack([others, torch.full_like(others, -2)], 1)])
     assert len(others) > 5
-    for part in ranges_of(EdgePairs(row, members, pairs.differ, Neighbors()), index, num_atoms, size):
+    for part in ranges_of(EdgePairs(row, members, pairs.differ, all_reversible=True), index, num_atoms, size):
         edges = len(part.slots)
         sizes = [2, num_atoms + 1, edges, edges, num_atoms + 1, edges]
         _, row_ptr, _, senders, t_row_ptr, t_slot = part.index.split(sizes)
@@ -247,10 +239,12 @@ class Problem:
         index = Graph(receiver, sender, self.num_atoms, self.num_atoms).index
         self.pairs = EdgePairs.find(vectors, index, self.num_atoms)
         self.receiver, self.sender, self.index = receiver.to(device), sender.to(device), index.to(device)
-        if self.index.is_cuda:  # there is room for more pairs than there are
-            room = torch.tensor([[0, -2], [0, -2]], dtype=torch.int32)[: len(vectors)]
-            of_gpu = self.pairs.row.to(device), torch.cat([self.pairs.edges, room]).to(device)
-            self.pairs = EdgePairs(*of_gpu, self.pairs.differ.to(device), Neighbors().to(device))
+        if self.index.is_cuda:
+            members, all_reversible = self.pairs.edges, bool((self.pairs.edges >= 0).all())
+            if all_reversible or not in_slots:  # there is room for more pairs than there are
+                members = torch.cat([members, torch.tensor([[0, -2], [0, -2]], dtype=torch.int32)[: len(vectors)]])
+            of_gpu = [t.to(device) for t in (self.pairs.row, members, self.pairs.differ)]
+            self.pairs = EdgePairs(*of_gpu, Neighbors().to(device), all_reversible)
         torch.manual_seed(1)
         edges, made = len(vectors), {"dtype": dtype, "device": device}
         self.conv, product = TensorProductConv(SPEC).to(device), MatrixProduct().to(device)
@@ -271,7 +265,7 @@ class Problem:
         return GivenEdges(torch.stack([self.sender, self.receiver]), self.index, self.num_atoms, **options)
 
 
-@pytest.mark.parametrize("name", ["crystal", "own images", "one missing", "twice", "empty"])
+@pytest.mark.parametrize("name", ["crystal", "own images", "one missing", "ghosts", "twice", "empty"])
 def test_a_convolution_with_weights_of_pairs(name: str, dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cuda" and name == "twice":
         pytest.skip("kernels of GPUs share weights of edges that are in the order of slots")
@@ -336,12 +330,10 @@ def of_pairs(problem: Problem, results: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("ranges", "portions"), [(1, 1), (1, 2), (1, 1000), (2, 1), (5, 3), (1000, 5)])
-@pytest.mark.parametrize("name", ["crystal", "own images", "one missing", "some missing", "empty"])
+@pytest.mark.parametrize("name", ["crystal", "own images", *MISSING, "empty"])
 def test_a_convolution_in_portions(
     name: str, ranges: int, portions: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    if device.type == "cuda" and "missing" in name:
-        pytest.skip("every edge of a step on a GPU has a reverse")
     problem = Problem(name, dtype, device, in_slots=True)
     row_bytes, count = WEIGHTS * dtype.itemsize, len(problem.receiver)
     bounds = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_cells import CELL
 
 from eqaccel import runtime
 from eqaccel.codegen import Direction
@@ -18,7 +19,6 @@ from eqaccel.targets import TARGETS
 
 CUTOFF = 1.7
 SPARE = 3
-CELL = np.array([[3.0, 0.0, 0.0], [0.4, 2.2, 0.0], [0.0, -0.3, 1.5]])
 
 
 def system(num_atoms: int, periodic: bool, seed: int = 0) -> System:
@@ -59,32 +59,43 @@ def test_edges_are_those_of_all_pairs(num_atoms: int, periodic: bool, device: to
     assert bool((edges.edge_index[:, count:] >= num_atoms).all())
 
 
-@pytest.mark.parametrize("local", [1, 5, 9])
-def test_atoms_that_receive_nothing(local: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Candidates of ghosts lead one way, and there may be room behind them with others in it."""
-    atoms = system(9, True)
-    whole, search = edges_of(atoms, device, dtype), Neighbors().to(device)
-    there = torch.nonzero(whole.edge_index[1, : int(whole.num_edges)] < local)[:, 0]
+def edges_of_local(atoms: System, local: int, device: torch.device, dtype: torch.dtype, room: int = 0) -> EdgeTensors:
+    """The edges that the first atoms receive; candidates of the others, ghosts, lead one way.
+
+    Args:
+        room: On a GPU, for so many edges more than there are.
+    """
     found = Candidates.find(atoms, CUTOFF, 0.3, device).tensors
     ptr = found.ptr.clamp(max=int(found.ptr[local]))
-    count, room = int(ptr[-1]), len(found.sender)
+    count, nodes = int(ptr[-1]), len(ptr)
     order = found.sender[:count].sort(stable=True)
-    t_ptr = torch.searchsorted(order.values, torch.arange(10, dtype=torch.int32, device=device)).int()
+    t_ptr = torch.searchsorted(order.values, torch.arange(nodes, dtype=torch.int32, device=device)).int()
+    # There is room behind the candidates, with others in it.
     t_order = torch.cat([order.indices.int(), found.t_order[count:]])
-    assert len(t_order) == room
     positions, cells = (torch.from_numpy(a).to(device) for a in (atoms.positions, atoms.cells))
     where = positions, cells, ptr, ptr, found.sender, found.shift, t_ptr, t_order
-    bounds = CUTOFF, SPARE, max(1, len(there)), dtype
-    vectors, edge_index, graph, num_edges = torch.ops.eqaccel.neighbors(
-        search.payload, search.key, *where, *bounds, False
-    )
-    assert int(num_edges) == len(there) == edge_index.size(1)
-    assert torch.equal(vectors, whole.vectors[there])
+    search = Neighbors().to(device)
+
+    def with_room(capacity: int) -> EdgeTensors:
+        bounds = CUTOFF, SPARE, capacity, dtype, False
+        return EdgeTensors(*torch.ops.eqaccel.neighbors(search.payload, search.key, *where, *bounds))
+
+    return with_room(max(1, int(with_room(1).num_edges) + room))
+
+
+@pytest.mark.parametrize("local", [1, 5, 9])
+def test_atoms_that_receive_nothing(local: int, device: torch.device, dtype: torch.dtype) -> None:
+    atoms = system(9, True)
+    whole = edges_of(atoms, device, dtype)
+    there = torch.nonzero(whole.edge_index[1, : int(whole.num_edges)] < local)[:, 0]
+    edges = edges_of_local(atoms, local, device, dtype)
+    edge_index = edges.edge_index
+    assert int(edges.num_edges) == len(there) == edge_index.size(1)
+    assert torch.equal(edges.vectors, whole.vectors[there])
     assert torch.equal(edge_index, whole.edge_index[:, there])
     nodes = num_nodes(9, device)
-    assert torch.equal(graph, Graph(edge_index[1], edge_index[0], nodes).index)
-    edges = EdgeTensors(vectors, edge_index, graph, num_edges)
-    forces, _ = search.forces(edges, torch.ones_like(vectors), nodes)
+    assert torch.equal(edges.graph, Graph(edge_index[1], edge_index[0], nodes).index)
+    forces, _ = Neighbors().to(device).forces(edges, torch.ones_like(edges.vectors), nodes)
     expected = torch.bincount(edge_index[0], minlength=nodes) - torch.bincount(edge_index[1], minlength=nodes)
     assert torch.equal(forces, expected.double()[:, None].expand(-1, 3))
 
@@ -121,6 +132,57 @@ def test_pairs_on_a_gpu_are_those_of_any_graph(num_atoms: int, periodic: bool, d
     assert bool((found[:, 0] >= 0).all())
     assert bool((found[:, 0] < edges.vectors.size(0)).all())
     assert bool((pairs.row[count:] == 0).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("room", [0, 40])
+@pytest.mark.parametrize(
+    ("num_atoms", "local", "periodic"),
+    [(40, 25, True), (40, 40, True), (9, 5, True), (9, 1, True), (9, 1, False), (9, 0, True), (1, 1, False)],
+)
+def test_edges_of_ghosts_are_alone_on_a_gpu(
+    num_atoms: int, local: int, periodic: bool, room: int, dtype: torch.dtype
+) -> None:
+    device = torch.device("cuda")
+    edges = edges_of_local(system(num_atoms, periodic), local, device, dtype, room)
+    count, nodes = int(edges.num_edges), num_nodes(num_atoms, device)
+    search = Neighbors().to(device)
+    pairs = search.pairs(edges, num_atoms, nodes, all_reversible=False)
+    of_edges = [rows[:count].cpu() for rows in (edges.edge_index[1], edges.edge_index[0], edges.vectors)]
+    expected = EdgePairs.find(of_edges[2], Graph(*of_edges[:2], num_atoms).index, num_atoms)
+    assert torch.equal(pairs.edges.cpu(), expected.edges)
+    assert torch.equal(pairs.row[:count].cpu(), expected.row)
+    assert not bool(pairs.row[count:].any())
+    assert not pairs.all_reversible
+    alone = of_edges[1][expected.edges[:, 0].long()] >= local
+    assert torch.equal(expected.edges[:, 1] < 0, alone)
+    assert float(pairs.differ) == 0
+    again = search.pairs(edges, num_atoms, nodes, all_reversible=False)
+    assert torch.equal(again.row, pairs.row)
+    assert torch.equal(again.edges, pairs.edges)
+    values = torch.randn(len(expected.edges), 3, device=device, dtype=dtype)
+    whole = torch.full((len(pairs.row), 3), torch.nan, device=device, dtype=dtype)
+    whole[:count] = values[pairs.row[:count].long()]
+    assert torch.equal(pairs.rows_of(whole, pairs.differ), values)
+    assert float(pairs.differ) == 0
+    spread = torch.ops.eqaccel.spread_pairs(search.payload, search.key, values, pairs.row, pairs.edges)
+    assert torch.equal(spread, torch.zeros_like(whole).index_copy_(0, pairs.edges[:, 0].long(), values))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("all_reversible", [True, False])
+def test_no_edges_have_no_pairs(all_reversible: bool) -> None:
+    """Nor is there room for any."""
+    device = torch.device("cuda")
+    nodes = num_nodes(9, device)
+    graph = torch.tensor([nodes] * 2 + [0] * (2 * nodes + 2), dtype=torch.int32, device=device)
+    none = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    edges = EdgeTensors(torch.zeros(0, 3, device=device), none, graph, graph[2:3])
+    pairs = Neighbors().to(device).pairs(edges, 9, nodes, all_reversible)
+    assert pairs.row.shape == (0,)
+    assert pairs.edges.shape == (0, 2)
+    assert pairs.rows_of(edges.vectors, pairs.differ).shape == (0, 3)
+    assert float(pairs.differ) == 0
 
 
 @pytest.mark.gpu

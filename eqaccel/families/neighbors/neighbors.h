@@ -3,7 +3,8 @@
 //
 // Candidates are in the order (receiver, sender, shift), and each has its reverse among them: the same pair seen from the
 // other atom, with the opposite vector to the last bit. So an atom sends to as many edges as it receives from, and both
-// orders of a packed index have the same row_ptr. A warp looks at the candidates of one atom.
+// orders of a packed index have the same row_ptr. That is not so where atoms have edges from nodes that receive nothing,
+// ghosts of other ranks: these edges are alone. A warp looks at the candidates of one atom.
 #pragma once
 #include "machine.h"
 
@@ -135,46 +136,56 @@ EQ_FN void order_by_sender(int atoms, const int32_t* t_ptr, const int32_t* t_can
 }
 
 // Edges and their reverses, of a graph in which slots are edges. A row of a pair has the edge that comes first, and the
-// other one.
+// other one, or -1 where the edge is alone.
 struct Pairs {
-  const int32_t *row_ptr, *sender, *t_slot;  // of the packed index
+  const int32_t *row_ptr, *sender, *t_row_ptr, *t_slot;  // of the packed index
   const int32_t* ends;  // of the pairs of each atom, which are those of its edges that come first
   int capacity;  // room for edges
   int32_t* row;  // (capacity), the pair of an edge
   int2* edges;  // (room)
   int room;
+  bool all_reversible;  // if not, edges from nodes that receive nothing are alone
+
+  EQ_FN bool is_alone(int slot) const {
+    const int from = sender[slot];
+    return row_ptr[from] == row_ptr[from + 1];
+  }
 
   // The reverse of an edge, or nothing that is an edge where not all edges found room. Edges from one atom to another are
   // in the order of shifts, which those that lead back have the other way round. In the order of senders these are where
-  // the former are in that of receivers.
-  EQ_FN int reverse_of(int slot, int begin, int end) const {
+  // the former are in that of receivers, of which those that are alone are left out: `back` from there.
+  EQ_FN int reverse_of(int slot, int begin, int end, int back) const {
     const int from = sender[slot];
     int first = slot, last = slot;
     while (first > begin && sender[first - 1] == from) --first;
     while (last + 1 < end && sender[last + 1] == from) ++last;
-    return t_slot[first + last - slot];
+    return t_slot[min(first + last - slot - back, capacity - 1)];
   }
 
-  // Calls back with the edges of an atom that come first: the lane's own, its reverse, and how many came before it.
+  // Calls back with the edges of an atom that come first: the lane's own, its reverse or -1, and how many came before it.
   template <class Call>
   EQ_FN int each(const Lane& lane, const Call& call) const {
     const int begin = row_ptr[lane.atom], end = row_ptr[lane.atom + 1];
-    int found = 0;
+    int found = 0, back = begin - t_row_ptr[lane.atom];
     for (int first = begin; first < end; first += warp) {
-      const int slot = first + lane.number, reverse = slot < end ? reverse_of(slot, begin, end) : -1;
-      const bool comes_first = slot < reverse && reverse < capacity;
+      const int slot = first + lane.number;
+      const bool alone = !all_reversible && slot < end && is_alone(slot);
+      const unsigned lone = all_reversible ? 0 : ballot(alone);
+      const int reverse = slot < end && !alone ? reverse_of(slot, begin, end, back + lane.before(lone)) : -1;
+      const bool comes_first = alone || (slot < reverse && reverse < capacity);
       const unsigned lanes = ballot(comes_first);
       if (comes_first) call(slot, reverse, found + lane.before(lanes));
       found += __popc(lanes);
+      back += __popc(lone);
     }
     return found;
   }
 };
 
-EQ_FN Pairs pairs_of(int nodes, int capacity, const int32_t* packed, const int32_t* ends, int32_t* row, int2* edges,
-                     int room) {
-  const int32_t *row_ptr = packed + 2, *sender = row_ptr + nodes + 1 + capacity;
-  return {row_ptr, sender, sender + capacity + nodes + 1, ends, capacity, row, edges, room};
+EQ_FN Pairs pairs_of(int nodes, int capacity, const int32_t* packed, bool all_reversible, const int32_t* ends,
+                     int32_t* row, int2* edges, int room) {
+  const int32_t *row_ptr = packed + 2, *sender = row_ptr + nodes + 1 + capacity, *t_row_ptr = sender + capacity;
+  return {row_ptr, sender, t_row_ptr, t_row_ptr + nodes + 1, ends, capacity, row, edges, room, all_reversible};
 }
 
 EQ_FN void count_pairs(int atoms, const Pairs& pairs, int32_t* counts) {
@@ -192,7 +203,8 @@ EQ_FN void write_pairs(int atoms, const Pairs& pairs, double* differ) {
     const int begin = lane.atom > 0 ? pairs.ends[lane.atom - 1] : 0;
     pairs.each(lane, [&](int slot, int reverse, int number) {
       if (begin + number >= pairs.room) return;
-      pairs.row[slot] = pairs.row[reverse] = begin + number;
+      pairs.row[slot] = begin + number;
+      if (reverse >= 0) pairs.row[reverse] = begin + number;
       pairs.edges[begin + number] = make_int2(slot, reverse);
     });
   }
@@ -298,12 +310,13 @@ EQ_FN void add_forces(int atoms, const T* vectors, const T* gradient, const int3
                                     int32_t* packed) {                                                                 \
     order_by_sender(atoms, t_ptr, t_candidate, slot_of, edges_of(ends, nodes, capacity, nullptr, nullptr, packed));    \
   }                                                                                                                    \
-  EQ_KERNEL void eq_count_pairs(int atoms, int nodes, int capacity, const int32_t* packed, int32_t* counts) {          \
-    count_pairs(atoms, pairs_of(nodes, capacity, packed, nullptr, nullptr, nullptr, 0), counts);                       \
+  EQ_KERNEL void eq_count_pairs(int atoms, int nodes, int capacity, const int32_t* packed, bool all_reversible,        \
+                                int32_t* counts) {                                                                     \
+    count_pairs(atoms, pairs_of(nodes, capacity, packed, all_reversible, nullptr, nullptr, nullptr, 0), counts);       \
   }                                                                                                                    \
-  EQ_KERNEL void eq_write_pairs(int atoms, int nodes, int capacity, const int32_t* packed, const int32_t* ends,        \
-                                int32_t* row, int2* edges, int room, double* differ) {                                 \
-    write_pairs(atoms, pairs_of(nodes, capacity, packed, ends, row, edges, room), differ);                             \
+  EQ_KERNEL void eq_write_pairs(int atoms, int nodes, int capacity, const int32_t* packed, bool all_reversible,        \
+                                const int32_t* ends, int32_t* row, int2* edges, int room, double* differ) {            \
+    write_pairs(atoms, pairs_of(nodes, capacity, packed, all_reversible, ends, row, edges, room), differ);             \
   }                                                                                                                    \
   EQ_KERNEL void eq_take_pairs(const T* values, const int2* edges, int rows, int columns, T* taken, double* differ) {  \
     take_pairs(values, edges, rows, columns, taken, differ);                                                           \
