@@ -153,7 +153,7 @@ Step::Edges Step::search(int64_t capacity) const {
   auto [vectors, edge_index, graph, count] =
       neighbors.call(setup_.search, setup_.search_key, memory_->positions, memory_->cell, memory_->types, c.ptr,
                      c.sender, c.shift, c.t_ptr, c.t_order, setup_.cutoff, memory_->spare, capacity, setup_.dtype,
-                     /*all_reversible=*/memory_->local == memory_->atoms);
+                     memory_->all_reversible());
   return {vectors, edge_index, graph, count};
 }
 
@@ -174,10 +174,9 @@ ops::EdgePairs Step::find_pairs(const Edges& edges) const {
   using Signature =
       std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, int64_t, int64_t, bool);
   static const auto pairs = operator_of<Signature>("eqaccel::neighbor_pairs");
-  auto [row, members, differ] =
-      pairs.call(setup_.search, setup_.search_key, edges.vectors, edges.graph, memory_->atoms, memory_->nodes(),
-                 /*all_reversible=*/true);
-  return {row, members, differ, setup_.search, setup_.search_key, /*all_reversible=*/true};
+  auto [row, members, differ] = pairs.call(setup_.search, setup_.search_key, edges.vectors, edges.graph,
+                                           memory_->atoms, memory_->nodes(), memory_->all_reversible());
+  return {row, members, differ, setup_.search, setup_.search_key, memory_->all_reversible()};
 }
 
 Tensor Step::evaluate(const Edges& edges, bool compare, GhostExchange* exchange) {
@@ -190,7 +189,7 @@ Tensor Step::evaluate(const Edges& edges, bool compare, GhostExchange* exchange)
   {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
-    if (may_share_weights_ && !(exchange && on_gpu()))
+    if (may_share_weights_)
       find = [&] { return c10::make_intrusive<ops::Portions>(find_pairs(edges), edges.graph, limits_); };
     if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, limits_);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, own, exchange);

@@ -58,6 +58,7 @@ class Step {
     int64_t move(const Atoms&);
     bool takes(const Candidates& given) const { return atoms == given.num_atoms && local == given.num_local; }
     int64_t nodes() const { return atoms + spare; }
+    bool all_reversible() const { return local == atoms; }  // no ghosts, which only send
 
    private:
     bool has_types_ = false;
