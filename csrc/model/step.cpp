@@ -150,10 +150,9 @@ Step::Edges Step::search(int64_t capacity) const {
       const Tensor&, const Tensor&, double, int64_t, int64_t, at::ScalarType, bool);
   static const auto neighbors = operator_of<Signature>("eqaccel::neighbors");
   const CandidateTensors& c = memory_->candidates;
-  auto [vectors, edge_index, graph, count] =
-      neighbors.call(setup_.search, setup_.search_key, memory_->positions, memory_->cell, memory_->types, c.ptr,
-                     c.sender, c.shift, c.t_ptr, c.t_order, setup_.cutoff, memory_->spare, capacity, setup_.dtype,
-                     memory_->all_reversible());
+  auto [vectors, edge_index, graph, count] = neighbors.call(
+      setup_.search, setup_.search_key, memory_->positions, memory_->cell, memory_->types, c.ptr, c.sender, c.shift,
+      c.t_ptr, c.t_order, setup_.cutoff, memory_->spare, capacity, setup_.dtype, memory_->all_reversible());
   return {vectors, edge_index, graph, count};
 }
 
@@ -174,8 +173,8 @@ ops::EdgePairs Step::find_pairs(const Edges& edges) const {
   using Signature =
       std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, const Tensor&, const Tensor&, int64_t, int64_t, bool);
   static const auto pairs = operator_of<Signature>("eqaccel::neighbor_pairs");
-  auto [row, members, differ] = pairs.call(setup_.search, setup_.search_key, edges.vectors, edges.graph,
-                                           memory_->atoms, memory_->nodes(), memory_->all_reversible());
+  auto [row, members, differ] = pairs.call(setup_.search, setup_.search_key, edges.vectors, edges.graph, memory_->atoms,
+                                           memory_->nodes(), memory_->all_reversible());
   return {row, members, differ, setup_.search, setup_.search_key, memory_->all_reversible()};
 }
 
