@@ -19,6 +19,7 @@ SPECS = {
     "all empty": TensorProductSpec("", "", "", []),
     "no channels": TensorProductSpec("0x0e", "0e", "0x0e+2x1o", [(0, 0, 0)]),
 }
+ZEROS = [(0, 0, 0, "uvu", True, 0.0), (1, 1, 1, "uvu", True, 0.0)]
 UNREACHED = TensorProductSpec("3x0e+2x1o", "0e+1o", "4x2e+3x1o+2x0e+0x1e+5x0o", [(0, 1, 1)])
 
 
@@ -55,6 +56,21 @@ def test_blocks_that_no_path_reaches_are_zero(device, dtype) -> None:
         z = module(operands.x, operands.y, operands.w, operands.edge_index, 3)
         blocks = z.split([block.dim for block in UNREACHED.irreps_out], dim=1)
         assert [bool(block.any()) for block in blocks] == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("paths", [ZEROS[:1], ZEROS], ids=["some", "all"])
+def test_coefficients_of_zero(paths, device, dtype) -> None:
+    rest = [(1, 0, 1, "uvu")] if len(paths) < len(ZEROS) else []
+    spec = TensorProductSpec("3x0e+4x1o", "0e+1e", "3x0e+4x1o", [*paths, *rest])
+    operands = random_operands(spec, 3, 7, num_senders=4, dtype=dtype, device=device)
+    for layout in ("mul_ir", "ir_mul"):
+        module = TensorProductConv(spec, layout=layout).to(device)
+        assert_product(module, operands, order=3)
+        z = module(operands.x, operands.y, operands.w, operands.edge_index, 3)
+        assert bool(z.any()) == bool(rest)
+    assert_product(
+        TensorProduct(spec).to(device), random_operands(spec, 5, 5, batch=True, dtype=dtype, device=device), order=3
+    )
 
 
 def test_programs_without_python_code(spec, device, dtype, tmp_path) -> None:
