@@ -15,7 +15,7 @@ from hosts import needs_nvrtc
 from runtime_checks import program, read
 from torch.autograd import gradcheck, gradgradcheck
 
-from eqaccel import MatrixProduct, MatrixProductSpec, families, runtime
+from eqaccel import MatrixProduct, MatrixProductSpec, TensorProduct, TensorProductSpec, families, runtime, warmup
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.matrix_product import MATRIX_PRODUCT, Factors, matrix_payload
 from eqaccel.families.matrix_product.mma import mma_body
@@ -373,6 +373,20 @@ def test_kernels_compile_without_spills(arch: str, spec: MatrixProductSpec) -> N
     assert "serialized" not in log  # ptxas says so if the tensor cores have to wait for registers
     room = TARGETS[arch.removesuffix("a")].shared_bytes
     assert max(text.number(f"{body}/{n}/shared_bytes") for n in kernels) <= room
+
+
+@needs_nvrtc
+def test_warmup_compiles_them_where_they_have_a_kernel() -> None:
+    other = TensorProduct(TensorProductSpec.channelwise("3x0e", "0e+1o", "0e+1o"))
+    model = torch.nn.ModuleList([other, MatrixProduct(), MatrixProduct(), MatrixProduct(ROUNDED)])
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        for device in ("sm_75", "sm_80", "sm_86", "sm_90"):
+            result = warmup(model, directions="forward", dtypes=dtype, devices=device)
+            found[dtype, device] = [kernel.name for kernel in result.kernels]
+    assert found.pop((torch.float32, "sm_80")) == found.pop((torch.float32, "sm_90")) == ["0", "1, 2", "3"]
+    assert found.pop((torch.float32, "sm_86")) == ["0", "3"]
+    assert all(names == ["0"] for names in found.values())
 
 
 EMULATED = [(1, 4, 2, 1, 0), (129, 36, 66, 3, 1), (300, 100, 62, 2, 0)]

@@ -11,8 +11,6 @@ import torch
 
 import eqaccel
 from eqaccel import (
-    MatrixProduct,
-    MatrixProductSpec,
     TensorProduct,
     TensorProductConv,
     TensorProductSpec,
@@ -99,20 +97,6 @@ def test_architectures_need_no_gpu() -> None:
         ("sm_90", False),
         ("cpu", False),
     ]
-
-
-@pytest.mark.skipif(runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed")
-def test_matrix_products_where_they_have_a_kernel() -> None:
-    rounded = MatrixProduct(MatrixProductSpec("rounded"))
-    model = torch.nn.ModuleList([TensorProduct(FIRST), MatrixProduct(), MatrixProduct(), rounded])
-    found = {}
-    for dtype in (torch.float32, torch.float64):
-        for device in ("sm_75", "sm_80", "sm_86", "sm_90"):
-            result = warmup(model, directions="forward", dtypes=dtype, devices=device)
-            found[dtype, device] = [kernel.name for kernel in result.kernels]
-    assert found.pop((torch.float32, "sm_80")) == found.pop((torch.float32, "sm_90")) == ["0", "1, 2", "3"]
-    assert found.pop((torch.float32, "sm_86")) == ["0", "3"]
-    assert all(names == ["0"] for names in found.values())
 
 
 @pytest.mark.parametrize("wrap", [torch.jit.script, torch.compile], ids=["script", "compile"])

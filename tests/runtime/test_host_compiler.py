@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,6 +142,23 @@ def test_bad_limit_of_an_operator(cache_folder: Path, monkeypatch: pytest.Monkey
     spec = TensorProductSpec.channelwise("3x0e+7x1o", "0e+1o", "0e+1o")
     with pytest.raises(SettingsError, match=r"^environment variable EQACCEL_COMPILE_LIMIT: expected seconds"):
         TensorProduct(spec)(*(torch.ones(2, dim) for dim in (spec.x_dim, spec.y_dim, spec.weight_numel)))
+
+
+@pytest.mark.skipif(shutil.which("ld.gold") is None or shutil.which("g++") is None, reason="needs g++ and gold")
+def test_a_faster_linker_is_used_where_it_is_beside_the_compiler(tmp_path: Path, monkeypatch) -> None:
+    compiler, linker = tmp_path / "g++", tmp_path / "ld.gold"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(0o755)
+    text = runtime.Program(payload(SPEC)[0]).source("cpu", "float32", "forward")
+    used = []
+    for is_there, command in ((False, compiler), (True, compiler), (True, f"env {compiler}")):
+        if is_there and not linker.exists():
+            linker.symlink_to(shutil.which("ld.gold"))
+        monkeypatch.setenv("EQACCEL_CXX", str(command))
+        code, log = runtime.compile_cpu(text, "cpu-generic")
+        assert code.startswith(b"\x7fELF")
+        used.append("-fuse-ld=gold" in log)
+    assert used == [False, True, False]
 
 
 def test_one_unit_that_fails_ends_the_others(cache_folder: Path, processes: Path, tmp_path: Path) -> None:

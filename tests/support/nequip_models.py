@@ -36,7 +36,8 @@ def model(kind: str = "small", dtype: str = "float64", **changes: Any) -> torch.
     """A model made by NequIP's own builders, the same at every call.
 
     Args:
-        kind: A preset of NequIP's; "parity" for features of both parities; "small" for three layers of few features.
+        kind: A preset of NequIP's, of three layers at most, as all but the first and the last have the same kernels;
+            "parity" for features of both parities; "small" for three layers of few features.
         dtype: What it computes in.
         changes: Further arguments of the builder.
     """
@@ -52,7 +53,8 @@ def model(kind: str = "small", dtype: str = "float64", **changes: Any) -> torch.
             shape = {"num_layers": 3, "l_max": 1, "parity": False, "num_features": [8, 4], "radial_mlp_width": 8}
             built = NequIPGNNModel(**options | shape | changes)
         else:
-            built = PresetNequIPGNNModel(preset=kind, **options | changes)
+            shape = {"num_layers": 2 if kind == "S" else 3}
+            built = PresetNequIPGNNModel(preset=kind, **options | shape | changes)
     return built.eval()
 
 
