@@ -72,11 +72,11 @@ py::dict compile(const Program& program, const std::string& backend, const std::
   return describe(compiled);
 }
 
-py::tuple compile_source(Backend backend, const std::string& source, const std::string& arch, bool quickly) {
+py::tuple compile_source(Backend backend, const std::string& source, const std::string& arch) {
   GpuBinary binary;
   {
     py::gil_scoped_release release;
-    binary = compile_gpu(backend, source, arch, quickly);
+    binary = compile_gpu(backend, source, arch);
   }
   return py::make_tuple(py::bytes(binary.code), binary.log);
 }
@@ -401,10 +401,10 @@ PYBIND11_MODULE(_runtime, m) {
       py::arg("scalar"), py::arg("direction"), py::arg("prelude"), py::arg("body"));
   for (const auto& [backend, suffix] : {std::pair(Backend::cuda, "cuda"), std::pair(Backend::hip, "hip")}) {
     m.def((std::string("compile_") + suffix).c_str(),
-          [backend = backend](const std::string& source, const std::string& arch, bool quickly) {
-            return compile_source(backend, source, arch, quickly);
+          [backend = backend](const std::string& source, const std::string& arch) {
+            return compile_source(backend, source, arch);
           },
-          py::arg("source"), py::arg("arch"), py::arg("quickly") = false);
+          py::arg("source"), py::arg("arch"));
     m.def((std::string(suffix) + "_devices").c_str(), [backend = backend] { return devices(backend); });
   }
   m.def(

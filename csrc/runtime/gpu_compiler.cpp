@@ -142,12 +142,6 @@ std::vector<std::string> options(Backend backend) {
   return {"-std=c++17", "-O3", "-ffp-contract=fast", "-Rpass-analysis=kernel-resource-usage"};
 }
 
-bool knows_quick_compilation(const Table& nvrtc) {
-  int major = 0, minor = 0;
-  nvrtc.version(&major, &minor);
-  return major >= 13;
-}
-
 }  // namespace
 
 std::vector<std::string> find_nvrtc(const std::vector<std::string>& folders) {
@@ -187,14 +181,13 @@ std::string gpu_compile_options(Backend backend) {
   return text;
 }
 
-GpuBinary compile_gpu(Backend backend, const std::string& source, const std::string& arch, bool quickly) {
+GpuBinary compile_gpu(Backend backend, const std::string& source, const std::string& arch) {
   const Table& rtc = table(backend);
   const std::string who = backend == Backend::cuda ? "NVRTC" : "hipRTC";
   const auto check = [&](int status, const char* what) {
     if (status) throw CompileError(who + " could not " + what + ": " + rtc.error(status), "");
   };
   std::vector<std::string> words = options(backend);
-  if (quickly && backend == Backend::cuda && knows_quick_compilation(rtc)) words.push_back("--Ofast-compile=max");
   words.push_back((backend == Backend::cuda ? "--gpu-architecture=" : "--offload-arch=") + arch);
   std::vector<const char*> arguments;
   for (const std::string& word : words) arguments.push_back(word.c_str());

@@ -14,9 +14,8 @@ struct GpuBinary {
   std::string log;
 };
 
-// Compiles for one architecture ("sm_90", "gfx90a"). No fast-math. `quickly`: NVRTC 13 and later leave optimizations out,
-// where all that is asked is whether a text compiles. Throws CompileError or MissingCompilerError.
-GpuBinary compile_gpu(Backend, const std::string& source, const std::string& arch, bool quickly = false);
+// Compiles for one architecture ("sm_90", "gfx90a"). No fast-math. Throws CompileError or MissingCompilerError.
+GpuBinary compile_gpu(Backend, const std::string& source, const std::string& arch);
 
 // "13.5": part of the cache key. Throws MissingCompilerError.
 std::string gpu_compiler_version(Backend);

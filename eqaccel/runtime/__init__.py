@@ -108,16 +108,10 @@ def compile_program(
     return program.compile(backend, scalar, direction, arch)
 
 
-def compile_cuda(source: str, arch: str, *, quickly: bool = False) -> tuple[bytes, str]:
-    """Compiles CUDA source to a cubin for one architecture ("sm_90"), past the cache; returns it and the log.
-
-    Args:
-        source: The text of a kernel.
-        arch: The architecture.
-        quickly: NVRTC 13 and later leave optimizations out, where all that is asked is whether a text compiles.
-    """
+def compile_cuda(source: str, arch: str) -> tuple[bytes, str]:
+    """Compiles CUDA source to a cubin for one architecture ("sm_90"), past the cache; returns it and the log."""
     use_packages()
-    return _runtime.compile_cuda(source, arch, quickly)
+    return _runtime.compile_cuda(source, arch)
 
 
 def nvrtc_version() -> str:
