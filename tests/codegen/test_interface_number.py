@@ -1,0 +1,29 @@
+"""What the runtime hands to kernels changes together with its number, which kernels in exported files are refused by."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import eqaccel
+from eqaccel.codegen.payload import abi_number
+
+SOURCES = Path(eqaccel.__file__).parent
+KNOWN = (9, "6d1301de6d921da6")
+"""The number, and the digest of what has it."""
+
+
+def interface() -> str:
+    """Structures that kernels take, and parameters of those that take others, without comments and spaces."""
+    text = (SOURCES / "codegen/preludes/abi.h").read_text()
+    for file in sorted(SOURCES.glob("**/*.h")):
+        kernels = re.findall(r"EQ_KERNEL[^;{]*?\bvoid\s+\w+\([^{;]*?\)", file.read_text())
+        text += "\n".join(kernels)
+    return re.sub(r"//[^\n]*|\\\n|\s+", "", text)
+
+
+def test_an_interface_has_one_number() -> None:
+    """Raise EQ_ABI in preludes/abi.h when this fails, and write down both here."""
+    assert "eq_write_pairs(" in interface()
+    assert (abi_number(), hashlib.sha256(interface().encode()).hexdigest()[:16]) == KNOWN
