@@ -1,4 +1,4 @@
-"""What the runtime hands to kernels changes together with its number, which kernels in exported files are refused by."""
+"""What the runtime hands to kernels changes with its number, by which exported files of another one are refused."""
 
 from __future__ import annotations
 
