@@ -6,10 +6,12 @@
 #include "lammps.h"
 #include "pair.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 using namespace LAMMPS_NS;
 
@@ -65,7 +67,7 @@ void RankNodes::number(const std::vector<char> &takes_part)
   for (const auto &message : messages.given()) {
     for (int atom : message.atoms)
       if (node_of_atom[atom] >= 0) sent.push_back(node_of_atom[atom]);
-    ends.push_back(static_cast<int64_t>(sent.size()));
+    ends.push_back(static_cast<int64_t>(message.first + message.rows));
   }
 }
 
