@@ -80,25 +80,11 @@ class FewKernels(TorchFunctionMode):
     def _lengths(self, x: Tensor) -> Tensor:
         found = torch.ops.eqaccel.unit_vectors(x)
         self._directions.append((x, x._version, found))
-        lengths: Tensor = _Lengths.apply(x, found[0])
-        return lengths
+        length: Tensor = found[1]
+        return length
 
     def _counts(self, numbers: Tensor) -> bool:
         return any(numbers is known and numbers._version == version for known, version in self._ranges)
-
-
-class _Lengths(torch.autograd.Function):
-    """Lengths of rows; their gradient is the unit vector, of which the second derivative is that of harmonics too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, unit: Tensor) -> Tensor:
-        ctx.save_for_backward(unit)
-        return torch.linalg.norm(x, **_OF_ROWS)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (unit,) = ctx.saved_tensors
-        return gradient * unit, None
 
 
 def _are_trained_rows(x: Any) -> bool:

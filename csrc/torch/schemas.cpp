@@ -129,10 +129,14 @@ TORCH_LIBRARY(eqaccel, library) {
   // missing, which the result, of so many columns, belongs to.
   library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor",
               tags);
-  // unit_vectors.cpp; x: (rows, columns). Rows of length one, and two results without derivatives, for those of the first:
-  // the same, but zeros for rows that are too short to have a direction; and lengths (rows, 1), not below the shortest.
-  library.def("unit_vectors(Tensor x) -> (Tensor unit, Tensor direction, Tensor length)", tags);
-  library.def("unit_vectors_backward(Tensor gz, Tensor x, Tensor direction, Tensor length) -> Tensor", tags);
+  // unit_vectors.cpp; x: (rows, columns). Rows of length one and lengths (rows, 1); and two results without derivatives,
+  // for those of the first two: the rows of length one, but zeros for those that are too short to have a direction; and
+  // what rows were divided by, their lengths but not below the shortest. gl: (rows, 1), or (0,) for none; `along`, for the
+  // derivatives of gx, has none.
+  library.def("unit_vectors(Tensor x) -> (Tensor unit, Tensor length, Tensor direction, Tensor divisor)", tags);
+  library.def("unit_vectors_backward(Tensor gz, Tensor gl, Tensor x, Tensor direction, Tensor divisor) -> "
+              "(Tensor gx, Tensor along)",
+              tags);
   // x: (rows, columns). Column n of the result is column order[n] of x; `inverse` is the inverse of that permutation.
   library.def("permute_columns(Tensor x, Tensor order, Tensor inverse) -> Tensor", tags);
   // take_rows.cpp; x: (rows, columns); numbers: int64. Rows of x by their numbers, x[numbers], for which `order` (int32 or

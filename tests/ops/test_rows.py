@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +17,15 @@ ops = torch.ops.eqaccel
 
 def unit(x: Tensor) -> Tensor:
     return ops.unit_vectors(x)[0]
+
+
+def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors and lengths."""
+    return ops.unit_vectors(x)[:2]
+
+
+def lengths(x: Tensor) -> Tensor:
+    return torch.linalg.norm(x, dim=-1, keepdim=True)
 
 
 def vectors(device: torch.device, rows: int = 6) -> Tensor:
@@ -29,15 +41,17 @@ def permutation(device: torch.device) -> tuple[Tensor, Tensor]:
 def test_unit_vectors_are_those_of_torch(device: torch.device, dtype: torch.dtype) -> None:
     x = vectors(device).detach().to(dtype)
     assert torch.equal(unit(x), normalize(x, dim=-1))
-    _, direction, length = ops.unit_vectors(x)
+    _, length, direction, divisor = ops.unit_vectors(x)
     assert torch.equal(direction, unit(x))
-    assert torch.equal(length, torch.linalg.norm(x, dim=-1, keepdim=True))
+    assert torch.equal(length, lengths(x))
+    assert torch.equal(divisor, length)
 
 
 def test_derivatives_of_unit_vectors(device: torch.device) -> None:
     x = vectors(device)
-    assert torch.autograd.gradcheck(unit, x, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(unit, x, check_fwd_over_rev=True)
+    for function in (unit, lambda x: ops.unit_vectors(x)[1], both):
+        assert torch.autograd.gradcheck(function, x, check_forward_ad=True, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(function, x, check_fwd_over_rev=True, check_batched_grad=True)
 
     def orders(function) -> list[Tensor]:
         found = [function(x)]
@@ -45,10 +59,40 @@ def test_derivatives_of_unit_vectors(device: torch.device) -> None:
             found.append(torch.autograd.grad((found[-1] * x.detach()).sin().sum(), x, create_graph=True)[0])
         return found
 
-    for order, (ours, theirs) in enumerate(zip(orders(unit), orders(lambda x: normalize(x, dim=-1)), strict=True)):
-        # Each derivative divides by a length once more, and multiplies the number of terms, by less than ten.
-        bound = 10**order * torch.finfo(torch.float64).eps * theirs.abs().max() / x.norm(dim=1).min() ** order
-        assert bool(((ours - theirs).abs() <= bound).all())
+    def product(unit: Tensor, length: Tensor) -> Tensor:
+        return unit * length.cos()
+
+    for ours, theirs in (
+        (unit, lambda x: normalize(x, dim=-1)),
+        (lambda x: product(*both(x)), lambda x: product(normalize(x, dim=-1), lengths(x))),
+    ):
+        for order, (value, expected) in enumerate(zip(orders(ours), orders(theirs), strict=True)):
+            # Each derivative divides by a length once more, and multiplies the number of terms, by less than ten.
+            bound = 10**order * torch.finfo(torch.float64).eps * expected.abs().max() / x.norm(dim=1).min() ** order
+            assert bool(((value - expected).abs() <= bound).all())
+
+
+def operators(run: Callable[[], Any]) -> int:
+    """How many operators of torch compute something, each by a kernel of its own on a GPU."""
+    with torch.profiler.profile() as profile:
+        run()
+    events = [event for event in profile.events() if event.name.startswith("aten::") and event.name not in NO_KERNEL]
+    return sum(event.cpu_parent is None or not event.cpu_parent.name.startswith("aten::") for event in events)
+
+
+NO_KERNEL = {"aten::empty", "aten::detach"}
+
+
+def test_kernels_of_a_step_of_training(device: torch.device) -> None:
+    """They compute unit vectors and lengths, their gradient, and the gradient of that."""
+    x = vectors(device)
+    given = [torch.ones(6, width, dtype=torch.float64, device=device, requires_grad=True) for width in (3, 1)]
+    assert operators(lambda: both(x)) == 5
+    found = both(x)
+    assert operators(lambda: torch.autograd.grad(found, x, given, create_graph=True)) == 5
+    (first,) = torch.autograd.grad(found, x, given, create_graph=True)
+    along = torch.ones_like(first)
+    assert operators(lambda: torch.autograd.grad(first, (*given, x), along)) == 11
 
 
 @pytest.mark.parametrize("size", [0.0, 3e-13])
@@ -61,6 +105,8 @@ def test_short_rows_have_no_direction(size: float, device: torch.device) -> None
     (second,) = torch.autograd.grad(first.square().sum(), x)
     assert torch.equal(second[0], torch.zeros_like(second[0]))
     assert bool(second[1].any())
+    (of_length,) = torch.autograd.grad(ops.unit_vectors(x)[1].sum(), x)
+    assert torch.equal(of_length[0], torch.zeros_like(of_length[0]))
 
 
 def test_columns(device: torch.device, dtype: torch.dtype) -> None:
@@ -86,9 +132,10 @@ def test_derivatives_of_columns(device: torch.device) -> None:
 
 def test_opcheck(device: torch.device) -> None:
     x, z = vectors(device), vectors(device)
-    _, direction, length = (t.detach() for t in ops.unit_vectors(x))
+    _, length, direction, divisor = (t.detach() for t in ops.unit_vectors(x))
     torch.library.opcheck(ops.unit_vectors.default, (x,))
-    torch.library.opcheck(ops.unit_vectors_backward.default, (z, x, direction, length))
+    for of_length in (length.requires_grad_(), length.new_empty(0)):
+        torch.library.opcheck(ops.unit_vectors_backward.default, (z, of_length, x, direction, divisor))
     rows = torch.randn(3, 4, device=device, requires_grad=True)
     torch.library.opcheck(ops.permute_columns.default, (rows, *permutation(device)))
 
