@@ -1,14 +1,15 @@
-"""Indices and lengths in a model's own code, with derivatives that take few kernels of a GPU.
+"""Indices, lengths and columns in a model's own code, with derivatives that take few kernels of a GPU.
 
 Models take positions of both ends of edges, and the energy of one head for each atom, by `x[numbers]`. The gradient of
 that puts rows into zeros after it has sorted the numbers, in some fifteen kernels, in each backward pass. But edges are
 sorted for the convolutions anyway, and a column of each row needs no sort. The gradient of a length is the direction,
-which spherical harmonics are computed of.
+which spherical harmonics are computed of. And gradients of columns that `torch.cat` has put side by side are slices,
+each with a whole row of zeros for its own gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -23,7 +24,7 @@ _OF_ROWS: dict[str, Any] = {"dim": -1, "keepdim": True}
 
 
 def few_kernels(model: torch.nn.Module) -> AbstractContextManager[Any]:
-    """Inside of it indices and lengths have derivatives of few kernels, on a GPU and where gradients are recorded."""
+    """Inside of it rows have derivatives of few kernels, on a GPU and where gradients are recorded."""
     parameter = next(model.parameters(), None)
     if parameter is None or not parameter.is_cuda or not torch.is_grad_enabled() or torch.jit.is_tracing():
         return nullcontext()
@@ -32,7 +33,9 @@ def few_kernels(model: torch.nn.Module) -> AbstractContextManager[Any]:
 
 
 class FewKernels(TorchFunctionMode):
-    """Computes `x[edge_index[n]]`, `x[torch.arange(len(x)), columns]` and lengths of rows with other derivatives.
+    """Computes some functions of rows with other derivatives.
+
+    These are `x[edge_index[n]]`, `x[torch.arange(len(x)), columns]`, lengths, and `torch.cat` of columns.
 
     Values are the same to the last bit, and gradients but for rounding; sums are in the order of the edges. What else
     is called is torch's.
@@ -51,6 +54,8 @@ class FewKernels(TorchFunctionMode):
                 return taken
         if func is torch.linalg.norm and len(args) == 1 and kwargs == _OF_ROWS and _are_trained_rows(args[0]):
             return self._lengths(args[0])
+        if func is torch.cat and _are_columns(*args, **(kwargs or {})):
+            return _joined(args[0])
         if func is torch.ops.eqaccel.unit_vectors:
             known = [found for x, version, found in self._directions if x is args[0] and x._version == version]
             if known:
@@ -85,6 +90,37 @@ class FewKernels(TorchFunctionMode):
 
     def _counts(self, numbers: Tensor) -> bool:
         return any(numbers is known and numbers._version == version for known, version in self._ranges)
+
+
+class _Columns(torch.autograd.Function):
+    """Columns side by side; their gradients are parts of one split, whose own gradient is a concatenation."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor) -> Tensor:
+        ctx.widths = [part.size(1) for part in parts]
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient.split(ctx.widths, 1)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0].clone(memory_format=torch.contiguous_format)
+    columns: Tensor = _Columns.apply(*parts)
+    return columns
+
+
+def _are_columns(parts: Any = None, dim: Any = 0, **others: Any) -> bool:
+    """Whether `torch.cat` of these arguments puts columns of rows side by side."""
+    return (
+        not others
+        and dim in (1, -1)
+        and isinstance(parts, (list, tuple))
+        and all(_are_trained_rows(part) and part.dtype == parts[0].dtype for part in parts)
+        and len(parts) > 0
+    )
 
 
 def _are_trained_rows(x: Any) -> bool:
