@@ -65,7 +65,7 @@ PolynomialSecondGradients double_backward(const Tensor& payload, int64_t key, co
   eq_operands& ops = call.operands();
   ops.gz = call.rows("gz", gz, "z_dim");
   ops.a = call.rows("a", a, "x_dim");
-  ops.c = call.rows("c", c, "w_dim");
+  ops.c = c.dim() == 1 && c.numel() == 0 ? nullptr : call.rows("c", c, "w_dim");
   const Tensor ggz = call.new_rows("z_dim"), gx = call.new_rows("x_dim"), gw = call.new_rows("w_dim");
   ops.z = ggz.mutable_data_ptr();
   ops.gx = gx.mutable_data_ptr();

@@ -36,7 +36,8 @@ variable_list gradients(const PolynomialProblem& p, const Tensor& gz, const Tens
 // a and c may be undefined.
 variable_list second_gradients(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w,
                                const Tensor& a, const Tensor& c) {
-  return listed(polynomial_double_backward(p, gz, x, w, or_zeros(a, x), or_zeros(c, w)));
+  const Tensor c_or_none = c.defined() ? c : at::empty({0}, w.options());
+  return listed(polynomial_double_backward(p, gz, x, w, or_zeros(a, x), c_or_none));
 }
 
 struct Forward : Kept {
@@ -112,8 +113,9 @@ variable_list along_both(const PolynomialProblem& p, const Tensor& gz, const Ten
 template <class Needed>
 variable_list third(const PolynomialProblem& p, const variable_list& v, const variable_list& incoming,
                     const Needed& needed) {
-  const Tensor &gz = v[0], &x = v[1], &w = v[2], &a = v[3], &c = v[4];
+  const Tensor &gz = v[0], &x = v[1], &w = v[2], &a = v[3];
   const Tensor &g = incoming[0], &q = incoming[1], &r = incoming[2];
+  const Tensor c = v[4].dim() == 2 ? v[4] : Tensor();
   variable_list sum(5);
   const bool along = needed(3) || needed(4);
   if (g.defined()) {

@@ -81,7 +81,8 @@ TORCH_LIBRARY(eqaccel, library) {
       "Tensor hidden, Tensor matrix, Tensor receiver, Tensor sender, int z_dim, bool mul_ir, bool deterministic) "
       "-> Tensor",
       tags);
-  // x: (rows, num_features); w: (rows, num_weights); z: (rows, num_outputs), see polynomial.cpp.
+  // x: (rows, num_features); w: (rows, num_weights), and its tangent c, or (0,) for none; z: (rows, num_outputs), see
+  // polynomial.cpp.
   library.def("polynomial(Tensor payload, int key, Tensor x, Tensor w, int num_outputs) -> Tensor", tags);
   library.def("polynomial_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, int num_outputs) -> "
               "(Tensor gx, Tensor gw)",

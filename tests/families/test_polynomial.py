@@ -126,6 +126,28 @@ def test_derivatives_of_any_order(name: str, device: torch.device) -> None:
     assert gradgradcheck(second, (x, w))
 
 
+@pytest.mark.parametrize("name", ["cubic", "linear", "gaps", "constant"])
+def test_weights_without_a_tangent(name: str, device: torch.device) -> None:
+    """As the weights of a model have none in the gradient of its forces."""
+    spec = SPECS[name]
+    x, w, gz, a, c = operands(spec, 3, device, torch.float64)
+    module = Polynomial(spec).to(device)
+
+    def of_forces(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (first,) = grad(module(x, w).square().sum(), x, create_graph=True)
+        return grad(first.square().sum(), (x, w), create_graph=True)
+
+    assert gradcheck(of_forces, (x, w))
+    assert gradgradcheck(of_forces, (x, w))
+    operator = torch.ops.eqaccel.polynomial_double_backward
+    found, expected = (
+        operator(module.payload, module.key, gz, x, w, a, tangent, spec.num_outputs)
+        for tangent in (c.new_empty(0), torch.zeros_like(c))
+    )
+    for value, right in zip(found, expected, strict=True):
+        assert torch.equal(value, right)
+
+
 def test_repeats_bitwise_in_any_company(device: torch.device, dtype: torch.dtype) -> None:
     spec = SPECS["wide"]
     module = Polynomial(spec).to(device)

@@ -6,7 +6,7 @@
 #pragma once
 
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 9
+#define EQ_ABI 10
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
@@ -21,7 +21,7 @@ struct eq_operands {
   const void* gz;  // (num_receivers, z_dim) gradient of the output: from backward on
   const void* a;   // tangents of x, y and w: from double backward on
   const void* b;
-  const void* c;
+  const void* c;  // of polynomials and radial functions null for none
   void* z;   // (num_receivers, z_dim) forward: output; from double backward on: gradient with respect to gz
   void* gx;  // gradients of x, y and w: from backward on
   void* gy;

@@ -44,12 +44,12 @@ void launch_rows(const eq_operands& o, const Run& run) {
 #pragma omp parallel for schedule(static) num_threads(o.threads)
   for (int64_t first = 0; first < rows; first += lanes) {
     const Range range{first, rows - first < lanes ? rows - first : lanes};
-    Row<P> in, out;
+    Row<P> in{}, out;
     range.read(o.x, in.x);
     range.read(o.w, in.w);
     if (has_gradient) range.read(o.gz, in.z);
     if (has_tangents) range.read(o.a, in.dx);
-    if (has_tangents) range.read(o.c, in.dw);
+    if (has_tangents && o.c) range.read(o.c, in.dw);
     run(in, out);
     if (writes_z) range.write(o.z, out.z);
     if (has_gradient) range.write(o.gx, out.x);

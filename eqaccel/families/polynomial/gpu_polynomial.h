@@ -22,12 +22,12 @@ struct Row {
   EQ_KERNEL void eq_rows(const EQ_PARAMETER eq_operands o) {                                                           \
     const int64_t row = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;                                                \
     if (row >= o.num_edges) return;                                                                                    \
-    Row<P> in, out;                                                                                                    \
+    Row<P> in{}, out;                                                                                                  \
     read_row<P::x_dim>(o.x, row * P::x_dim, in.x);                                                                     \
     read_row<P::w_dim>(o.w, row * P::w_dim, in.w);                                                                     \
     if (has_gradient) read_row<P::z_dim>(o.gz, row * P::z_dim, in.z);                                                  \
     if (has_tangents) read_row<P::x_dim>(o.a, row * P::x_dim, in.dx);                                                  \
-    if (has_tangents) read_row<P::w_dim>(o.c, row * P::w_dim, in.dw);                                                  \
+    if (has_tangents && o.c) read_row<P::w_dim>(o.c, row * P::w_dim, in.dw);                                           \
     run_row(in, out);                                                                                                  \
     if (writes_z) write_row<P::z_dim>(o.z, row * P::z_dim, out.z);                                                     \
     if (has_gradient) write_row<P::x_dim>(o.gx, row * P::x_dim, out.x);                                                \
