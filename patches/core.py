@@ -54,7 +54,7 @@ def patch(
         deterministic: Whether sums over edges are bitwise reproducible; False allows faster atomic sums.
         low_precision: What may be less precise than a model in float32, for less memory and time (docs/precision.md):
             "weights" rounds the weights of edges to bfloat16, "products" the factors of matrix products of radial
-            networks, on GPUs, to TensorFloat-32. Nothing by default.
+            networks, on GPUs, to 11 bits. Nothing by default.
         example: What to verify modules of other libraries on: positional arguments in a tuple, or keyword arguments in
             a dictionary, for one call of the module in evaluation mode. Containers and objects with `clone` and
             `apply`, as those of torch_geometric, may be among them; floating-point tensors are converted to the dtype

@@ -30,7 +30,7 @@ PRODUCTS: LowPrecision = "products"
 _MEANING: Mapping[LowPrecision, str] = MappingProxyType(
     {
         WEIGHTS: "weights of edges are rounded to bfloat16, to 8 significant bits in place of 24",
-        PRODUCTS: "GPUs round the factors of matrix products of radial networks to TensorFloat-32, to 11 bits",
+        PRODUCTS: "GPUs round the factors of matrix products of radial networks to half precision, to 11 bits",
     }
 )
 """What reports say, by what is asked for."""

@@ -12,29 +12,33 @@
 namespace eqaccel {
 namespace {
 
-constexpr unsigned pack_threads = 256;  // of a block that prepares B
+// Of a block that prepares B: a warp has a column.
+constexpr unsigned pack_threads = 256, warp = 32;
+constexpr std::size_t bytes_of_half = 2;
+// Of columns, that a block makes of rows that it keeps (measured on an H100: 7 or 8 of 21 are fastest).
+constexpr int64_t most_kept_tiles = 8;
 // What a tile costs besides its columns, in columns (measured on an H200).
 constexpr int64_t tile_overhead = 24;
 
 // The architecture whose kernel is of other instructions, and what that is compiled for.
 constexpr const char *wgmma_device = "sm_90", *wgmma_arch = "sm_90a";
 
-// Published peaks, dense, in TFLOP/s: of float32, which is what torch multiplies with, and of TensorFloat-32 by mma.sync.
+// Published peaks, dense, in TFLOP/s: of float32, which is what torch multiplies with, and of halves with sums in float32.
 // Of an architecture it is the product where tensor cores gain least. Not here are 8.7, 11.0 and 12.1, of which there is no
-// peak of TensorFloat-32, and 10.0 and 10.3, whose peaks are those of tcgen05, which the kernel does not use.
+// peak of halves, and 10.0 and 10.3, whose peaks are those of tcgen05, which the kernel does not use.
 struct Peaks {
   const char* arch;
   double float32, tensor;
 };
 constexpr Peaks published_peaks[] = {
-    {"sm_80", 19.5, 156},     // A100 data sheet
-    {"sm_86", 35.6, 35.6},  // GeForce RTX 3090, GA102 white paper; A10, A40 and RTX A6000 have twice the TensorFloat-32
-    {"sm_89", 82.6, 82.6},  // GeForce RTX 4090, Ada white paper; L4 and L40S have twice the TensorFloat-32
-    {"sm_90", 67, 494.7},  // H100 SXM data sheet; by wgmma, of which mma.sync reaches a part
-    {"sm_120", 104.8, 104.8}  // GeForce RTX 5090, RTX Blackwell white paper
+    {"sm_80", 19.5, 312},    // A100 data sheet
+    {"sm_86", 35.6, 71.2},   // GeForce RTX 3090, GA102 white paper; of A10, A40 and RTX A6000 four times float32
+    {"sm_89", 82.6, 165.2},  // GeForce RTX 4090, Ada white paper; of L4 and L40S four times float32
+    {"sm_90", 67, 989.4},    // H100 SXM data sheet; by wgmma, of which mma.sync reaches a part
+    {"sm_120", 104.8, 209.5}  // GeForce RTX 5090, RTX Blackwell white paper
 };
 
-// Whether `products` of TensorFloat-32 take no longer than one in float32.
+// Whether `products` of halves take no longer than one in float32.
 bool pays(const std::string& arch, int64_t products) {
   return std::any_of(std::begin(published_peaks), std::end(published_peaks), [&](const Peaks& peaks) {
     return arch == peaks.arch && peaks.tensor >= static_cast<double>(products) * peaks.float32;
@@ -75,8 +79,8 @@ const MatrixProduct& MatrixProduct::get(const Program& program, int device, cons
 }
 
 MatrixProduct::MatrixProduct(const Program& program, int device, const std::string& arch)
-    : driver_(GpuDriver::get(Backend::cuda)), device_(device), multiprocessors_(driver_.device(device).multiprocessors),
-      launches_early_(driver_.device(device).launches_early), parts_((products(program) + 1) / 2) {
+    : driver_(GpuDriver::get(Backend::cuda)), device_(device), launches_early_(driver_.device(device).launches_early),
+      parts_((products(program) + 1) / 2) {
   const std::string body = program.body(Backend::cuda, Scalar::float32, Direction::forward, arch);
   depth_ = program.number(body + "/depth");
   threads_ = static_cast<unsigned>(program.number(body + "/threads"));
@@ -95,7 +99,7 @@ MatrixProduct::MatrixProduct(const Program& program, int device, const std::stri
     tiling.shared_bytes = static_cast<unsigned>(program.number(name + "/shared_bytes"));
     tiling.kernel = driver_.get_function(module, ("eq_product_" + number).c_str());
     driver_.set_shared_bytes(tiling.kernel, static_cast<int>(tiling.shared_bytes));
-    tiling.slots = multiprocessors_ *
+    tiling.slots = driver_.device(device).multiprocessors *
                    std::max(driver_.resident_blocks(tiling.kernel, static_cast<int>(threads_), tiling.shared_bytes), 1);
   }
 }
@@ -108,52 +112,48 @@ bool MatrixProduct::takes(const Matrices& m) {
          ceil_div(m.rows, least_height) < limit / m.columns;
 }
 
-// The width of the tiles that waste least of the tensor cores' time; the same for any number of rows.
-int64_t MatrixProduct::width(const Matrices& m) const {
-  const auto cost = [&](const Tiling& t) {
-    if (t.adds_rows != (m.summands != nullptr)) return std::numeric_limits<int64_t>::max();
-    return ceil_div(m.columns, t.width) * (t.width + tile_overhead);
-  };
-  return std::min_element(tilings_.begin(), tilings_.end(),
-                          [&](const Tiling& a, const Tiling& b) { return cost(a) < cost(b); })
-      ->width;
-}
-
-// As many as the device holds; where they keep B, the same number for each of its tiles of columns.
-int64_t MatrixProduct::blocks(const Tiling& t, const Matrices& m) const {
-  const int64_t down = ceil_div(m.rows, t.height), across = ceil_div(m.columns, t.width);
-  if (t.kept_terms == 0) return std::min(down * across, t.slots);
-  return across * std::min(down, std::max<int64_t>(1, t.slots / across));
-}
-
-// Numbers that the busiest multiprocessor moves to and from the L2 cache.
-int64_t MatrixProduct::cost(const Tiling& t, const Matrices& m) const {
-  const int64_t tiles = ceil_div(m.rows, t.height) * ceil_div(m.columns, t.width), all_blocks = blocks(t, m);
-  const int64_t its_blocks = ceil_div(all_blocks, multiprocessors_);
-  const int64_t its_tiles = its_blocks * ceil_div(tiles, all_blocks);
-  const int64_t times_b = t.kept_terms > 0 ? its_blocks : its_tiles;
-  return its_tiles * t.height * (m.terms + t.width) + times_b * parts_ * m.terms * t.width;
-}
-
+// Where rows are worth keeping, a kernel that has room for just as many stages; else the width that wastes least of the
+// tensor cores' time. The same for any number of rows.
 const MatrixProduct::Tiling& MatrixProduct::tiling(const Matrices& m) const {
-  const int64_t width = this->width(m);
-  const Tiling* best = nullptr;
-  for (const Tiling& t : tilings_) {
-    const bool fits =
-        t.width == width && t.adds_rows == (m.summands != nullptr) && (t.kept_terms == 0 || m.terms <= t.kept_terms);
-    if (fits && (best == nullptr || cost(t, m) < cost(*best, m))) best = &t;
+  const int64_t stages = ceil_div(m.terms, depth_);
+  const auto cost = [&](const Tiling& t) {
+    const bool keeps_rows = t.kept_terms > 0;
+    if (t.adds_rows != (m.summands != nullptr) || (keeps_rows && t.kept_terms != stages * depth_))
+      return std::numeric_limits<int64_t>::max();
+    const int64_t across = ceil_div(m.columns, t.width);
+    return keeps_rows && across > 1 ? 0 : across * (t.width + tile_overhead);
+  };
+  return *std::min_element(tilings_.begin(), tilings_.end(),
+                           [&](const Tiling& a, const Tiling& b) { return cost(a) < cost(b); });
+}
+
+// Into how many shares the columns of the same rows are divided: into tiles where their rows are not kept. Those that are
+// kept are split anew for each share, which takes about as long as a tile; but all multiprocessors should have as much to
+// do, and neighbours in memory should be written at about the same time.
+int64_t MatrixProduct::shares_across(const Tiling& t, const Matrices& m) const {
+  const int64_t down = ceil_div(m.rows, t.height), across = ceil_div(m.columns, t.width);
+  if (t.kept_terms == 0) return across;
+  int64_t best = across, least = std::numeric_limits<int64_t>::max();
+  for (int64_t shares = ceil_div(across, most_kept_tiles); shares <= across; ++shares) {
+    const int64_t time = ceil_div(down * shares, t.slots) * (ceil_div(across, shares) + 1);
+    if (time < least) least = time, best = shares;
   }
-  return *best;
+  return best;
+}
+
+int64_t MatrixProduct::padded_columns(const Matrices& m) const {
+  const int64_t width = tiling(m).width;
+  return ceil_div(m.columns, width) * width;
 }
 
 // Numbers of B in the order in which they are read, before each becomes `parts_`.
 int64_t MatrixProduct::packed_size(const Matrices& m) const {
-  const int64_t width = this->width(m);
-  return ceil_div(m.columns, width) * width * ceil_div(m.terms, depth_) * depth_;
+  return padded_columns(m) * ceil_div(m.terms, depth_) * depth_;
 }
 
 std::size_t MatrixProduct::workspace_bytes(const Matrices& m) const {
-  return static_cast<std::size_t>(parts_ * packed_size(m)) * sizeof(float);
+  const std::size_t scales = static_cast<std::size_t>(padded_columns(m)) * sizeof(float);
+  return static_cast<std::size_t>(parts_ * packed_size(m)) * bytes_of_half + scales;
 }
 
 void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) const {
@@ -165,10 +165,12 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   float* c = m.c;
   const int32_t* summands = m.summands;
   void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
-  const auto pack_blocks = static_cast<unsigned>(ceil_div(packed_size(m), pack_threads));
+  const auto pack_blocks = static_cast<unsigned>(ceil_div(padded_columns(m) * warp, pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
-  void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &summands};
-  const auto blocks = static_cast<unsigned>(this->blocks(tiling, m));
+  int across = static_cast<int>(shares_across(tiling, m));
+  void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &summands, &across};
+  const int64_t shares = ceil_div(m.rows, tiling.height) * across;
+  const auto blocks = static_cast<unsigned>(std::min(shares, tiling.slots));
   // While B is packed, which takes no longer than launching.
   if (launches_early_)
     driver_.launch_early(tiling.kernel, {blocks}, {threads_}, tiling.shared_bytes, stream, parameters);

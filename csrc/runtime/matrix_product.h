@@ -31,7 +31,7 @@ class MatrixProduct {
   // What to compile the kernel for so that devices of `arch` run it; nothing where torch's product is faster. Where a
   // setting makes a device count as a smaller one, that is the kernel of smaller ones.
   static std::optional<std::string> compile_arch(const Program&, const std::string& arch);
-  // The products of TensorFloat-32 that make one in float32: three with its accuracy, or one. Throws
+  // The products of half precision that make one in float32: three with its accuracy, or one. Throws
   // std::invalid_argument for programs of older files.
   static int64_t products(const Program&);
   // Whether what is compiled for an architecture adds rows of A while it multiplies. If not, it takes no `summands`.
@@ -44,8 +44,8 @@ class MatrixProduct {
   void launch(const Matrices&, void* workspace, void* stream) const;
 
  private:
-  // How a kernel divides C: what a block makes of it at a time, and up to how many terms of B it keeps (none if 0);
-  // whether it adds rows of A.
+  // How a kernel divides C: what a block makes of it at a time, and up to how many terms of rows of A it keeps for several
+  // tiles of columns (none if 0); whether it adds rows of A.
   struct Tiling {
     int64_t width = 0, height = 0, kept_terms = 0;
     bool adds_rows = false;
@@ -55,15 +55,13 @@ class MatrixProduct {
   };
 
   MatrixProduct(const Program&, int device, const std::string& arch);
-  int64_t width(const Matrices&) const;
-  int64_t blocks(const Tiling&, const Matrices&) const;
-  int64_t cost(const Tiling&, const Matrices&) const;
   const Tiling& tiling(const Matrices&) const;
+  int64_t shares_across(const Tiling&, const Matrices&) const;
+  int64_t padded_columns(const Matrices&) const;
   int64_t packed_size(const Matrices&) const;
 
   const GpuDriver& driver_;
   int device_;
-  int64_t multiprocessors_;
   bool launches_early_;
   int64_t parts_;      // numbers that a factor becomes
   int64_t depth_ = 0;  // terms that are read together

@@ -1,5 +1,5 @@
 // eqaccel::matrix_product: a b, as torch's product but on CPUs, and for float32 on GPUs whose tensor cores are faster
-// (runtime/matrix_product.cpp), with errors of the same size, or with those of single products of TensorFloat-32 if the
+// (runtime/matrix_product.cpp), with errors of the same size, or with those of single products of half precision if the
 // program says so. Where torch may use TensorFloat-32 in place of three products, or the kernel does not take the operands
 // (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to `a` is another call
 // of the operator, that with respect to `b` a product of torch.

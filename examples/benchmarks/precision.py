@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 PRECISIONS: dict[str, frozenset[str]] = {
     "float32": frozenset(),
     "bfloat16 weights": frozenset({"weights"}),
-    "TensorFloat-32 products": frozenset({"products"}),
+    "products of 11 bits": frozenset({"products"}),
     "both": frozenset({"weights", "products"}),
 }
 """What is compared with float64: the `low_precision` of `eqaccel.patch`."""

@@ -51,9 +51,16 @@ def product_bound(a: torch.Tensor, spec: MatrixProductSpec) -> float:
     return lacking + (1 + lacking) * sum_bound(a, spec.products)
 
 
+def lost_beside_the_largest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of the error of each element: halves end at 2^-24, and the largest of a row or a column is 2^14 or more."""
+    a, b = a.double().abs(), b.double().abs()
+    largest_a, largest_b = a.amax(1, keepdim=True), b.amax(0, keepdim=True)
+    return 2.0**-39 * (1 + 2.0**-11) * (largest_a @ b.sum(0, keepdim=True) + a.sum(1, keepdim=True) @ largest_b)
+
+
 def kernel_bound(a: torch.Tensor, b: torch.Tensor, spec: MatrixProductSpec = SPLIT) -> torch.Tensor:
     """Of the error of each element."""
-    return product_bound(a, spec) * (a.double().abs() @ b.double().abs())
+    return product_bound(a, spec) * (a.double().abs() @ b.double().abs()) + lost_beside_the_largest(a, b)
 
 
 def torch_bound(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -75,8 +82,9 @@ def test_accuracy(shape: tuple[int, int, int], spec: MatrixProductSpec, device: 
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """The nearest numbers of TensorFloat-32, away from zero where two are as near."""
-    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    """The nearest numbers of 11 bits, even where two are as near."""
+    bits = x.view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -85,10 +93,44 @@ def test_rounded_factors_are_the_nearest(shape: tuple[int, int, int], device: to
     value = MatrixProduct(ROUNDED).to(device)(a, b).double()
     if has_matrix_kernel(device, a.dtype, ROUNDED):
         a, b = rounded(a), rounded(b)
-        bound = sum_bound(a, 1) * (a.double().abs() @ b.double().abs())
+        bound = sum_bound(a, 1) * (a.double().abs() @ b.double().abs()) + lost_beside_the_largest(a, b)
     else:
         bound = torch_bound(a, b)
     assert ((value - a.double() @ b.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
+@pytest.mark.parametrize("shape", [(300, 128, 64), (150, 68, 320), (130, 256, 128)], ids=str)
+def test_numbers_of_all_sizes(shape: tuple[int, int, int], spec: MatrixProductSpec, device: torch.device) -> None:
+    """Halves have five bits for exponents: rows and columns are brought into their range, subnormal numbers too."""
+    rows, terms, columns = shape
+    generator = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(rows, terms, generator=generator), torch.randn(terms, columns, generator=generator))
+    a = a * torch.randn(rows, terms, generator=generator).mul(4).exp2()
+    a, b = a * torch.linspace(-140, 70, rows).exp2()[:, None], b * torch.linspace(-60, 30, columns).exp2()
+    a[1], a[2, 1:], b[:, 3] = 0, 0, 0
+    a, b = a.to(device), b.to(device)
+    value = MatrixProduct(spec).to(device)(a, b)
+    has_kernel = has_matrix_kernel(device, a.dtype, spec)
+    bound = kernel_bound(a, b, spec) if has_kernel else torch_bound(a, b)
+    smallest = 2.0**-149  # of a float: terms and sums are rounded to multiples of it
+    assert ((value.double() - a.double() @ b.double()).abs() <= bound + 2 * terms * smallest).all()
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_what_is_not_finite_stays_in_its_row_and_column(bad: float, device: torch.device) -> None:
+    a, b = operands((200, 64, 66), device)
+    product = MatrixProduct().to(device)
+    expected = product(a, b)
+    for matrix, index in ((a, (70, 37)), (b, (37, 40))):
+        kept = matrix[index].item()
+        matrix[index] = bad
+        value = product(a, b)
+        matrix[index] = kept
+        reached = torch.zeros_like(value, dtype=torch.bool)
+        (reached[70] if matrix is a else reached[:, 40])[:] = True
+        assert not value[reached].isfinite().any()
+        assert torch.equal(value[~reached], expected[~reached])
 
 
 def test_cpus_and_double_precision_have_all_of_a_factor(device: torch.device) -> None:
@@ -190,7 +232,8 @@ def test_sums_of_rows(
     bound = product_bound(a, spec) if has_kernel else shape[1] * unit
     # In float64 the exact sum has errors of the same size.
     factor = 2 if dtype == torch.float64 else 1
-    assert ((value.double() - exact).abs() <= factor * (bound + unit + bound * unit) * size).all()
+    lost = lost_beside_the_largest(sums_of_rows(a.abs(), summands), b) if has_kernel else 0
+    assert ((value.double() - exact).abs() <= factor * (bound + unit + bound * unit) * size + lost).all()
     assert (value[summands[:, 1] == -2] == 0).all()
     for _ in range(5):
         assert torch.equal(multiply(a, b, summands), value)

@@ -53,8 +53,11 @@ EQ_FN void wait_copies() {}
 
 #if EQ_BULK_COPY
 // Whole rows by the bulk copy engine, which reports to a barrier in shared memory.
-EQ_FN void init_barrier(unsigned barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+EQ_FN void init_barrier(unsigned barrier, unsigned arrivals = 1) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+EQ_FN void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 EQ_FN void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 EQ_FN void expect_bytes(unsigned barrier, unsigned bytes) {

@@ -17,7 +17,7 @@ class Tiling:
         height: Rows that it has at a time.
         stages: Parts of both factors that are in shared memory at a time.
         shared_bytes: Shared memory that it takes.
-        kept_terms: Terms of B that it keeps; 0 where it keeps none.
+        kept_terms: Of its rows of A, which it keeps for several tiles of columns; 0 where it keeps none.
         adds_rows: Whether rows of the left factor are sums of two rows of A.
     """
 

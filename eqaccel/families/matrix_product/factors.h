@@ -1,8 +1,11 @@
 // What both kernels of matrix products, C = A B, make of the factors.
 //
-// Tensor cores multiply numbers of 11 bits (TensorFloat-32). Where P::parts is 2, a float is the sum of two of them, head
-// and tail, to within 2^-22 of itself, so head head + head tail + tail head is a product to within 2^-20. Where it is 1,
-// the head stands for the float, to within 2^-11 of it.
+// Tensor cores multiply halves: numbers of 11 bits, between 2^-24 and 2^16. So that all that counts of a factor is there,
+// a row of A in each stage, and each column of B, are multiplied by a power of two that brings their largest number to
+// 2^14 or above, and sums are multiplied by its inverse. Where P::parts is 2, what that makes of a float is the sum of two
+// halves, head and tail, to within 2^-22 of itself, or 2^-39 of the largest one; so head head + head tail + tail head is a
+// product to within 2^-20, but for what is lost beside the largest. Where it is 1, the head stands for the float, to
+// within 2^-11 of it.
 //
 // Tensor cores cut sums off instead of rounding them, so they add no more than `depth` terms at a time, and the rest is
 // added in float32. The small products come first: what is cut off is a part of the sum so far.
@@ -11,39 +14,111 @@
 
 namespace {
 
-EQ_FN unsigned tail_of(float x, unsigned head) { return head_of(x - __uint_as_float(head)); }
+// The largest of what the lanes of a warp have whose numbers differ in the bits of a mask: 1, 2, 4, 8 or 16.
+EQ_FN float largest_across(float x, int mask) { return fmaxf(x, shuffle_xor(x, mask)); }
 
-// Writes four neighbours of a row of C, of which `left` columns are there.
-EQ_FN void write_four(float* to, int left, bool aligned, const float (&four)[4]) {
-  if (aligned && left > 0) *(float4*)to = make_float4(four[0], four[1], four[2], four[3]);
-  if (!aligned && left > 0) *(float2*)to = make_float2(four[0], four[1]);
-  if (!aligned && left > 2) *(float2*)(to + 2) = make_float2(four[2], four[3]);
-}
-
-// An element of a stage of B.
-struct Element {
-  int term, column;
+// Powers of two, one the inverse of the other: that which brings numbers into the range of halves, and that back.
+struct Scale {
+  float up, down;
 };
 
-// B, element (k, n) at k row_stride + n column_stride, as stages of depth x width: heads, then tails if there are any, in
-// the order that `Order` gives. Zeros beyond its edges.
+// Of numbers none of which is larger. Those below 2^-112 are brought up as far as the inverse is still a normal number:
+// the smallest float becomes the smallest half.
+EQ_FN Scale scale_of(float largest) {
+  constexpr unsigned one = 1 << 23;  // in the exponent of a float
+  const unsigned exponent = max(__float_as_uint(largest) & 255 * one, 15 * one);
+  return {__uint_as_float(268 * one - exponent), __uint_as_float(exponent - 14 * one)};
+}
+
+EQ_FN float largest_of(const float4& four) {
+  return fmaxf(fmaxf(fabsf(four.x), fabsf(four.y)), fmaxf(fabsf(four.z), fabsf(four.w)));
+}
+
+// What is multiplied of two neighbouring terms.
+template <int parts>
+struct Split {
+  unsigned part[parts];  // heads, then tails
+
+  EQ_FN Split(float first, float second) {
+    part[0] = halves_of(first, second);
+    if constexpr (parts == 2) {
+      const float2 heads = floats_of(part[0]);
+      part[1] = halves_of(first - heads.x, second - heads.y);
+    }
+  }
+};
+
+// Where a row of a stage of A has four terms: no two lanes that read at once meet in a bank of shared memory.
+template <int depth>
+EQ_FN int place_of(int row, int four) {
+  return row * depth + 4 * (four ^ row % 2 * 4);
+}
+
+// Writes four neighbours of a row of C, of which `left` columns are there.
+EQ_FN void write_four(float* to, int left, bool aligned, const float (&four)[4], const float4& scale) {
+  const float4 c = {four[0] * scale.x, four[1] * scale.y, four[2] * scale.z, four[3] * scale.w};
+  if (aligned && left > 0) __stcs((float4*)to, c);
+  if (!aligned && left > 0) *(float2*)to = make_float2(c.x, c.y);
+  if (!aligned && left > 2) *(float2*)(to + 2) = make_float2(c.z, c.w);
+}
+
+// B as kernels read it: stages of depth x width, each heads and then tails if there are any, in units of eight terms of a
+// column. `Order` says which terms these are, and where they lie. Behind the stages, what sums of each column are to be
+// multiplied by.
+template <class P>
+struct PackedB {
+  static constexpr int depth = P::depth, units_of_column = depth / 8, floats_of_unit = 4;
+  int width, across, steps;
+
+  EQ_FN PackedB(int columns, int terms, int width)
+      : width(width), across((columns + width - 1) / width), steps((terms + depth - 1) / depth) {}
+
+  EQ_FN int part_size() const { return units_of_column * width * floats_of_unit; }
+  EQ_FN long long scales() const { return (long long)across * steps * P::parts * part_size(); }
+};
+
+// Packs B, element (k, n) at k row_stride + n column_stride, with zeros beyond its edges. A warp has a column.
 template <class P, class Order>
 EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride, long long column_stride,
                 int width) {
   let_next_begin();
-  constexpr int depth = P::depth;
-  const int across = (columns + width - 1) / width, steps = (terms + depth - 1) / depth, size = depth * width;
-  const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, stage = i / size;
-  if (stage >= (long long)across * steps) return;
-  const int within = (int)(i % size);
-  const Element e = Order::element(within, width);
-  const long long k = stage % steps * depth + e.term;
-  const long long n = stage / steps * width + e.column;
-  const float value = k < terms && n < columns ? b[k * row_stride + n * column_stride] : 0;
-  const unsigned head = head_of(value);
-  float* to = packed + P::parts * size * stage + within;
-  to[0] = __uint_as_float(head);
-  if constexpr (P::parts == 2) to[size] = __uint_as_float(tail_of(value, head));
+  const PackedB<P> to(columns, terms, width);
+  const int column = (int)((blockIdx.x * blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
+  const int units = to.steps * to.units_of_column;
+  if (column >= to.across * width) return;
+  float values[8], largest = 0;
+  const auto read = [&](int unit) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int k = unit / to.units_of_column * to.depth + Order::term(unit % to.units_of_column, n);
+      values[n] = k < terms && column < columns ? b[k * row_stride + column * column_stride] : 0;
+    }
+  };
+  for (int unit = lane; unit < units; unit += 32) {
+    read(unit);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(values[n]));
+  }
+#pragma unroll
+  for (int mask = 1; mask < 32; mask *= 2) largest = largest_across(largest, mask);
+  const Scale scale = scale_of(largest);
+  if (lane == 0) packed[to.scales() + column] = scale.down;
+  for (int unit = lane; unit < units; unit += 32) {
+    read(unit);
+    unsigned part[P::parts][4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const Split<P::parts> split(values[2 * n] * scale.up, values[2 * n + 1] * scale.up);
+#pragma unroll
+      for (int i = 0; i < P::parts; ++i) part[i][n] = split.part[i];
+    }
+    const long long stage = (long long)(column / width) * to.steps + unit / to.units_of_column;
+    const int place = Order::place(unit % to.units_of_column, column % width, width);
+#pragma unroll
+    for (int i = 0; i < P::parts; ++i)
+      *(uint4*)(packed + (stage * P::parts + i) * to.part_size() + place * to.floats_of_unit) =
+          make_uint4(part[i][0], part[i][1], part[i][2], part[i][3]);
+  }
 }
 
 }  // namespace

@@ -7,9 +7,8 @@
 // than a multiplication takes.
 //
 // What is multiplied are the transposes, so that all that lanes read at once is in the registers that multiplications take:
-// of B the elements of one, which come in this order, and of a row of A four terms, two for each of two of them. That is
-// free of bank conflicts: a warp reads 512 bytes of B that lie together, and of A, at a time, 64 bytes of each of two
-// rows, whose halves are exchanged in every other row.
+// of B a unit, which are terms of two of them, and of a row of A four terms of one. That is free of bank conflicts: a warp
+// reads 512 bytes of B that lie together, and of A, at a time, 64 bytes of each of two rows.
 //
 // The body that follows has these numbers in a struct `P`.
 #pragma once
@@ -21,32 +20,33 @@ template <class P>
 struct MmaProduct {
   static constexpr int depth = P::depth, stages = P::stages, width = P::width, parts = P::parts;
   static constexpr int threads = P::block_threads, warp_rows = 32, height = threads / 32 * warp_rows;
-  static constexpr int steps_of_stage = depth / 8;
-  static constexpr int a_size = height * depth, b_size = parts * depth * width;  // floats of a stage
+  static constexpr int steps_of_stage = depth / 16;
+  static constexpr int part_size = depth * width / 2, a_size = height * depth, b_size = parts * part_size;  // floats
   static_assert(depth == 32 && width % 32 == 0 && b_size % (4 * threads) == 0);
 
-  // Where B has the elements that tensor cores read: for 16 columns of C and 8 terms, four elements for each lane, those of
-  // columns `lane / 4` and 8 later, and of two terms. The order of the terms in a sum is free, as is that of columns: a
-  // lane sums four neighbours in 32 of them.
+  // Units of B are, for 16 columns of C, those of column `lane / 4` of all lanes, then those of columns 8 later: four terms
+  // for each of two multiplications. The order of the terms in a sum is free, as is that of columns: a lane sums four
+  // neighbours in 32 of them.
   struct Order {
-    static EQ_FN Element element(int within, int) {
-      const int n = within % 4, lane = within / 4 % 32, step = within / 128 % steps_of_stage;
-      const int sixteen = within / 128 / steps_of_stage;
-      return {step / 2 * 16 + lane % 4 * 4 + step % 2 * 2 + n / 2,
-              sixteen / 2 * 32 + lane / 4 * 4 + sixteen % 2 * 2 + n % 2};
+    static EQ_FN int term(int unit, int n) { return n / 4 * 16 + unit * 4 + n % 4; }
+    static EQ_FN int place(int unit, int column, int) {
+      const int sixteen = column / 32 * 2 + column % 4 / 2, eight = column % 2;
+      return (sixteen * 2 + eight) * 32 + column % 32 / 4 * 4 + unit;
     }
   };
 
-  // Thirty-two rows of a stage of A, eight for each multiplication.
+  // Thirty-two rows of a stage of A, eight for each multiplication, and what sums of rows are to be multiplied by: of
+  // those that are neighbours in a lane's sums.
   struct Rows {
     unsigned part[parts][4][steps_of_stage][2];
+    float scale[4][2];
   };
   // Sixteen columns of a stage of B.
   struct Columns {
     unsigned part[parts][steps_of_stage][4];
   };
 
-  const float *a, *packed;
+  const float *a, *packed, *scales;
   float* c;
   long long rows;
   int columns, terms, across, steps;
@@ -58,9 +58,6 @@ struct MmaProduct {
   float sum[width / 16][4][4] = {};  // of 16 columns and 8 rows
 
   EQ_FN long long first_row(int tile) const { return (long long)(tile / across) * height + warp * warp_rows; }
-
-  // Where a warp's row of a stage has four terms.
-  static EQ_FN int place(int row, int four) { return row * depth + 4 * (four ^ row % 2 * 4); }
 
   EQ_FN void load() {
     if (loaded < total) {
@@ -83,34 +80,44 @@ struct MmaProduct {
     const long long first = first_row(load_tile), last = rows - 1;
 #pragma unroll
     for (int i = 0; i < warp_rows; i += rows_at_once)
-      copy_or_clear(to + place(row + i, four), term < terms ? a + min(first + row + i, last) * terms + term : a,
-                    term < terms);
+      copy_or_clear(to + place_of<depth>(row + i, four),
+                    term < terms ? a + min(first + row + i, last) * terms + term : a, term < terms);
   }
 
   EQ_FN void read(Rows& to) const {
     const float* from = a_stages + stage * a_size + warp * warp_rows * depth;
 #pragma unroll
-    for (int i = 0; i < 2 * steps_of_stage; ++i) {
-      const int eight = i % 4, step = i / 4 * 2;
-      const float4 read = *(const float4*)(from + place(8 * eight + lane / 4, 2 * step + lane % 4));
-      const float four[4] = {read.x, read.y, read.z, read.w};
+    for (int eight = 0; eight < 4; ++eight) {
+      float4 values[steps_of_stage];
+      float largest = 0;
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        unsigned& head = to.part[0][eight][step + n / 2][n % 2];
-        head = head_of(four[n]);
-        if constexpr (parts == 2) to.part[1][eight][step + n / 2][n % 2] = tail_of(four[n], head);
+      for (int step = 0; step < steps_of_stage; ++step) {
+        const float4 four = *(const float4*)(from + place_of<depth>(8 * eight + lane / 4, 4 * step + lane % 4));
+        largest = fmaxf(largest, largest_of(four));
+        values[step] = four;
+      }
+      const Scale scale = scale_of(largest_across(largest_across(largest, 1), 2));
+#pragma unroll
+      for (int n = 0; n < 2; ++n) to.scale[eight][n] = of_lane(scale.down, lane % 4 * 8 + 4 * n);
+#pragma unroll
+      for (int i = 0; i < 2 * steps_of_stage; ++i) {
+        const float4 four = values[i / 2];
+        const Split<parts> split(scale.up * (i % 2 ? four.z : four.x), scale.up * (i % 2 ? four.w : four.y));
+#pragma unroll
+        for (int n = 0; n < parts; ++n) to.part[n][eight][i / 2][i % 2] = split.part[n];
       }
     }
   }
 
   EQ_FN void read(Columns& to, int sixteen) const {
-    const float* from = b_stages + stage * b_size + sixteen * 16 * depth + 4 * lane;
+    const float* from = b_stages + stage * b_size + sixteen * 16 * depth / 2 + 4 * lane;
 #pragma unroll
-    for (int i = 0; i < parts * steps_of_stage; ++i) {
-      const int part = i / steps_of_stage, step = i % steps_of_stage;
-      const uint4 four = *(const uint4*)(from + part * depth * width + step * 128);
-      unsigned (&element)[4] = to.part[part][step];
-      element[0] = four.x, element[1] = four.y, element[2] = four.z, element[3] = four.w;
+    for (int i = 0; i < 2 * parts; ++i) {
+      const int part = i / 2, eight = i % 2;
+      const uint4 unit = *(const uint4*)(from + part * part_size + eight * 128);
+      const unsigned terms[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) to.part[part][n / 2][n % 2 * 2 + eight] = terms[n];
     }
   }
 
@@ -131,21 +138,26 @@ struct MmaProduct {
 #pragma unroll
     for (int step = 0; step < steps_of_stage; ++step) add(0, 0, step);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) sum[sixteen][i / 4][i % 4] += made[i / 4][i % 4];
+    for (int i = 0; i < 16; ++i) {
+      float& of = sum[sixteen][i / 4][i % 4];
+      of = fmaf(made[i / 4][i % 4], a.scale[i / 4][i % 2], of);
+    }
   }
 
   EQ_FN void write() {
     const int column = tile % across * width + lane / 4 * 4;
     const bool aligned = columns % 4 == 0;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int eight = n / 2, odd = n % 2;
-      const long long row = first_row(tile) + 8 * eight + lane % 4 * 2 + odd;
+    for (int i = 0; i < width / 32; ++i) {
+      const float4 scale = *(const float4*)(scales + column + 32 * i);
 #pragma unroll
-      for (int i = 0; i < width / 32; ++i) {
+      for (int n = 0; n < 8; ++n) {
+        const int eight = n / 2, odd = n % 2;
+        const long long row = first_row(tile) + 8 * eight + lane % 4 * 2 + odd;
         const float *left = sum[2 * i][eight], *right = sum[2 * i + 1][eight];
         const float four[4] = {left[odd], left[2 + odd], right[odd], right[2 + odd]};
-        write_four(c + row * columns + column + 32 * i, row < rows ? columns - column - 32 * i : 0, aligned, four);
+        write_four(c + row * columns + column + 32 * i, row < rows ? columns - column - 32 * i : 0, aligned, four,
+                   scale);
       }
     }
 #pragma unroll
@@ -177,14 +189,17 @@ template <class P>
 EQ_FN void mma_product(const float* a, const float* packed, float* c, long long rows, int columns, int terms) {
   using Work = MmaProduct<P>;
   extern __shared__ __align__(128) float shared_memory[];
-  const int across = (columns + Work::width - 1) / Work::width, steps = (terms + P::depth - 1) / P::depth;
+  const PackedB<P> b(columns, terms, Work::width);
+  const int across = b.across, steps = b.steps;
   const int tiles = (int)((rows + Work::height - 1) / Work::height) * across;
   const int first = (int)blockIdx.x, stride = (int)gridDim.x;
   const int total = first < tiles ? (tiles - first + stride - 1) / stride * steps : 0;
   float* const b_stages = shared_memory + P::stages * Work::a_size;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous();
-  Work{a, packed, c, rows, columns, terms, across, steps, shared_memory, b_stages, warp, lane, first, stride, total}
+  Work{a,      packed, packed + b.scales(), c,        rows, columns, terms,
+       across, steps,  shared_memory,       b_stages, warp, lane,    first,
+       stride, total}
       .run();
 }
 
@@ -193,6 +208,6 @@ EQ_FN void mma_product(const float* a, const float* packed, float* c, long long 
 // csrc/runtime/matrix_product.cpp launches these, as those of `wgmma_product.h`, but with no rows to add.
 #define EQ_EXPORT_MMA_PRODUCT(name, P)                                                                                 \
   EQ_KERNEL void __launch_bounds__(P::block_threads, P::resident)                                                      \
-      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms, const int2*) {       \
+      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms, const int2*, int) {  \
     mma_product<P>(a, packed, c, rows, columns, terms);                                                                \
   }

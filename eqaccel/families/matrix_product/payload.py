@@ -32,10 +32,10 @@ def matrix_payload(spec: MatrixProductSpec = MatrixProductSpec()) -> tuple[bytes
     """The payload of the kernels, and the integer key that names it.
 
     `csrc/runtime/matrix_product.cpp` says which architecture gets which of the entries `tuned/sm_90a/forward/float32`
-    and `gpu/forward/float32`. Meta has `products`, those of TensorFloat-32 that make one in float32; what a block may
+    and `gpu/forward/float32`. Meta has `products`, those of half precision that make one in float32; what a block may
     take, `shared_bytes/<architecture>`; and for each of these entries the numbers of its launches: `<entry>/depth` and
     `<entry>/threads`; of `<entry>/kernels` kernels, `eq_product_<n>`, how they divide the output: `<entry>/<n>/width`,
-    `<entry>/<n>/height`, `<entry>/<n>/kept_terms` (of B that a block keeps; 0 where it keeps none),
+    `<entry>/<n>/height`, `<entry>/<n>/kept_terms` (of rows of A that a block keeps; 0 where it keeps none),
     `<entry>/<n>/adds_rows` (1 where rows are sums of two rows), `<entry>/<n>/stages` and `<entry>/<n>/shared_bytes`.
     The CPU kernel computes z = x w, where operands have any sizes; in meta and the self-check stand those of the
     latter.
@@ -81,7 +81,7 @@ def _explain(spec: MatrixProductSpec, body: GpuBody) -> str:
     stages = sorted({tiling.stages for tiling in body.tilings})
     plural = "products" if spec.products > 1 else "product"
     return (
-        f"product of matrices, 32-bit, {spec.products} {plural} of TensorFloat-32 by {body.instruction}\n"
+        f"product of matrices, 32-bit, {spec.products} {plural} of half precision by {body.instruction}\n"
         f"  tiles of {', '.join(map(str, widths))} columns, "
         f"{' or '.join(map(str, stages))} stages of {DEPTH} terms, blocks of {body.threads} threads\n"
     )

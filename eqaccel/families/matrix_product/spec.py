@@ -9,7 +9,7 @@ from eqaccel.errors import SpecError
 
 
 class Factors(Enum):
-    """What the tensor cores of a GPU, which multiply numbers of TensorFloat-32, 11 bits, get of a factor in float32."""
+    """What the tensor cores of a GPU, which multiply numbers of half precision, 11 bits, get of a factor in float32."""
 
     SPLIT = "split"
     """Two numbers, whose sum has 22 bits: three products, with the accuracy of float32."""

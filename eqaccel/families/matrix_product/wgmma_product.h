@@ -1,13 +1,13 @@
 // C = A B by wgmma, which compute capability 9.0 alone has.
 //
-// Blocks go over tiles of C. Of both factors, stages of `depth` terms are copied to shared memory ahead of their use; B
-// comes split, in the order in which it is read. What limits the rate are the bytes that a multiprocessor takes from the
-// L2 cache and gives to it, so B is to be read seldom:
+// A block makes 128 rows of C at a time, 64 by each of its two warpgroups, one tile of columns after the other. B is packed
+// in the order in which it is read: its stages go round in shared memory, where bulk copies bring them, which a thread of a
+// third warpgroup begins as soon as all have done with what is overwritten. Each of these has 16 rows of A to itself:
 //
-// - A block that keeps B has one tile of columns, whose terms all stay in shared memory. Each of its two warpgroups goes
-//   over tiles of rows of its own. They take turns, so that one multiplies while the other writes.
-// - Where there are too many terms for this, a block goes over tiles of rows and columns, neighbouring columns first, and
-//   both warpgroups work on the same tile. In a tall tile they pass over each stage of B twice, for other rows.
+// - Where these are needed for several tiles of columns, and have few terms, it splits them once, and keeps them in
+//   registers. Meanwhile those that it needs next come to shared memory.
+// - Else their stages go round in shared memory too, by copies of the warp's own, and are split while the tensor cores
+//   multiply the one before. Warps wait for nothing but B.
 //
 // Where rows of the left factor are sums of two rows of A, both come to shared memory, and are added in float32 when they
 // are read from there: half the products of multiplying first, for the same bytes of A.
@@ -20,267 +20,359 @@
 
 namespace {
 
-EQ_FN void add(float2& sum, float2 value) { sum.x += value.x, sum.y += value.y; }
+EQ_FN void add(float4& sum, const float4& value) {
+  sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
+}
 
-// What a thread gives of a stage of A: for each eight columns, those of two rows eight apart, split.
+// What a thread gives of a stage of A: for each sixteen terms, four neighbours of two rows eight apart.
 template <class P>
 struct Fragments {
-  static constexpr int depth = P::depth, a_stride = P::a_stride;
-  unsigned head[depth / 8][4], tail[P::parts == 2 ? depth / 8 : 1][4];
+  static constexpr int sixteens = P::depth / 16;
+  unsigned part[P::parts][sixteens][4];  // heads, then tails
+  float scale[2];  // what sums of each row are to be multiplied by
 
-  // `others`: how far behind a row is the one that is added to it; 0 for none.
-  template <int others>
-  EQ_FN void read(const float* a) {
+  // `four(n, k)`: the neighbours of row n and of the k-th sixteen terms.
+  template <class Four>
+  EQ_FN void split(const Four& four) {
 #pragma unroll
-    for (int k = 0; k < depth / 8; ++k) {
-      // The order of the terms in a sum is free: neighbours are read at once, and B is packed to match.
-      float2 upper = *(const float2*)(a + 8 * k), lower = *(const float2*)(a + 8 * a_stride + 8 * k);
-      if constexpr (others > 0) {
-        add(upper, *(const float2*)(a + others + 8 * k));
-        add(lower, *(const float2*)(a + others + 8 * a_stride + 8 * k));
+    for (int n = 0; n < 2; ++n) {
+      float4 values[sixteens];
+      float largest = 0;
+#pragma unroll
+      for (int k = 0; k < sixteens; ++k) {
+        values[k] = four(n, k);
+        largest = fmaxf(largest, largest_of(values[k]));
       }
-      const float values[4] = {upper.x, lower.x, upper.y, lower.y};
+      const Scale by = scale_of(largest_across(largest_across(largest, 1), 2));
+      scale[n] = by.down;
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        head[k][n] = head_of(values[n]);
-        if constexpr (P::parts == 2) tail[k][n] = tail_of(values[n], head[k][n]);
+      for (int k = 0; k < sixteens; ++k) {
+        // The order of the terms in a sum is free: neighbours are read at once, and B is packed to match.
+        const float4& v = values[k];
+        const Split<P::parts> left(v.x * by.up, v.y * by.up), right(v.z * by.up, v.w * by.up);
+#pragma unroll
+        for (int i = 0; i < P::parts; ++i) part[i][k][n] = left.part[i], part[i][k][n + 2] = right.part[i];
       }
     }
   }
 };
 
-// The column of C that is summed at a place of the tensor core, where a thread has two neighbours of every eight: in
-// this order these are four neighbours of C, which it writes at once.
-EQ_FN int column_summed_at(int place) { return place / 16 * 16 + place % 8 / 2 * 4 + place % 16 / 8 * 2 + place % 2; }
-
-// The order of B in a stage, (depth / 4, width, 4): eight terms are those of one multiplication.
+// A stage of B is (depth / 8, width, 8) halves; sixteen terms are those of one multiplication.
 struct WgmmaOrder {
-  static EQ_FN Element element(int within, int width) {
-    const int place = within % 4, column = within / 4 % width, quarter = within / 4 / width;
-    return {quarter / 2 * 8 + 2 * place + quarter % 2, column_summed_at(column)};
+  // The n-th term of a unit.
+  static EQ_FN int term(int unit, int n) { return unit / 2 * 16 + unit % 2 * 2 + n / 2 * 4 + n % 2; }
+  // Of a tile, in units. Of every eight columns that the tensor core sums, a thread has two neighbours: in this order four
+  // neighbours of C, which it writes at once, are its.
+  static EQ_FN int place(int unit, int column, int width) {
+    return unit * width + column / 16 * 16 + column % 4 / 2 * 8 + column % 16 / 4 * 2 + column % 2;
   }
 };
 
-// Tells the tensor core where eight rows of B are: 8 x 4 floats lie together, the next columns follow, then the next
-// four rows.
+// Tells the tensor core where eight terms of B are: those of eight columns lie together, the next columns follow, then the
+// next eight terms.
 template <int width>
 EQ_FN unsigned long long descriptor(unsigned address) {
-  constexpr unsigned long long next_rows = width * 16 >> 4, next_columns = 128 >> 4;
-  return (address & 0x3FFFF) >> 4 | next_rows << 16 | next_columns << 32;
+  constexpr unsigned long long next_terms = width * 16 >> 4, next_columns = 128 >> 4;
+  return (address & 0x3FFFF) >> 4 | next_terms << 16 | next_columns << 32;
 }
 
-template <class P, int width, int stages, int passes, bool keeps_b, bool adds_rows>
-struct WgmmaProduct {
-  static constexpr int depth = P::depth, a_stride = P::a_stride, block_threads = P::block_threads;
-  static constexpr int warpgroup = 128, warpgroup_rows = 64, groups = keeps_b ? block_threads / warpgroup : 1;
-  static constexpr int group_threads = block_threads / groups;  // those that share a tile
-  static constexpr int pass_rows = group_threads / warpgroup * warpgroup_rows, height = passes * pass_rows;
-  static constexpr int others = adds_rows ? height * a_stride : 0;  // floats from a row to the one that is added
-  static constexpr int a_size = height * a_stride + others, b_size = P::parts * depth * width;  // floats of a stage
-  // A stage is used, one is free to be overwritten, and the next must have come.
-  static constexpr int in_flight = stages - 3;
-  static constexpr int sums = width / 2;
-  static_assert(groups <= 2 && passes <= 2 && (passes == 1 || !keeps_b) && width % 16 == 0);
+// The stages of a block, in their order: of all terms, for all tiles of columns of a share of C, for all its shares. Those
+// of the same rows take turns in their tiles, so that neighbours are written at about the same time.
+struct Walk {
+  int across, steps, shares_across, shares;  // tiles of columns; stages of a tile; shares of the same rows; all shares
+  int share, row_tile, column, step = 0;
 
-  const float *a, *packed;
+  EQ_FN Walk(int across, int steps, int shares_across, int row_tiles)
+      : across(across), steps(steps), shares_across(shares_across), shares(row_tiles * shares_across) {
+    begin(blockIdx.x);
+  }
+
+  EQ_FN bool is_over() const { return share >= shares; }
+  EQ_FN bool is_last_column() const { return column + shares_across >= across; }
+  EQ_FN int stage_of_b() const { return column * steps + step; }
+
+  EQ_FN void begin(int first) {
+    share = first;
+    row_tile = share / shares_across;
+    column = share % shares_across;
+    step = 0;
+  }
+
+  EQ_FN void next_share() { begin(share + gridDim.x); }
+
+  EQ_FN void next_column() {
+    step = 0;
+    column += shares_across;
+    if (column >= across) next_share();
+  }
+
+  EQ_FN void next() {
+    if (++step == steps) next_column();
+  }
+};
+
+// Registers of a thread, in a warpgroup that needs fewer or more than all have when they begin.
+template <int count>
+EQ_FN void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+EQ_FN void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+// A ring of stages: which is next, and whether it has been round an odd number of times.
+template <int stages>
+struct Ring {
+  int stage = 0, odd = 0;
+
+  EQ_FN void next() {
+    if (++stage == stages) stage = 0, odd ^= 1;
+  }
+};
+
+template <class P, int width, int stages, int kept_terms, bool adds_rows>
+struct WgmmaProduct {
+  static constexpr int depth = P::depth, warps = P::block_threads / 32 - 4, warp_rows = 16, height = warps * warp_rows;
+  static constexpr int kept_stages = kept_terms / depth, stages_of_a = kept_terms > 0 ? kept_stages : stages;
+  static constexpr int others = adds_rows ? warp_rows * depth : 0;  // floats from a row to the one that is added
+  static constexpr int part_size = depth * width / 2, b_size = P::parts * part_size;  // floats of a stage of B
+  static constexpr int a_size = warp_rows * depth + others;  // of a stage of A, of a warp
+  static constexpr int sums = width / 2;
+  static_assert(width % 16 == 0 && kept_stages % 2 == 0);
+
+  const float *a, *packed, *scales;
   const int2* summands;  // of each row, as csrc/runtime/matrix_product.h has them
   float* c;
   long long rows;
-  int columns, terms, across, steps;
-  float *a_stages, *b_stages;  // in shared memory
-  int group, thread;  // within the group
-  int tile, stride, total;  // `total`: stages of all tiles
+  int columns, terms, warp, lane;
+  float *a_stages, *b_stages;  // in shared memory; of A, those of the warp
+  unsigned barriers;  // of each stage of B: whether it has come, and whether all have done with it
 
-  int load_tile = tile, load_step = 0, load_stage = 0, loaded = 0, step = 0, stage = 0;
-  float sum[passes][sums] = {};
+  Walk at, of_a = at, of_b = at;  // what is multiplied next, and what is brought next
+  Ring<stages> now = {}, done = {}, fed = {};  // of B: what is multiplied next, has been, and is brought next
+  Ring<stages_of_a> read_from = {}, load_to = {};  // of A
+  int2 of[warp_rows / 4] = {};  // summands of the rows that a lane brings
+  float sum[sums] = {};
 
-  EQ_FN long long first_row(int tile) const { return (long long)(keeps_b ? tile : tile / across) * height; }
-  EQ_FN int column_tile(int tile) const { return (keeps_b ? (int)blockIdx.x : tile) % across; }
+  EQ_FN unsigned has_come(int stage) const { return barriers + 16 * stage; }
+  EQ_FN unsigned is_done(int stage) const { return barriers + 16 * stage + 8; }
+  EQ_FN long long first_row(const Walk& walk) const { return (long long)walk.row_tile * height + warp * warp_rows; }
 
-  EQ_FN void load() {
-    if (loaded < total) {
-      constexpr int quarters = depth / 4, rows_at_once = group_threads / quarters;
-      const int row = thread / quarters, column = thread % quarters * 4, term = load_step * depth + column;
-      const long long first = first_row(load_tile);
-      const int last = (int)min((long long)height, rows - first) - 1;
-      float* to = a_stages + load_stage * a_size + row * a_stride + column;
-      if constexpr (adds_rows) {
-        int2 of[height / rows_at_once];
+  // Begins to bring the next stage of B, once all have done with the one that it overwrites; by one thread.
+  EQ_FN void bring_b() {
+    wait_barrier(is_done(fed.stage), fed.odd ^ 1);  // does not wait in the first round
+    expect_bytes(has_come(fed.stage), b_size * sizeof(float));
+    bulk_copy(b_stages + fed.stage * b_size, packed + (long long)of_b.stage_of_b() * b_size, b_size * sizeof(float),
+              has_come(fed.stage), read_often);
+    fed.next();
+    of_b.next();
+  }
+
+  // Begins to bring the next stage of A; past the last row, that one again.
+  EQ_FN void bring_a() {
+    if (!of_a.is_over()) {
+      const int row = lane / 8, quarter = lane % 8, term = of_a.step * depth + 4 * quarter;
+      const long long first = first_row(of_a) + row, last = rows - 1;
+      float* const to = a_stages + load_to.stage * a_size;
+      const bool inside = term < terms;
+      if (adds_rows && of_a.step == 0) {
 #pragma unroll
-        for (int i = 0; i < height / rows_at_once; ++i)
-          of[i] = __ldg(summands + first + min(row + i * rows_at_once, last));
-#pragma unroll
-        for (int i = 0; i < height / rows_at_once; ++i, to += rows_at_once * a_stride) {
-          const bool one = term < terms && of[i].y > -2, two = term < terms && of[i].y >= 0;
-          copy_or_clear(to, one ? a + (long long)of[i].x * terms + term : a, one);
-          copy_or_clear(to + others, two ? a + (long long)of[i].y * terms + term : a, two);
-        }
-      } else {
-        const float* from = a + first * terms + term;
-#pragma unroll
-        for (int i = 0; i < height; i += rows_at_once)
-          copy_or_clear(to + i * a_stride, term < terms ? from + (long long)min(row + i, last) * terms : a,
-                        term < terms);
+        for (int i = 0; i < warp_rows / 4; ++i) of[i] = __ldg(summands + min(first + 4 * i, last));
       }
-      if constexpr (!keeps_b) load_b(load_stage, column_tile(load_tile) * steps + load_step, 1);
-      ++loaded;
-      if (++load_step == steps) load_step = 0, load_tile += stride;
-      if (++load_stage == stages) load_stage = 0;
+#pragma unroll
+      for (int i = 0; i < warp_rows / 4; ++i) {
+        float* const place = to + place_of<depth>(row + 4 * i, quarter);
+        if constexpr (adds_rows) {
+          const bool one = inside && of[i].y > -2, two = inside && of[i].y >= 0;
+          copy_or_clear(place, one ? a + (long long)of[i].x * terms + term : a, one);
+          copy_or_clear(place + others, two ? a + (long long)of[i].y * terms + term : a, two);
+        } else {
+          copy_or_clear(place, inside ? a + min(first + 4 * i, last) * terms + term : a, inside);
+        }
+      }
+      load_to.next();
+      if constexpr (kept_terms > 0) {
+        if (++of_a.step == kept_stages) of_a.next_share();
+      } else {
+        of_a.next();
+      }
     }
     commit_copies();
   }
 
-  // All threads of the block bring in stages of B.
-  EQ_FN void load_b(int to, int from, int count) {
-#pragma unroll
-    for (int i = 4 * threadIdx.x; i < count * b_size; i += 4 * block_threads)
-      copy_or_clear(b_stages + to * b_size + i, packed + (long long)from * b_size + i, true);
+  // Splits the next stage of A that has come.
+  EQ_FN void read(Fragments<P>& fragments) {
+    const float* const from = a_stages + read_from.stage * a_size;
+    fragments.split([&](int n, int k) {
+      const float* const place = from + place_of<depth>(lane / 4 + 8 * n, 4 * k + lane % 4);
+      float4 four = *(const float4*)place;
+      if constexpr (adds_rows) add(four, *(const float4*)(place + others));
+      return four;
+    });
+    read_from.next();
   }
 
-  // What threads have copied is for the tensor core to read.
-  EQ_FN void publish() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
-  }
-
-  template <int pending>
-  EQ_FN void wait_for_stage() {
-    wait_copies<pending>();
-    if constexpr (keeps_b) {
-      wait_for_warps(1 + group, group_threads / 32);
-    } else {
-      publish();
-    }
-  }
-
-  // Turns: barrier 3 + group is for the group that takes its turn and the other one, which has passed it on.
-  EQ_FN void take_turn() const { wait_for_warps(3 + group, block_threads / 32); }
-  EQ_FN void pass_turn() const { asm volatile("bar.arrive %0, %1;" ::"r"(4 - group), "n"(block_threads) : "memory"); }
-
-  EQ_FN void read(Fragments<P>& fragments, int pass) const {
-    const int lane = thread % 32, row = pass * pass_rows + thread / 32 * 16 + lane / 4;
-    fragments.template read<others>(a_stages + stage * a_size + row * a_stride + 2 * (lane % 4));
-  }
-
-  // Has the tensor core multiply a stage; what it adds to `part` is there after the wait for it.
-  EQ_FN void begin_products(float (&part)[sums], const Fragments<P>& a) const {
-    const unsigned head = shared_address(b_stages + (keeps_b ? step : stage) * b_size);
-    const unsigned tail = head + depth * width * sizeof(float);
+  // Has the tensor core multiply a stage; what it adds to `part` is there after `end_products`.
+  EQ_FN void begin_products(float (&part)[sums], const Fragments<P>& a) {
+    constexpr int sixteens = depth / 16, stride = part_size * sizeof(float) / sixteens;
+    wait_barrier(has_come(now.stage), now.odd);
+    const unsigned head = shared_address(b_stages + now.stage * b_size), tail = head + part_size * sizeof(float);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     if constexpr (P::parts == 2) {
 #pragma unroll
-      for (int k = 0; k < depth / 8; ++k) {
-        const unsigned offset = k * 8 * width * sizeof(float);
-        P::multiply_add(part, a.tail[k], descriptor<width>(head + offset), k > 0);
-        P::multiply_add(part, a.head[k], descriptor<width>(tail + offset), true);
+      for (int k = 0; k < sixteens; ++k) {
+        P::multiply_add(part, a.part[1][k], descriptor<width>(head + k * stride), k > 0);
+        P::multiply_add(part, a.part[0][k], descriptor<width>(tail + k * stride), true);
       }
     }
 #pragma unroll
-    for (int k = 0; k < depth / 8; ++k)
-      P::multiply_add(part, a.head[k], descriptor<width>(head + k * 8 * width * sizeof(float)), P::parts == 2 || k > 0);
+    for (int k = 0; k < sixteens; ++k)
+      P::multiply_add(part, a.part[0][k], descriptor<width>(head + k * stride), P::parts == 2 || k > 0);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    now.next();
   }
 
-  // One pass over a stage, while the next one is brought in.
-  template <int pass>
-  EQ_FN void advance(bool more, const Fragments<P>& now, Fragments<P>& next) {
-    float part[sums];
-    if (keeps_b && step == 0) take_turn();
-    begin_products(part, now);
-    if constexpr (pass < passes - 1) {
-      read(next, pass + 1);
-    } else {
-      if (++stage == stages) stage = 0;
-      if (++step == steps && keeps_b) pass_turn();  // what the other group begins now comes after this
-      if (more) {
-        wait_for_stage<in_flight>();
-        load();
-        read(next, 0);
-      }
-    }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  // `pending`: products that have been begun later.
+  template <int pending>
+  EQ_FN void end_products(float (&part)[sums], const Fragments<P>& a) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+    if (lane == 0) arrive(is_done(done.stage));
+    done.next();
 #pragma unroll
     for (int i = 0; i < sums; ++i) {
       asm volatile("" : "+f"(part[i])::"memory");  // not before the wait
-      sum[pass][i] += part[i];
+      sum[i] = fmaf(part[i], a.scale[i / 2 % 2], sum[i]);
     }
-    if (pass < passes - 1 || step < steps) return;
-#pragma unroll
-    for (int n = 0; n < passes; ++n) write(n);
-    step = 0;
-    tile += stride;
   }
 
-  EQ_FN void write(int pass) {
-    const int lane = thread % 32, column = column_tile(tile) * width + 4 * (lane % 4);
-    const long long row = first_row(tile) + pass * pass_rows + thread / 32 * 16 + lane / 4;
+  EQ_FN void write() {
+    const int column = at.column * width + 4 * (lane % 4);
+    const long long row = first_row(at) + lane / 4;
     const bool aligned = columns % 4 == 0;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      float* to = c + (row + 8 * n) * columns + column;
+    for (int i = 0; i < width / 16; ++i) {
+      const float4 scale = *(const float4*)(scales + column + 16 * i);
 #pragma unroll
-      for (int i = 0; i < width / 16; ++i) {
+      for (int n = 0; n < 2; ++n) {
         const int left = row + 8 * n < rows ? columns - column - 16 * i : 0;
-        const float *sums_of = sum[pass] + 8 * i + 2 * n, four[4] = {sums_of[0], sums_of[1], sums_of[4], sums_of[5]};
-        write_four(to + 16 * i, left, aligned, four);
+        const float *sums_of = sum + 8 * i + 2 * n, four[4] = {sums_of[0], sums_of[1], sums_of[4], sums_of[5]};
+        write_four(c + (row + 8 * n) * columns + column + 16 * i, left, aligned, four, scale);
       }
     }
 #pragma unroll
-    for (int i = 0; i < sums; ++i) sum[pass][i] = 0;
+    for (int i = 0; i < sums; ++i) sum[i] = 0;
   }
 
-  EQ_FN void run() {
-    if constexpr (keeps_b) {
-      load_b(0, column_tile(0) * steps, steps);
-      commit_copies();
-      wait_copies<0>();
-      publish();
-      if (group == 1) pass_turn();  // the first group begins; it has as many tiles as the other, or one more
-      if (total == 0) return;
-    }
-    Fragments<P> even, odd;
-    for (int i = 0; i < stages - 1; ++i) load();
-    wait_for_stage<stages - 2>();
-    read(even, 0);
+  // By one thread, of a warp that does nothing else.
+  EQ_FN void bring_all_of_b() {
+    while (!of_b.is_over()) bring_b();
+  }
+
+  // While a stage is added up, the next one is multiplied.
+  EQ_FN void run_with_kept_rows() {
+    Fragments<P> kept[kept_stages];
+    float part[2][sums];
+    for (int n = 0; n < kept_stages; ++n) bring_a();
 #pragma unroll 1
-    for (int i = 0; i < total; i += 2 / passes) {
-      const bool more = i + 1 < total;
-      advance<0>(more, even, odd);
-      if constexpr (passes == 2) {
-        advance<1>(more, odd, even);
-      } else {
-        if (more) advance<0>(i + 2 < total, odd, even);
+    while (!at.is_over()) {
+      wait_copies<0>();
+      __syncwarp();
+#pragma unroll
+      for (int n = 0; n < kept_stages; ++n) read(kept[n]);
+      __syncwarp();  // all lanes have read what is overwritten
+      for (int n = 0; n < kept_stages; ++n) bring_a();
+      const int share = at.share;
+#pragma unroll 1
+      while (at.share == share) {
+        begin_products(part[0], kept[0]);
+#pragma unroll
+        for (int n = 0; n < kept_stages - 1; ++n) {
+          begin_products(part[(n + 1) % 2], kept[n + 1]);
+          end_products<1>(part[n % 2], kept[n]);
+        }
+        end_products<0>(part[1], kept[kept_stages - 1]);
+        write();
+        at.next_column();
       }
+    }
+  }
+
+  EQ_FN void run_with_streamed_rows() {
+    Fragments<P> even, odd;
+    for (int n = 0; n < stages; ++n) bring_a();
+    const auto advance = [&](const Fragments<P>& fragments, Fragments<P>& next) {
+      float part[sums];
+      begin_products(part, fragments);
+      wait_copies<stages - 2>();
+      __syncwarp();  // the next stage has come for all lanes, and all have read the one that is overwritten
+      bring_a();
+      read(next);  // after the last stage, one that nobody multiplies
+      end_products<0>(part, fragments);
+      if (at.step == at.steps - 1) write();
+      at.next();
+    };
+    wait_copies<stages - 1>();
+    __syncwarp();
+    read(even);
+#pragma unroll 1
+    while (!at.is_over()) {
+      advance(even, odd);
+      if (!at.is_over()) advance(odd, even);
     }
   }
 };
 
-template <class P, int width, int stages, int passes, bool keeps_b, bool adds_rows>
+template <class P, int width, int stages, int kept_terms, bool adds_rows>
 EQ_FN void wgmma_product(const float* a, const float* packed, float* c, long long rows, int columns, int terms,
-                         const int2* summands) {
-  using Work = WgmmaProduct<P, width, stages, passes, keeps_b, adds_rows>;
+                         const int2* summands, int shares_across) {
+  using Work = WgmmaProduct<P, width, stages, kept_terms, adds_rows>;
   extern __shared__ __align__(128) float shared_memory[];
-  const int across = (columns + width - 1) / width, steps = (terms + P::depth - 1) / P::depth;
-  const int group = threadIdx.x / Work::group_threads, thread = threadIdx.x % Work::group_threads;
-  const int tiles_down = (int)((rows + Work::height - 1) / Work::height);
-  // Blocks that keep neighbouring tiles of columns go over the same rows.
-  const int tiles = keeps_b ? tiles_down : tiles_down * across;
-  const int first = keeps_b ? (int)blockIdx.x / across * Work::groups + group : (int)blockIdx.x;
-  const int stride = keeps_b ? (int)gridDim.x / across * Work::groups : (int)gridDim.x;
-  const int total = first < tiles ? (tiles - first + stride - 1) / stride * steps : 0;
-  float* const a_stages = shared_memory + group * stages * Work::a_size;
-  float* const b_stages = shared_memory + Work::groups * stages * Work::a_size;
+  const PackedB<P> b(columns, terms, width);
+  const Walk walk(b.across, b.steps, shares_across, (int)((rows + Work::height - 1) / Work::height));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* const a_stages = shared_memory + stages * Work::b_size;
+  constexpr int a_size = Work::stages_of_a * Work::a_size;
+  Work work{a,
+            packed,
+            packed + b.scales(),
+            summands,
+            c,
+            rows,
+            columns,
+            terms,
+            warp,
+            lane,
+            a_stages + warp * a_size,
+            shared_memory,
+            shared_address(a_stages + Work::warps * a_size),
+            walk};
+  if (threadIdx.x == 0) {
+    for (int n = 0; n < stages; ++n) init_barrier(work.has_come(n)), init_barrier(work.is_done(n), Work::warps);
+    publish_barriers();
+  }
+  __syncthreads();
   wait_for_previous();
-  Work{a,     packed,   summands, c,     rows,   columns, terms,  across,
-       steps, a_stages, b_stages, group, thread, first,   stride, total}
-      .run();
+  if (warp >= Work::warps) {
+    give_registers<24>();
+    if (warp == Work::warps && lane == 0) work.bring_all_of_b();
+  } else {
+    take_registers<240>();
+    if constexpr (kept_terms > 0) {
+      work.run_with_kept_rows();
+    } else {
+      work.run_with_streamed_rows();
+    }
+  }
 }
 
 }  // namespace
 
 // csrc/runtime/matrix_product.cpp launches these.
-#define EQ_EXPORT_WGMMA_PRODUCT(name, P, width, stages, passes, keeps_b, adds_rows)                                    \
-  EQ_KERNEL void __launch_bounds__(P::block_threads, 1) name(                                                          \
-      const float* a, const float* packed, float* c, long long rows, int columns, int terms, const int2* summands) {   \
-    wgmma_product<P, width, stages, passes, keeps_b, adds_rows>(a, packed, c, rows, columns, terms, summands);         \
+#define EQ_EXPORT_WGMMA_PRODUCT(name, P, width, stages, kept_terms, adds_rows)                                         \
+  EQ_KERNEL void __launch_bounds__(P::block_threads, 1)                                                                \
+      name(const float* a, const float* packed, float* c, long long rows, int columns, int terms,                      \
+           const int2* summands, int shares_across) {                                                                  \
+    wgmma_product<P, width, stages, kept_terms, adds_rows>(a, packed, c, rows, columns, terms, summands,               \
+                                                           shares_across);                                             \
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <barrier>
 #include <cassert>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -37,6 +38,8 @@ struct uint4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline void __stcs(float4* to, const float4& value) { *to = value; }
 inline float __uint_as_float(unsigned bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
@@ -47,6 +50,7 @@ inline unsigned __float_as_uint(float value) {
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
+using std::max;
 using std::min;
 
 inline thread_local Index threadIdx, blockIdx;
@@ -74,6 +78,29 @@ struct Warp {
 inline std::unique_ptr<std::barrier<>> block_barrier;
 inline std::vector<std::unique_ptr<Warp>> warps;
 thread_local int turn = 0;
+
+// What each lane of a warp shows the others.
+template <class V>
+const auto& shown(V value) {
+  Warp& warp = *warps[threadIdx.x / lanes_of_warp];
+  auto& all = warp.a[turn];
+  static_assert(sizeof(V) <= sizeof(all[0]));
+  std::memcpy(all[threadIdx.x % lanes_of_warp], &value, sizeof(V));
+  warp.together.arrive_and_wait();
+  turn = 1 - turn;
+  return all;
+}
+
+template <class V>
+V shuffle(V value, int lane) {
+  V other;
+  std::memcpy(&other, shown(value)[lane], sizeof(V));
+  return other;
+}
+template <class V>
+V shuffle_xor(V value, int mask) {
+  return shuffle(value, threadIdx.x % lanes_of_warp ^ mask);
+}
 
 void __syncthreads() { block_barrier->arrive_and_wait(); }
 

@@ -32,14 +32,15 @@ int main(int, char** arguments) {
   constexpr int margin = 512;
   const float untouched = 1e30f;
   std::vector<float> c(rows * columns + 2 * margin, untouched);
-  const int64_t packed_size = padded(columns, Problem::width) * padded(terms, Problem::depth);
-  std::vector<float> packed(Problem::parts * packed_size, untouched);
+  const int64_t padded_columns = padded(columns, Problem::width);
+  std::vector<float> packed(Problem::parts * padded_columns * padded(terms, Problem::depth) / 2 + padded_columns,
+                            untouched);
   static_assert(SHARED_BYTES <= sizeof(shared_memory));
 
-  launch(unsigned(padded(packed_size, lanes_of_warp) / lanes_of_warp), lanes_of_warp,
+  launch(unsigned(padded_columns), lanes_of_warp,
          [&] { eq_pack(b.data(), packed.data(), columns, terms, row_stride, column_stride, Problem::width); });
   launch(unsigned(blocks), Problem::block_threads,
-         [&] { eq_product_0(a.data(), packed.data(), c.data() + margin, rows, columns, terms, nullptr); });
+         [&] { eq_product_0(a.data(), packed.data(), c.data() + margin, rows, columns, terms, nullptr, 1); });
 
   double worst = 0;
   for (long long row = 0; row < rows; ++row)

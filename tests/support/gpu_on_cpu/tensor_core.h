@@ -6,13 +6,30 @@
 
 namespace {
 
-constexpr unsigned cut_bits = 0x1FFF;  // those of a float that TensorFloat-32 has not
+struct Halves {
+  _Float16 first, second;
+};
 
-// Rounds to nearest, away from zero where two are as near.
-unsigned head_of(float x) {
-  const unsigned bits = __float_as_uint(x);
-  return std::isfinite(x) ? (bits + (cut_bits + 1) / 2) & ~cut_bits : bits & ~cut_bits;
+unsigned halves_of(float first, float second) {
+  const Halves halves{static_cast<_Float16>(first), static_cast<_Float16>(second)};
+  unsigned bits;
+  std::memcpy(&bits, &halves, sizeof(bits));
+  return bits;
 }
+
+float2 floats_of(unsigned bits) {
+  Halves halves;
+  std::memcpy(&halves, &bits, sizeof(bits));
+  return {static_cast<float>(halves.first), static_cast<float>(halves.second)};
+}
+
+// One of 16 terms that four lanes have, two in each of the registers that are `stride` apart.
+double term_of(const auto& lanes, int first_lane, int n, int k, int stride) {
+  const float2 two = floats_of(lanes[first_lane + k % 8 / 2][n + k / 8 * stride]);
+  return k % 2 ? two.y : two.x;
+}
+
+float of_lane(float x, int lane) { return shuffle(x, lane); }
 
 void copy_or_clear(float* to, const float* from, bool inside) {
   assert(reinterpret_cast<uintptr_t>(to) % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0);
@@ -22,10 +39,9 @@ void copy_or_clear(float* to, const float* from, bool inside) {
 }
 
 // A sum is cut off, not rounded, as tensor cores do.
-void multiply_add(float (&sum)[4], const unsigned (&a)[4], const unsigned* b, const float (&before)[4]) {
+void multiply_add(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&before)[4]) {
   Warp& warp = *warps[threadIdx.x / lanes_of_warp];
   const int lane = threadIdx.x % lanes_of_warp;
-  for (int n = 0; n < 4; ++n) assert((a[n] & cut_bits) == 0 || std::isnan(__uint_as_float(a[n])));
   std::copy_n(a, 4, warp.a[turn][lane]);
   std::copy_n(b, 2, warp.b[turn][lane]);
   warp.together.arrive_and_wait();
@@ -33,9 +49,8 @@ void multiply_add(float (&sum)[4], const unsigned (&a)[4], const unsigned* b, co
   for (int n = 0; n < 4; ++n) {
     const int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
     double exact = before[n];
-    for (int k = 0; k < 8; ++k)
-      exact += double(__uint_as_float(warp.a[turn][row % 8 * 4 + k % 4][row / 8 + k / 4 * 2])) *
-               __uint_as_float(warp.b[turn][column * 4 + k % 4][k / 4]);
+    for (int k = 0; k < 16; ++k)
+      exact += term_of(warp.a[turn], row % 8 * 4, row / 8, k, 2) * term_of(warp.b[turn], column * 4, 0, k, 1);
     result[n] = static_cast<float>(exact);
     if (std::abs(static_cast<double>(result[n])) > std::abs(exact)) result[n] = std::nextafter(result[n], 0.0f);
   }
