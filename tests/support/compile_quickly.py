@@ -1,0 +1,37 @@
+"""Compiles kernels with few optimizations: `compile_quickly.py LIBRARY ARCH FILE...` writes FILE.cubin for each FILE.
+
+It is a process of its own because NVRTC keeps this option for later compilations, in which spills would be others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def compile_quickly(nvrtc: ctypes.CDLL, file: Path, arch: str) -> bytes:
+    """The machine code of a file for an architecture; ends the process with NVRTC's messages if there is none."""
+    program = ctypes.c_void_p()
+    words = ["--std=c++17", f"--gpu-architecture={arch}", "--Ofast-compile=max"]
+    options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), file.read_bytes(), file.name.encode(), 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(program, len(words), options)
+    if failed:
+        sys.exit(_read(nvrtc, "ProgramLog", program).decode())
+    return _read(nvrtc, "CUBIN", program)
+
+
+def _read(nvrtc: ctypes.CDLL, what: str, program: Any) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    return buffer.raw
+
+
+if __name__ == "__main__":
+    library, target, *files = sys.argv[1:]
+    for name in files:
+        Path(f"{name}.cubin").write_bytes(compile_quickly(ctypes.CDLL(library), Path(name), target))
