@@ -2,7 +2,7 @@
 //
 // A block makes 128 rows of C at a time, 64 by each of its two warpgroups, one tile of columns after the other. B is packed
 // in the order in which it is read: its stages go round in shared memory, where bulk copies bring them, which a thread of a
-// third warpgroup begins as soon as all have done with what is overwritten. Each of these has 16 rows of A to itself:
+// third warpgroup begins as soon as all have done with what is overwritten. A warp of the two has 16 rows of A to itself:
 //
 // - Where these are needed for several tiles of columns, and have few terms, it splits them once, and keeps them in
 //   registers. Meanwhile those that it needs next come to shared memory.
