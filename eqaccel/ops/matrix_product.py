@@ -18,11 +18,12 @@ class MatrixProduct(KernelModule):
 
     On GPUs of compute capability 8.0 and 9.0 each factor is split into two numbers of half precision, whose sum has 22
     bits, and three products of these parts are added up. Powers of two bring rows of `a` and columns of `b` into the
-    range of such numbers, so that factors of any size are taken; what is lost of a factor is below 2^-39 of the largest
-    one in its column of `b`, or in its row of `a` among 32 terms. Sums are in a fixed order, each row for itself, so
-    results are bitwise reproducible. Factors that are not finite make their row or column so. In float64, on other
-    GPUs, whose tensor cores are not known to make three products faster than torch makes one, for numbers of terms that
-    are no multiple of four or odd numbers of columns, and where torch is allowed TensorFloat-32, it is torch's product.
+    range of such numbers; what is lost of a factor is below 2^-39 of the largest one in its column of `b`, or in its
+    row of `a` among 32 terms. A row of `a` whose absolute values add up to more than 2^112 may overflow, whatever `b`
+    is. Sums are in a fixed order, each row for itself, so results are bitwise reproducible. Factors that are not finite
+    make their row or column so. In float64, on other GPUs, whose tensor cores are not known to make three products
+    faster than torch makes one, for numbers of terms that are no multiple of four or odd numbers of columns, and where
+    torch is allowed TensorFloat-32, it is torch's product.
 
     If factors are rounded instead, each to within 2^-11 of itself, there is one product, on GPUs of compute capability
     8.6, 8.9 and 12.0 too, and whatever torch is allowed. A sum then differs from the exact one by up to 2^-10 times the
