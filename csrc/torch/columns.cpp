@@ -63,7 +63,6 @@ Tensor on_meta(const Tensor& x, const Tensor& order, const Tensor& inverse) {
 }
 
 struct Permutation {
-  static constexpr bool is_traceable = false;
   static constexpr auto compute = call;
 
   static void save(AutogradContext& context, const Orders& orders, const variable_list&) {

@@ -5,17 +5,15 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
+
+#include "recording.h"
 
 namespace eqaccel::ops {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Without a gradient to record, a call goes straight to the backend.
 template <class... Tensors>
@@ -55,15 +53,6 @@ inline void add(variable_list& sums, const variable_list& terms) {
   for (std::size_t i = 0; i < sums.size(); ++i) add(sums[i], terms[i]);
 }
 
-// A node of the autograd graph; torch 2.13 counts references to it inside of it, earlier versions outside.
-template <class Operator>
-auto new_node() {
-  using torch::autograd::CppNode;
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>)
-    return c10::make_intrusive<CppNode<Operator>>();
-  else return std::shared_ptr<CppNode<Operator>>(new CppNode<Operator>, [](auto* node) { deleteNode(node); });
-}
-
 template <class Operator, class Problem, class... Tensors>
 auto below_autograd(const Problem& problem, const Tensors&... operands) {
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -74,19 +63,11 @@ auto below_autograd(const Problem& problem, const Tensors&... operands) {
 // but refuses torch.func, because a function in C++ may call anything; an operator only calls itself, below autograd.
 template <class Operator, class Problem, class... Tensors>
 auto record(const Problem& problem, const Tensors&... operands) {
-  const auto node = new_node<Operator>();
-  node->is_variable_input_.assign(sizeof...(operands), true);
-  (node->input_info_.emplace_back(operands), ...);
-  node->set_ctx_grad_fn(node);
-  node->set_next_edges(torch::autograd::collect_next_edges(operands...));
-  node->clear_input_metadata();
+  const Recording recording(Operator::backward, typeid(Operator), {operands...});
   const auto results = below_autograd<Operator>(problem, operands...);
-  for (const at::Tensor& result : listed(results)) {
-    torch::autograd::set_history(result, node);
-    node->output_info_.emplace_back(result);
-  }
-  Operator::save(node->ctx_, problem, {operands...});
-  node->save_variables_to_ctx();
+  recording.give(listed(results));
+  Operator::save(recording.context(), problem, {operands...});
+  recording.finish();
   return results;
 }
 
@@ -95,7 +76,6 @@ auto record(const Problem& problem, const Tensors&... operands) {
 //   save(context, problem, operands): what backward needs;
 //   backward(context, gradients): of the operands, from those of the results, any of which may be undefined;
 //   tangents(problem, operands, tangents): of the results, from those of the operands, any of which may be undefined.
-//   is_traceable: whether compiled autograd may trace backward.
 // Backward and tangents call differentiable operators, so there are derivatives of any order in any order of modes.
 template <class Operator, class Problem, class... Tensors>
 auto differentiate(const Problem& problem, const Tensors&... operands) {

@@ -122,8 +122,6 @@ Tensor call(const ExchangeProblem& p, const Tensor& x) {
 
 // Either operator as a function of its matrix, in which it is linear.
 struct Exchange {
-  static constexpr bool is_traceable = false;
-
   static constexpr auto compute = call;
 
   static void save(AutogradContext& context, const ExchangeProblem& p, const variable_list& operands) {

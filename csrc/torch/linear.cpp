@@ -116,8 +116,6 @@ Tensor under_autocast(const Tensor& payload, int64_t key, const Tensor& f, const
 }
 
 struct Form {
-  static constexpr bool is_traceable = false;
-
   static Tensor compute(const LinearProblem& p, const Tensor& f, const Tensor& g, const Tensor& h) {
     return linear(p, {f, g, h});
   }

@@ -214,8 +214,6 @@ struct KeptOperand {
 
 // Bilinear.
 struct Multiplication {
-  static constexpr bool is_traceable = false;
-
   static constexpr auto compute = multiply;
 
   // Each operand is for the gradient of the other.
@@ -319,12 +317,12 @@ bool ProductRecipe::is_out_of_reach() const {
 
 std::optional<std::pair<c10::intrusive_ptr<ProductRecipe>, variable_list>> product_recipe(const Tensor& t) {
   if (!is_plain(t) || !t.grad_fn() || t._version() > 0 || bytes(t) < worth_a_product(t)) return std::nullopt;
-  auto* const node = dynamic_cast<torch::autograd::CppNode<Multiplication>*>(t.grad_fn().get());
-  if (node == nullptr) return std::nullopt;
+  AutogradContext* const context = context_of(t.grad_fn().get(), Multiplication::backward);
+  if (context == nullptr) return std::nullopt;
   try {
-    variable_list saved = node->ctx_.get_saved_variables();
+    variable_list saved = context->get_saved_variables();
     if (saved.size() <= 2) return std::nullopt;  // the left operand was not needed
-    return std::pair(c10::make_intrusive<ProductRecipe>(t, node->ctx_.saved_data), std::move(saved));
+    return std::pair(c10::make_intrusive<ProductRecipe>(t, context->saved_data), std::move(saved));
   } catch (const c10::Error&) {  // a backward pass has given them back
     return std::nullopt;
   }

@@ -95,8 +95,6 @@ Tensor call(const PairProblem& p, const Tensor& matrix) {
 // Either operator as a function of its matrix, in which it is linear.
 template <bool takes>
 struct PairRows {
-  static constexpr bool is_traceable = false;
-
   static constexpr auto compute = call;
 
   static void save(AutogradContext& context, const PairProblem& p, const variable_list&) {

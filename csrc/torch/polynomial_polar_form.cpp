@@ -116,8 +116,6 @@ struct Form {
 };
 
 struct PolarForm {
-  static constexpr bool is_traceable = false;
-
   static Tensor compute(const Form& form, const Tensor& f, const Tensor& g, const Tensor& h, const Tensor& i) {
     return polynomial_polar_form(form.problem, {f, g, h, i}, form.missing, form.columns);
   }

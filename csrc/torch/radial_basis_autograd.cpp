@@ -10,8 +10,6 @@ namespace {
 
 // What the two operators keep for their derivatives.
 struct Kept {
-  static constexpr bool is_traceable = false;
-
   static void save(AutogradContext& context, const RadialProblem& p, variable_list operands) {
     operands.push_back(p.payload);
     context.save_for_backward(std::move(operands));

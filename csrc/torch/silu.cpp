@@ -84,8 +84,6 @@ SecondGradients run_double_backward(const Tensor& payload, int64_t key, const Te
 
 // What the two operators keep for their derivatives.
 struct Kept {
-  static constexpr bool is_traceable = false;
-
   static void save(AutogradContext& context, const Problem& p, variable_list operands) {
     operands.push_back(p.payload);
     context.save_for_backward(std::move(operands));
@@ -132,11 +130,11 @@ struct Backward : Kept {
 // The recipe of what a node of autograd has given, if it is of this operator.
 template <class Operator>
 std::optional<SiluRecipe> recipe_of(torch::autograd::Node* producer) {
-  auto* const node = dynamic_cast<torch::autograd::CppNode<Operator>*>(producer);
-  if (node == nullptr) return std::nullopt;
+  AutogradContext* const context = context_of(producer, Operator::backward);
+  if (context == nullptr) return std::nullopt;
   try {
-    variable_list saved = node->ctx_.get_saved_variables();
-    Problem problem = Kept::problem(&node->ctx_, saved);
+    variable_list saved = context->get_saved_variables();
+    Problem problem = Kept::problem(context, saved);
     saved.pop_back();
     for (Tensor& operand : saved) operand = operand.detach();
     return SiluRecipe{std::move(problem), std::move(saved)};

@@ -36,8 +36,6 @@ Tensor taken(const Rows&, const Tensor& x);
 
 // Sums of the rows of a gradient that belong to one row.
 struct Sum {
-  static constexpr bool is_traceable = false;
-
   static Tensor compute(const Rows& rows, const Tensor& g) {
     return at::segment_reduce(g.index_select(0, rows.order), "sum", /*lengths=*/{}, /*indices=*/{}, rows.starts,
                               /*axis=*/0, /*unsafe=*/true, /*initial=*/0);
@@ -61,8 +59,6 @@ Tensor sum(const Rows& rows, const Tensor& g) {
 }
 
 struct Taking {
-  static constexpr bool is_traceable = false;
-
   static Tensor compute(const Rows& rows, const Tensor& x) { return rows_at(x, rows.numbers); }
   static void save(AutogradContext& context, const Rows& rows, const variable_list&) { rows.save(context); }
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
@@ -105,8 +101,6 @@ struct Columns {
   struct Places {
     Tensor rows, columns;
   };
-  static constexpr bool is_traceable = false;
-
   static Tensor compute(const Places& p, const Tensor& x) { return columns_at(x, p.rows, p.columns); }
   static void save(AutogradContext& context, const Places& p, const variable_list& operands) {
     context.save_for_backward({p.columns});

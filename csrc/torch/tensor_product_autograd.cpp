@@ -21,8 +21,6 @@ namespace {
 // model: where they are a large product of matrices, they are not kept but made again.
 template <std::size_t weights>
 struct Kept {
-  static constexpr bool is_traceable = false;
-
   static void save(AutogradContext& context, const TensorProductProblem& p, variable_list operands) {
     auto recipe = product_recipe(operands[weights]);
     if (recipe) operands[weights] = Tensor();

@@ -74,8 +74,6 @@ variable_list second_gradients(const Geometry& g, const Gradient& found, const T
 }
 
 struct Backward {
-  static constexpr bool is_traceable = false;
-
   struct Problem {
     Geometry geometry;
     Gradient found;
@@ -116,8 +114,6 @@ struct Backward {
 
 // Unit vectors and lengths, which are there already, as what follows from x.
 struct Forward {
-  static constexpr bool is_traceable = false;
-
   struct Problem {
     Tensor unit, length;
     Geometry geometry;

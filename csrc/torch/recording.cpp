@@ -1,0 +1,81 @@
+#include "recording.h"
+
+#include <c10/util/Type.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace eqaccel::ops {
+namespace {
+
+constexpr const char* backward_key = "backward";
+
+GradientFunction* backward_of(const AutogradContext& context) {
+  return reinterpret_cast<GradientFunction*>(context.saved_data.at(backward_key).toInt());
+}
+
+// Compiled autograd hands over the context alone, so that the function stands there.
+struct AnyOperator {
+  static constexpr bool is_traceable = false;
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return backward_of(*context)(context, gradients);
+  }
+};
+
+// A node that errors and profilers call by the name of its operator.
+class OperatorNode final : public torch::autograd::CppNode<AnyOperator> {
+ public:
+  explicit OperatorNode(std::string name) : name_(std::move(name)) {}
+  std::string name() const override { return name_; }
+
+ private:
+  std::string name_;
+};
+
+template <class Pointer>
+OperatorNode& operator_node(const Pointer& node) {
+  return static_cast<OperatorNode&>(*node);
+}
+
+template <class Pointer>
+Pointer make_node(std::string name) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>)
+    return c10::make_intrusive<OperatorNode>(std::move(name));
+  else return Pointer(new OperatorNode(std::move(name)), [](auto* node) { deleteNode(node); });
+}
+
+}  // namespace
+
+Recording::Node Recording::new_node(std::string name) { return make_node<Node>(std::move(name)); }
+
+Recording::Recording(GradientFunction* backward, const std::type_info& op, at::ArrayRef<at::Tensor> operands)
+    : node_(new_node(c10::demangle(op.name()))) {
+  OperatorNode& node = operator_node(node_);
+  node.is_variable_input_.assign(operands.size(), true);
+  for (const at::Tensor& operand : operands) node.input_info_.emplace_back(operand);
+  node.set_ctx_grad_fn(node_);
+  node.set_next_edges(torch::autograd::collect_next_edges(operands));
+  node.clear_input_metadata();
+  node.ctx_.saved_data[backward_key] = reinterpret_cast<std::intptr_t>(backward);
+}
+
+AutogradContext& Recording::context() const { return operator_node(node_).ctx_; }
+
+void Recording::give(at::ArrayRef<at::Tensor> results) const {
+  for (const at::Tensor& result : results) {
+    torch::autograd::set_history(result, node_);
+    operator_node(node_).output_info_.emplace_back(result);
+  }
+}
+
+void Recording::finish() const { operator_node(node_).save_variables_to_ctx(); }
+
+AutogradContext* context_of(torch::autograd::Node* node, GradientFunction* backward) {
+  auto* const known = dynamic_cast<OperatorNode*>(node);
+  return known != nullptr && backward_of(known->ctx_) == backward ? &known->ctx_ : nullptr;
+}
+
+}  // namespace eqaccel::ops
