@@ -141,19 +141,15 @@ int64_t MatrixProduct::shares_across(const Tiling& t, const Matrices& m) const {
   return best;
 }
 
-int64_t MatrixProduct::padded_columns(const Matrices& m) const {
-  const int64_t width = tiling(m).width;
-  return ceil_div(m.columns, width) * width;
+int64_t MatrixProduct::padded_columns(const Tiling& t, const Matrices& m) {
+  return ceil_div(m.columns, t.width) * t.width;
 }
 
-// Numbers of B in the order in which they are read, before each becomes `parts_`.
-int64_t MatrixProduct::packed_size(const Matrices& m) const {
-  return padded_columns(m) * ceil_div(m.terms, depth_) * depth_;
-}
-
+// B in the order in which it is read, each number as `parts_` halves, and a scale of each column.
 std::size_t MatrixProduct::workspace_bytes(const Matrices& m) const {
-  const std::size_t scales = static_cast<std::size_t>(padded_columns(m)) * sizeof(float);
-  return static_cast<std::size_t>(parts_ * packed_size(m)) * bytes_of_half + scales;
+  const auto columns = static_cast<std::size_t>(padded_columns(tiling(m), m));
+  const auto halves = static_cast<std::size_t>(parts_ * ceil_div(m.terms, depth_) * depth_);
+  return columns * (halves * bytes_of_half + sizeof(float));
 }
 
 void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) const {
@@ -165,7 +161,7 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   float* c = m.c;
   const int32_t* summands = m.summands;
   void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
-  const auto pack_blocks = static_cast<unsigned>(ceil_div(padded_columns(m) * warp, pack_threads));
+  const auto pack_blocks = static_cast<unsigned>(ceil_div(padded_columns(tiling, m) * warp, pack_threads));
   driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
   int across = static_cast<int>(shares_across(tiling, m));
   void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &summands, &across};

@@ -57,8 +57,7 @@ class MatrixProduct {
   MatrixProduct(const Program&, int device, const std::string& arch);
   const Tiling& tiling(const Matrices&) const;
   int64_t shares_across(const Tiling&, const Matrices&) const;
-  int64_t padded_columns(const Matrices&) const;
-  int64_t packed_size(const Matrices&) const;
+  static int64_t padded_columns(const Tiling&, const Matrices&);
 
   const GpuDriver& driver_;
   int device_;
