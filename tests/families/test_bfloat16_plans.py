@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hosts import assemble_hip, needs_hipcc, needs_nvrtc
+from hosts import assemble_hip, assert_cuda_texts_compile, needs_hipcc, needs_nvrtc
 
 from eqaccel import TensorProductSpec, runtime
 from eqaccel.benchmarks.problems import PROBLEMS
@@ -94,20 +95,33 @@ def test_only_texts_of_rounded_weights_say_so(direction: Direction) -> None:
         assert "#define EQ_BFLOAT16_WEIGHTS\n" in texts[1]
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("direction", READ_ROUNDED)
-@pytest.mark.parametrize("name", ["mp0-first", "nequip-l", "ragged"])
-def test_kernels_for_gpus_compile(name: str, direction: Direction, arch: str) -> None:
-    program = runtime.Program(payload(ROUNDED[name])[0])
-    text = program.source("cuda", "float32", direction.value, arch)
-    log = runtime.compile_cuda(text, arch)[1]
-    found = runtime.resources(log)
-    if name == "mp0-first":
-        assert not sum(uses["spill_store_bytes"] for kernel, uses in found.items() if kernel.startswith("eq_main"))
-    # Rows whose spans do not begin at multiples of 16 bytes are not copied in bulk, which would be told by nothing.
+ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100"]
+
+
+def shipped(name: str, direction: Direction, arch: str) -> str:
+    """The source that a GPU finds in a payload.
+
+    Rows whose spans do not begin at multiples of 16 bytes are not copied in bulk, which would be told by nothing.
+    """
+    text = runtime.Program(payload(ROUNDED[name])[0]).source("cuda", "float32", direction.value, arch)
     granules = [int(number) for number in re.findall(r"granule = (\d+);", text)]
     assert all((granule % 4 == 0) == (name != "ragged") for granule in granules)
+    return text
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("direction", READ_ROUNDED)
+def test_main_kernels_compile_without_spills(direction: Direction, arch: str) -> None:
+    log = runtime.compile_cuda(shipped("mp0-first", direction, arch), arch)[1]
+    kernels = [uses for kernel, uses in runtime.resources(log).items() if kernel.startswith("eq_main")]
+    assert not sum(uses["spill_store_bytes"] for uses in kernels)
+
+
+@needs_nvrtc
+def test_kernels_for_gpus_compile(tmp_path: Path) -> None:
+    cases = itertools.product(("nequip-l", "ragged"), READ_ROUNDED, ARCHITECTURES)
+    assert_cuda_texts_compile([(case[-1], shipped(*case)) for case in cases], tmp_path)
 
 
 @needs_hipcc

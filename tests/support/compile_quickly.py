@@ -1,6 +1,7 @@
-"""Compiles kernels with few optimizations: `compile_quickly.py LIBRARY ARCH FILE...` writes FILE.cubin for each FILE.
+"""Compiles kernels with few optimizations: `compile_quickly.py LIBRARY ARCH:FILE...` writes FILE.ARCH for each of them.
 
-It is a process of its own because NVRTC keeps this option for later compilations, in which spills would be others.
+That is PTX for an architecture like compute_90, and machine code for one like sm_90. It is a process of its own because
+NVRTC keeps this option for later compilations, in which spills would be others.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from typing import Any
 
 
 def compile_quickly(nvrtc: ctypes.CDLL, file: Path, arch: str) -> bytes:
-    """The machine code of a file for an architecture; ends the process with NVRTC's messages if there is none."""
+    """A file for an architecture; ends the process with NVRTC's messages if it does not compile."""
     program = ctypes.c_void_p()
     words = ["--std=c++17", f"--gpu-architecture={arch}", "--Ofast-compile=max"]
     options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), file.read_bytes(), file.name.encode(), 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(words), options)
     if failed:
-        sys.exit(_read(nvrtc, "ProgramLog", program).decode())
-    return _read(nvrtc, "CUBIN", program)
+        sys.exit(f"{arch}: {_read(nvrtc, 'ProgramLog', program).decode()}")
+    return _read(nvrtc, "CUBIN" if arch.startswith("sm_") else "PTX", program)
 
 
 def _read(nvrtc: ctypes.CDLL, what: str, program: Any) -> bytes:
@@ -32,6 +33,6 @@ def _read(nvrtc: ctypes.CDLL, what: str, program: Any) -> bytes:
 
 
 if __name__ == "__main__":
-    library, target, *files = sys.argv[1:]
-    for name in files:
-        Path(f"{name}.cubin").write_bytes(compile_quickly(ctypes.CDLL(library), Path(name), target))
+    library = ctypes.CDLL(sys.argv[1])
+    for target, name in (word.split(":", 1) for word in sys.argv[2:]):
+        Path(f"{name}.{target}").write_bytes(compile_quickly(library, Path(name), target))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,34 @@ needs_nvrtc = pytest.mark.skipif(
     runtime.locate_nvrtc() is None, reason="the nvidia-cuda-nvrtc package is not installed"
 )
 needs_hipcc = pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed")
+
+
+def assert_cuda_texts_compile(texts: Iterable[tuple[str, str]], folder: Path, turn: int = 0) -> None:
+    """Compiles kernels that are of no use but to see that they compile.
+
+    Compilers of C++ and of PTX share the work. The first one, for which a preprocessor may see a text in another way,
+    gets each text for all of its architectures; the second one, which takes most of the time, for one of them, in turn.
+
+    Args:
+        texts: Architectures and texts.
+        folder: Where files go.
+        turn: The number of the architecture that the first text is compiled for to the end.
+    """
+    architectures: dict[str, list[str]] = {}
+    for arch, text in texts:
+        architectures.setdefault(text, []).append(arch)
+    outputs: list[str] = []
+    for number, (text, known) in enumerate(architectures.items()):
+        file = folder / f"{number}.cu"
+        file.write_text(text)
+        last = known[(number + turn) % len(known)]
+        outputs += [f"{arch if arch == last else arch.replace('sm_', 'compute_')}:{file}" for arch in known]
+    command = [sys.executable, str(SUPPORT / "compile_quickly.py"), str(runtime.locate_nvrtc()), *outputs]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    for arch, name in (output.split(":", 1) for output in outputs):
+        content = Path(f"{name}.{arch}").read_bytes()
+        assert content.startswith(b"\x7fELF") if arch.startswith("sm_") else b".visible .entry" in content
 
 
 def assemble_hip(text: str, folder: Path) -> None:
