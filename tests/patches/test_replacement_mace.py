@@ -88,10 +88,11 @@ def patch_then_inject(model: Model) -> Model:
     ("order", "interaction"), [(inject_then_patch, mm.INTERACTIONS[5]), (patch_then_inject, mm.INTERACTIONS[1])]
 )
 def test_adapters(order: Callable[[Model], Model], interaction: str, tmp_path: Path) -> None:
+    few_kernels = mm.TINY | {"hidden_irreps": "4x0e+4x1o"}
     torch.manual_seed(1)
-    plain = inject_LoRAs(mm.energy_model(interaction))
+    plain = inject_LoRAs(mm.energy_model(interaction, **few_kernels))
     torch.manual_seed(1)
-    fast = order(mm.energy_model(interaction))
+    fast = order(mm.energy_model(interaction, **few_kernels))
     fast.load_state_dict(plain.state_dict())
     for model in (plain, fast):
         trained(model)
