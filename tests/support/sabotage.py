@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import eqaccel
 from eqaccel.errors import VerificationError
@@ -87,20 +87,29 @@ class Catch:
     bound: float
 
 
-class _Spoilt(TorchDispatchMode):
-    """Spoils one result of one operator, in one dtype."""
+class _Spoilt(contextlib.AbstractContextManager["_Spoilt"]):
+    """Spoils one result of one operator, in one dtype: its kernels are replaced where torch looks for them."""
 
     def __init__(self, operator: str, number: int, dtype: torch.dtype, spoil: Callable[..., None]) -> None:
-        super().__init__()
-        self._operator = getattr(torch.ops.eqaccel, operator).default
-        self._number, self._dtype, self._spoil = number, dtype, spoil
+        self._operator, self._number, self._dtype, self._spoil = operator, number, dtype, spoil
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        if func is self._operator:
-            several = results if isinstance(results, (tuple, list)) else (results,)
-            if several[self._number].dtype == self._dtype:
-                self._spoil(several[self._number], args)
+    def __enter__(self) -> _Spoilt:
+        self._library = torch.library.Library("eqaccel", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+            for device in ("CPU", "CUDA"):
+                right = torch.library.get_kernel(f"eqaccel::{self._operator}", device)
+                self._library.impl(self._operator, partial(self._wrong, right), device, with_keyset=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._library._destroy()
+
+    def _wrong(self, right: Any, keys: Any, *arguments: Any) -> Any:
+        results = right.call_boxed(keys, *arguments)
+        several = results if isinstance(results, (tuple, list)) else (results,)
+        if several[self._number].dtype == self._dtype:
+            self._spoil(several[self._number], arguments)
         return results
 
 
