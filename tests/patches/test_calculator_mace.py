@@ -99,7 +99,7 @@ def test_all_properties(device: torch.device, dtype: torch.dtype) -> None:
 
 def test_every_kind_of_block(device: torch.device) -> None:
     for interaction in mm.INTERACTIONS:
-        made = mm.energy_model(interaction).double()
+        made = mm.energy_model(interaction, **mm.TINY | {"hidden_irreps": "4x0e+4x1o"}).double()
         plain = MACECalculator(models=copy.deepcopy(made), device=str(device), default_dtype="float64")
         fast = patch(MACECalculator(models=made, device=str(device), default_dtype="float64"))
         for atoms in structures(device):
