@@ -34,9 +34,11 @@ def md_mace(monkeypatch):
 
 
 @pytest.mark.slow
-def test_md_mace_writes_its_results(tmp_path):
-    tiny = ("--atoms", 32, "--steps", 5, "--reference-steps", 2, "--interval", 2, "--dtype", "float64")
-    text = run_example("md_mace.py", *tiny, "--device", "cpu", "--out", tmp_path)
+def test_md_mace_writes_its_results(tmp_path, md_mace, capsys):
+    """CI runs it from the command line."""
+    tiny = ["--atoms", "32", "--steps", "5", "--reference-steps", "2", "--interval", "2", "--dtype", "float64"]
+    md_mace.main([*tiny, "--device", "cpu", "--out", str(tmp_path)])
+    text = capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())
 
     assert "interactions.0.conv_tp" in text
