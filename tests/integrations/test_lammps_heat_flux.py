@@ -123,6 +123,10 @@ KINDS: dict[str, tuple[bool, Callable[[Path], Model]]] = {
 """Whether the library of a model is there, and what writes its file."""
 
 
+one_of_each_library = pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "mace"], indirect=True)
+"""For what LAMMPS and its plugin do, whatever the number of layers is."""
+
+
 @pytest.fixture(scope="module")
 def written() -> dict[str, Model]:
     """The models that a test has asked for, built within a test: there torch and e3nn are as they have to be."""
@@ -270,6 +274,7 @@ def test_flux_of_a_supercell(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@one_of_each_library
 def test_ranks_without_atoms_and_atoms_without_neighbours(model: Model, tmp_path: Path) -> None:
     atoms = frame_of("slab", model.elements)
     # Alone in the uppermost rank, too far away to have an edge.
@@ -302,6 +307,7 @@ def test_asking_for_it_changes_no_force(model: Model, lists: str, tmp_path: Path
 
 
 @pytest.mark.slow
+@one_of_each_library
 def test_beside_another_style(model: Model, tmp_path: Path) -> None:
     atoms = frame_of("triclinic", model.elements)
     (alone,) = run(tmp_path, atoms, model)
@@ -317,6 +323,7 @@ def test_beside_another_style(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@one_of_each_library
 def test_real_units(model: Model, tmp_path: Path) -> None:
     atoms = frame_of("triclinic", model.elements)
     (metal,) = run(tmp_path, atoms, model)
