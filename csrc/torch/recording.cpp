@@ -28,32 +28,27 @@ struct AnyOperator {
 // A node that errors and profilers call by the name of its operator.
 class OperatorNode final : public torch::autograd::CppNode<AnyOperator> {
  public:
-  explicit OperatorNode(std::string name) : name_(std::move(name)) {}
-  std::string name() const override { return name_; }
+  explicit OperatorNode(const std::type_info& op) : op_(op) {}
+  std::string name() const override { return c10::demangle(op_.name()); }
 
  private:
-  std::string name_;
+  const std::type_info& op_;
 };
 
-template <class Pointer>
-OperatorNode& operator_node(const Pointer& node) {
-  return static_cast<OperatorNode&>(*node);
-}
+OperatorNode& operator_node(torch::autograd::Node& node) { return static_cast<OperatorNode&>(node); }
 
 template <class Pointer>
-Pointer make_node(std::string name) {
+Pointer make_node(const std::type_info& op) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, torch::autograd::Node>)
-    return c10::make_intrusive<OperatorNode>(std::move(name));
-  else return Pointer(new OperatorNode(std::move(name)), [](auto* node) { deleteNode(node); });
+    return c10::make_intrusive<OperatorNode>(op);
+  else return Pointer(new OperatorNode(op), [](auto* node) { deleteNode(node); });
 }
 
 }  // namespace
 
-Recording::Node Recording::new_node(std::string name) { return make_node<Node>(std::move(name)); }
-
 Recording::Recording(GradientFunction* backward, const std::type_info& op, at::ArrayRef<at::Tensor> operands)
-    : node_(new_node(c10::demangle(op.name()))) {
-  OperatorNode& node = operator_node(node_);
+    : node_(make_node<Node>(op)) {
+  OperatorNode& node = operator_node(*node_);
   node.is_variable_input_.assign(operands.size(), true);
   for (const at::Tensor& operand : operands) node.input_info_.emplace_back(operand);
   node.set_ctx_grad_fn(node_);
@@ -62,16 +57,16 @@ Recording::Recording(GradientFunction* backward, const std::type_info& op, at::A
   node.ctx_.saved_data[backward_key] = reinterpret_cast<std::intptr_t>(backward);
 }
 
-AutogradContext& Recording::context() const { return operator_node(node_).ctx_; }
+AutogradContext& Recording::context() const { return operator_node(*node_).ctx_; }
 
 void Recording::give(at::ArrayRef<at::Tensor> results) const {
   for (const at::Tensor& result : results) {
     torch::autograd::set_history(result, node_);
-    operator_node(node_).output_info_.emplace_back(result);
+    operator_node(*node_).output_info_.emplace_back(result);
   }
 }
 
-void Recording::finish() const { operator_node(node_).save_variables_to_ctx(); }
+void Recording::finish() const { operator_node(*node_).save_variables_to_ctx(); }
 
 AutogradContext* context_of(torch::autograd::Node* node, GradientFunction* backward) {
   auto* const known = dynamic_cast<OperatorNode*>(node);

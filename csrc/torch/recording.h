@@ -28,7 +28,6 @@ class Recording {
  private:
   // torch 2.13 counts references to a node inside of it, earlier versions outside.
   using Node = std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;
-  static Node new_node(std::string name);
 
   Node node_;
 };
