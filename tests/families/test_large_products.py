@@ -20,7 +20,7 @@ LARGE = {
     "odd_channels": TensorProductSpec.channelwise("3x2e+3x3e", DEGREES, DEGREES),
     "preset_l": TensorProductSpec.channelwise("128x0e+64x1o+32x2e+32x3o", "0e+1o+2e+3o", "0e+1o+2e+3o"),
     "warp_groups": TensorProductSpec.channelwise("96x0e+32x1o+32x2e", "0e+1o+2e+3o", "0e+1o+2e+3o"),
-    "ragged": TensorProductSpec.channelwise("40x0e+33x1e+5x2e+3x3e", "0e+2e", DEGREES),
+    "ragged": TensorProductSpec.channelwise("40x0e+33x1e+5x2e+3x3e", "0e+1e+2e", DEGREES),
 }
 LARGE_FORWARD = TensorProductSpec.channelwise("8x3e+8x4e", f"{DEGREES}+4e", f"{DEGREES}+4e")
 MODES = [("mul_ir", True), ("ir_mul", False)]

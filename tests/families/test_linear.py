@@ -407,7 +407,10 @@ def test_maps_that_make_no_sense(path: tuple[int, int, float] | None, attributes
 
 @pytest.mark.parametrize("name", ["joined", "species"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_wrong_kernels_are_refused(name: str, direction: Direction) -> None:
+def test_wrong_kernels_are_refused(
+    name: str, direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     assert_wrong_kernels_are_refused(linear_payload(SPECS[name])[0], direction, with_another_coefficient)
 
 

@@ -278,7 +278,8 @@ def test_terms_are_sorted_and_joined() -> None:
 
 
 @pytest.mark.parametrize("direction", COMMON)
-def test_wrong_kernels_are_refused(direction: Direction) -> None:
+def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     assert_wrong_kernels_are_refused(polynomial_payload(SPECS["cubic"])[0], direction, with_another_coefficient)
 
 

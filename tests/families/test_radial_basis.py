@@ -318,7 +318,8 @@ def test_specs_that_make_no_sense(numbers: tuple[float, ...], message: str) -> N
 
 
 @pytest.mark.parametrize("direction", COMMON)
-def test_wrong_kernels_are_refused(direction: Direction) -> None:
+def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     content = radial_payload(SPECS["mace"])[0]
     assert_wrong_kernels_are_refused(content, direction, lambda body: body.replace("factor = 0.5", "factor = 0.51"))
 

@@ -160,7 +160,8 @@ def test_what_does_not_fit(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("direction", COMMON)
-def test_wrong_kernels_are_refused(direction: Direction) -> None:
+def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     content = silu_payload(SPEC)[0]
     assert_wrong_kernels_are_refused(content, direction, lambda body: body.replace("scale = 0.25", "scale = 0.251"))
 
