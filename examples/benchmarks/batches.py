@@ -12,7 +12,6 @@ import contextlib
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 
 import eqaccel
-from eqaccel.benchmarks import contests, report, suite
+from eqaccel.benchmarks import contests, pictures, report, suite
 from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.steps import Prepared
 from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
@@ -208,12 +207,16 @@ def compact(results: report.Results) -> str:
     return report.table(lines, ["a step of torch-sim's dynamics", *names])
 
 
-def draw(results: report.Results, path: Path) -> Sequence[Path]:
-    """Nothing: the table is short."""
-    return []
+def draw(results: report.Results, path: Path) -> list[Path]:
+    """Bars for each system and contender."""
+    names = dict.fromkeys(row["implementation"] for row in results["rows"])
+    found = {name: times for name in names if (times := _means(results, name))}
+    systems = list(dict.fromkeys(system for times in found.values() for system in times))
+    series = {name: [times.get(system) for system in systems] for name, times in found.items()}
+    return pictures.grouped(results, path, systems, series, "ms", "A step of torch-sim's dynamics", log=False)
 
 
-def _means(results: report.Results) -> dict[str, float]:
-    """Milliseconds of a mean step of eqaccel, by system."""
-    rows = (row for row in results["rows"] if row["implementation"] == "eqaccel" and "step" in row)
+def _means(results: report.Results, name: str = "eqaccel") -> dict[str, float]:
+    """Milliseconds of a mean step of a contender, by system."""
+    rows = (row for row in results["rows"] if row["implementation"] == name and "step" in row)
     return {row["system"]: row["step"]["mean_ms"] for row in rows}

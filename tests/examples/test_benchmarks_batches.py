@@ -53,3 +53,6 @@ def test_one_cell_and_two_as_it_comes_and_patched(tmp_path: Path) -> None:
         assert peer["note"]
     assert "mp0-medium, carbon-8 x 2" in (tmp_path / "result.md").read_text()
     assert batches.compact(results).count("ms") == 4
+    pytest.importorskip("matplotlib")
+    (picture,) = batches.draw(results, tmp_path / "result.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
