@@ -32,6 +32,8 @@ _HOMES = {
     "RadialBasis": "eqaccel.ops",
     "SiluSpec": "eqaccel.families.silu",
     "ScaledSilu": "eqaccel.ops",
+    "GateSpec": "eqaccel.families.gate",
+    "Gate": "eqaccel.ops",
     "Graph": "eqaccel.ops",
     "morton_order": "eqaccel.ops",
     "warmup": "eqaccel.prepare",

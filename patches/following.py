@@ -24,7 +24,7 @@ from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
 from eqaccel.patches.watch import Watch
-from eqaccel.step import SKIN, Evaluation, Step
+from eqaccel.step import Evaluation, Step
 
 Kept = TypeVar("Kept", bound=Evaluation)
 
@@ -35,7 +35,7 @@ class Followed(ABC, Generic[Kept]):
 
     Attributes:
         kind: The kind of the models.
-        skin: Angstrom by which candidates for neighbours go beyond the cutoff.
+        skin: See `Evaluation`.
         patient: See `Step`.
         step: The step; None until it is first needed, and after the models have changed.
         constants: (num_types,) float64, energies of isolated atoms that the first model adds; None without a step.
@@ -43,7 +43,7 @@ class Followed(ABC, Generic[Kept]):
     """
 
     kind: ModelKind
-    skin: float = SKIN
+    skin: float | None = None
     patient: bool = False
     step: Kept | None = None
     constants: NDArray[np.float64] | None = None

@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from eqaccel.errors import CompileError, PatchError, VerificationError
 from eqaccel.o3 import Linear, SphericalHarmonics, TensorProduct
+from eqaccel.ops import Gate
 from eqaccel.ops.library import translate
 from eqaccel.patches import dense
 from eqaccel.patches.coefficients import sharpen
-from eqaccel.patches.dense import FlatActivations, FlatGate
+from eqaccel.patches.gate import FusedGate, gate_spec
 from eqaccel.patches.harmonics import PolynomialHarmonics, polynomial_of
 from eqaccel.patches.linear import AttributeProduct, LinearMap, attribute_product, linear_map
 from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
@@ -199,25 +200,10 @@ def _attribute_product(_: torch.nn.Module, product: Any) -> Form:
 
 def _gate(model: torch.nn.Module, gate: Any) -> Form:
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    # The module that takes the input apart says itself which column goes where.
-    width = gate.irreps_in.dim
-    numbers = torch.arange(width, dtype=torch.float64, device=like.device)[None]
-    scalars, gates, gated = (columns[0].long().tolist() for columns in gate.sc(numbers))
-    activations: list[torch.nn.Module | None] = [None] * width
-    known: dict[Any, torch.nn.Module] = {}
-    for columns, activation in ((scalars, gate.act_scalars), (gates, gate.act_gates)):
-        acts = [act for mul, _, act in activation.paths for _ in range(mul)]
-        if None in acts or len(acts) != len(columns):
-            raise PatchError("not all of its scalars have an activation")
-        for column, act in zip(columns, acts, strict=True):
-            activations[column] = known.setdefault((getattr(act, "f", act), getattr(act, "cst", None)), act)
-    dims = [ir.dim for mul, ir in gate.irreps_gated for _ in range(mul)]
-    multiplicand = [number for number, dim in enumerate(dims) for _ in range(dim)]
-    if any(True for act in known.values() for _ in (*act.parameters(), *act.buffers())):
-        raise PatchError("its activations have parameters or buffers")
-    flat = FlatActivations(activations, scalars, gates, gated, multiplicand).to(like.device)
-    flat.repeat = flat.repeat.to(like.dtype)
-    return FlatGate, flat, (random_rows(3, width, like),)
+    spec = gate_spec(gate)
+    if any(True for _ in (*gate.act_scalars.parameters(), *gate.act_gates.parameters())):
+        raise PatchError("its activations have parameters")
+    return FusedGate, Gate(spec).to(like.device), (random_rows(3, spec.num_inputs, like),)
 
 
 def _harmonics(model: torch.nn.Module, harmonics: Any) -> Form:

@@ -57,6 +57,7 @@ constexpr Family families[] = {
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
     {"radial_basis", load_row_kernel, keep_kernel, every_arch},
     {"silu", load_row_kernel, keep_kernel, every_arch},
+    {"gate", load_row_kernel, keep_kernel, every_arch},
     {"linear", load_linear, keep_kernel, every_arch},
     {"matrix_product", nullptr, keep_matrix_product, product_arch},
     {"neighbors", nullptr, keep_neighbors, every_gpu},

@@ -139,9 +139,10 @@ class GpuKernel : public Kernel {
     if (!given.row_ptr) o.deterministic = 1;  // every row has one edge: there is nothing to add
     if (adds_gx && begins) clear_gx();
     if (!covers_all_ && begins) {  // no path writes some blocks
-      if (direction_ != Direction::backward)
+      if (direction_ != Direction::backward) {
         driver_.fill_zero(o.z, given.num_receivers * z_dim_ * scalar_bytes_, stream);
-      if (at.x > 0) driver_.fill_zero(base, at.x, stream);  // gradients of each edge, partial sums
+        driver_.fill_zero(base + at.partials, at.gx_partials - at.partials, stream);
+      }
       if (direction_ != Direction::forward && !gathers_gx(given) && !adds_gx) clear_gx();
     }
     if (gathers_gx(given)) o.gx = given.gx;

@@ -84,12 +84,14 @@ struct Compiled {
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
 //   plan/<body>                              the plan of a body in words, for EQACCEL_DUMP; may be absent
-// Families add to these. Polynomials, radial basis functions and activations have:
+// Families add to these. Polynomials, radial basis functions, activations and gates have:
 //   meta "row_threads"                       threads of a GPU block, each of which takes a row
-// and the first of them
+// polynomials
 //   terms                                    a line for each term, see eqaccel/families/polynomial/payload.py
-// the last
+// activations
 //   meta "thread_elements"                   elements that such a thread takes
+// and gates
+//   meta "activations"                       such threads that a row takes
 // a linear map has
 //   meta "shared_weights"                    and, for each GPU body, its outputs, its kernels and the rows and columns that
 //                                            their blocks take, see eqaccel/families/linear/payload.py; its direction

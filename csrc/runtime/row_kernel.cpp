@@ -1,5 +1,5 @@
-// Launches of GPU kernels that compute each row of a batch for itself, a thread a row: gpu_polynomial.h,
-// gpu_radial_basis.h and gpu_silu.h in eqaccel/families.
+// Launches of GPU kernels that compute each row of a batch for itself, in `num_edges` threads: gpu_polynomial.h,
+// gpu_radial_basis.h, gpu_silu.h and gpu_gate.h in eqaccel/families.
 #include "gpu_driver.h"
 #include "kernel.h"
 

@@ -126,6 +126,12 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("silu_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor a, float factor, "
               "float scale) -> (Tensor ggz, Tensor gx)",
               tags);
+  // gate.cpp; x: (rows, x_dim), z: (rows, z_dim). `parts` is GateSpec.text() of the payload's spec.
+  library.def("gate(Tensor payload, int key, Tensor x, str parts) -> Tensor", tags);
+  library.def("gate_backward(Tensor payload, int key, Tensor gz, Tensor x, str parts) -> Tensor", tags);
+  library.def("gate_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor a, str parts) -> "
+              "(Tensor ggz, Tensor gx)",
+              tags);
   // linear.h; three of x: (rows, x_dim), y: (rows, y_dim), w: (w_dim,) and gz: (rows, z_dim), without the one that is
   // missing, which the result, of so many columns, belongs to.
   library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor",

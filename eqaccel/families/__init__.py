@@ -7,6 +7,7 @@ targets, and what generators share (`codegen`); must not know torch, compilers o
 """
 
 from eqaccel.families.family import KernelFamily, TunedKernel
+from eqaccel.families.gate.family import GATE
 from eqaccel.families.linear.family import LINEAR
 from eqaccel.families.matrix_product.family import MATRIX_PRODUCT
 from eqaccel.families.neighbors.family import NEIGHBORS
@@ -17,7 +18,7 @@ from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
 
 FAMILIES: dict[str, KernelFamily] = {
     family.name: family
-    for family in (TENSOR_PRODUCT, POLYNOMIAL, RADIAL_BASIS, SILU, LINEAR, MATRIX_PRODUCT, NEIGHBORS)
+    for family in (TENSOR_PRODUCT, POLYNOMIAL, RADIAL_BASIS, SILU, GATE, LINEAR, MATRIX_PRODUCT, NEIGHBORS)
 }
 """All families, by name."""
 

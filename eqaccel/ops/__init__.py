@@ -5,6 +5,7 @@ the operator library. Knows torch, specs and payloads; must not know models, e3n
 """
 
 from eqaccel.ops.edge_pairs import EdgePairs
+from eqaccel.ops.gate import Gate
 from eqaccel.ops.graph import GivenEdges, Graph, computed_once, depend_on_lengths, given_edges
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import library_path, load_library
@@ -27,6 +28,7 @@ __all__ = [
     "EdgePairs",
     "EdgeTensors",
     "EdgeWeights",
+    "Gate",
     "GivenEdges",
     "Graph",
     "KernelModule",

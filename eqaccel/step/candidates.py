@@ -52,27 +52,45 @@ class Candidates:
 
         None for a system that `System.check` refuses: of numbers that are not finite, or a cell without a volume.
         """
-        then = self.system
-        if now.sizes != then.sizes or now.periodic.tobytes() != then.periodic.tobytes():
+        moved = self._moved(now)
+        if moved is None:
             return None
-        was, shrunk = then.positions, np.ones(len(then.sizes))
-        if now.cells.tobytes() != then.cells.tobytes():
-            if not np.isfinite(now.cells).all():
-                return None
-            change = np.linalg.solve(then.completed_cells, now.completed_cells)
-            shrunk = np.linalg.norm(change, -2, axis=(1, 2))
-            was = np.einsum("ni,nij->nj", was, change[then.structure])
+        way, shrunk = moved
         reach = shrunk * (self.cutoff + self.skin) * EXACT
-        way = now.positions - was
         if self._near(way, reach):
             return now
         if not now.periodic.any() or not np.isfinite(way).all() or not (reach > self.cutoff).all():
             return None
-        cells = now.completed_cells
-        cells_away = np.rint(np.einsum("ni,nij->nj", way, np.linalg.inv(cells)[then.structure]))
-        cells_away *= now.periodic[then.structure]
-        back = replace(now, positions=now.positions - np.einsum("ni,nij->nj", cells_away, cells[then.structure]))
-        return back if self._near(back.positions - was, reach) else None
+        away = self._whole_cells(now, way)
+        back = replace(now, positions=now.positions - away)
+        return back if self._near(way - away, reach) else None
+
+    def farthest(self, now: System) -> float:
+        """How far an atom has gone since, angstrom, cells and their changes left out; infinity for other structures."""
+        moved = self._moved(now)
+        if moved is None or not np.isfinite(moved[0]).all():
+            return np.inf
+        way = moved[0] - self._whole_cells(now, moved[0])
+        return float(np.sqrt(np.einsum("ij,ij->i", way, way).max(initial=0.0)))
+
+    def _moved(self, now: System) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """u of each atom, and s of each structure, see `serve`; None for other structures."""
+        then = self.system
+        if now.sizes != then.sizes or now.periodic.tobytes() != then.periodic.tobytes():
+            return None
+        if now.cells.tobytes() == then.cells.tobytes():
+            return now.positions - then.positions, np.ones(len(then.sizes))
+        if not np.isfinite(now.cells).all():
+            return None
+        change = np.linalg.solve(then.completed_cells, now.completed_cells)
+        was = np.einsum("ni,nij->nj", then.positions, change[then.structure])
+        return now.positions - was, np.linalg.norm(change, -2, axis=(1, 2))
+
+    def _whole_cells(self, now: System, way: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sums of cell vectors nearest to some vectors of atoms."""
+        cells, structure = now.completed_cells, self.system.structure
+        numbers = np.rint(np.einsum("ni,nij->nj", way, np.linalg.inv(cells)[structure]))
+        return np.einsum("ni,nij->nj", numbers * now.periodic[structure], cells[structure])
 
     def _near(self, way: NDArray[np.float64], reach: NDArray[np.float64]) -> bool:
         """Whether the atoms of each structure have moved so little that pairs up to a reach serve."""

@@ -36,7 +36,13 @@ PotentialFunction = Callable[[Tensor, Tensor, Tensor, int, int], tuple[Tensor, T
 """As a `Potential`: vectors, edge index, types, number of atoms, 0; to node energies and the gradient of their sum."""
 
 SKIN = 0.5
-"""Angstrom by which candidates go beyond the cutoff."""
+"""Angstrom by which candidates go beyond the cutoff, at first."""
+
+MOST_SKIN = 1.5
+"""The same where atoms are fast, as hydrogen is: what is found anew takes a GPU longer than a step of a small model."""
+
+_WORTH_FINDING = 16
+"""Calls that candidates should serve at least."""
 
 WEIGHT_SHARE = 1 / 16
 """Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
@@ -83,7 +89,8 @@ class Evaluation:
         cutoff: Angstrom.
         device: Of the potentials.
         dtype: float32 or float64, of the vectors that the potentials take.
-        skin: Angstrom by which candidates go beyond the cutoff.
+        skin: Angstrom by which candidates go beyond the cutoff. None for `SKIN`, and for more, up to `MOST_SKIN`, once
+            candidates have served few calls of a simulation; results are the same.
         capture: Whether to record CUDA graphs, on a GPU that can.
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
         weight_bytes: Memory that the weights of edges of a layer may take, and their gradients; where they would take
@@ -97,12 +104,15 @@ class Evaluation:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        skin: float = SKIN,
+        skin: float | None = None,
         capture: bool = True,
         patient: bool = False,
         weight_bytes: float | None = None,
     ) -> None:
-        self.potentials, self.cutoff, self.skin = list(potentials), cutoff, skin
+        self.potentials, self.cutoff = list(potentials), cutoff
+        self.skin = SKIN if skin is None else skin
+        """By how much candidates go beyond the cutoff when they are found next."""
+        self._widens = skin is None
         self.device, self.dtype, self.patient = device, dtype, patient
         self.weight_bytes = weight_bytes or settings.current().weight_bytes or None
         """What was asked for; None for what suits the device."""
@@ -117,6 +127,8 @@ class Evaluation:
         self._search = Neighbors().to(device)
         self._lock = threading.RLock()
         self._candidates: Candidates | None = None
+        self._found_at = 0
+        """Calls of the memory when candidates were found."""
         self._served = False
         """Whether the candidates are those of the call before."""
         self._memory: Memory | None = None
@@ -155,6 +167,7 @@ class Evaluation:
         served = None if self._candidates is None else self._candidates.serve(system)
         self._served = served is not None
         if served is None:
+            self._widen(system)
             self._candidates = None  # not to be kept if what follows fails
             found = Candidates.find(system, self.cutoff, self.skin, self.device)
             self.rebuilds += 1
@@ -174,12 +187,12 @@ class Evaluation:
                 others = memory is not None and (memory.is_swapped or memory.sizes != system.sizes)
                 often = memory is not None and memory.calls < _LASTING
                 self._capture = None
-                self._memory = Memory(
-                    system.sizes, found.tensors, self.device, others and often and not self.not_captured
-                )
+                swapped = others and often and not self.not_captured
+                self._memory = Memory(system.sizes, found.tensors, self.device, swapped, self._most_candidates())
             self._candidates = found
             assert self._memory is not None
             self._memory.move(system)
+            self._found_at = self._memory.calls
             if self.device.type == "cuda":
                 # Without room edges are only counted.
                 count = int(self._search_edges(1).num_edges)
@@ -188,6 +201,19 @@ class Evaluation:
             return
         assert self._memory is not None
         self._memory.move(served)
+
+    def _widen(self, system: System) -> None:
+        """Has the next candidates go farther beyond the cutoff, if atoms of a simulation were too fast for the last."""
+        if self._widens and self._candidates is not None and self._candidates.farthest(system) <= self.skin:
+            assert self._memory is not None
+            served = self._memory.calls - self._found_at + 1
+            if served < _WORTH_FINDING:
+                self.skin = min(MOST_SKIN, self.skin * _WORTH_FINDING / served)
+
+    def _most_candidates(self) -> float:
+        """How many candidates there may come to be, for each that there is now: as many as the volume has."""
+        most = max(self.skin, MOST_SKIN if self._widens else 0.0)
+        return ((self.cutoff + most) / (self.cutoff + self.skin)) ** 3
 
     def _renew(self, reason: str, num_edges: int) -> None:
         """Makes room for so many edges, which there are now; what was recorded before is forgotten."""

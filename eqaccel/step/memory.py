@@ -35,6 +35,7 @@ class Memory:
         candidates: Those that there are now.
         device: Where the tensors are.
         swapped: Whether to make room for other structures.
+        most: How many candidates there may come to be, for each of those.
 
     Attributes:
         sizes: Number of atoms of each structure that is there now.
@@ -57,7 +58,7 @@ class Memory:
     """
 
     def __init__(
-        self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device, swapped: bool
+        self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device, swapped: bool, most: float = 1.0
     ) -> None:
         self.sizes, self.calls, self.is_swapped = sizes, 0, swapped
         num_atoms, num_structures = sum(sizes), len(sizes)
@@ -78,7 +79,7 @@ class Memory:
         cells, positions, types = own.split([*lengths[:2], num_atoms + self.spare])
         self.cells, self.positions, self.types = cells.view(-1, 3, 3), positions.view(-1, 3), types.view(torch.int64)
         self.structure = torch.zeros(num_atoms, dtype=torch.int32, device=device)
-        room = int(len(candidates.sender) * _CANDIDATE_SLACK * (_SWAPPED_SLACK if swapped else 1.0))
+        room = int(len(candidates.sender) * most * _CANDIDATE_SLACK * (_SWAPPED_SLACK if swapped else 1.0))
         self.candidates = CandidateTensors(
             *(
                 t.new_zeros((num_atoms + 1 if "ptr" in name else room, *t.shape[1:]))

@@ -19,7 +19,7 @@ from eqaccel.errors import CalculatorError, StructureError
 from eqaccel.integrations.ase.sources import PatchOptions, open_source
 from eqaccel.patches.calculator import quick_changes, system_of, voigt
 from eqaccel.patches.precision import LowPrecision
-from eqaccel.step import SKIN, System
+from eqaccel.step import System
 
 
 class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
@@ -39,7 +39,7 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
             have only their own.
         head: Name of the head that computes, needed if the model has several.
         skin: Angstrom by which candidates for neighbours go beyond the cutoff. They are found anew when an atom has
-            moved by half of it.
+            moved by half of it. Default: half an angstrom, and up to one and a half where atoms turn out to be fast.
         type_map: The type of atom for each chemical symbol, needed if the model's types have other names; NequIP's
             `chemical_species_to_atom_type_map`.
         verify: As for `eqaccel.patch`, where the model is not patched yet.
@@ -67,7 +67,7 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
         device: torch.device | str = "auto",
         dtype: torch.dtype | str | None = None,
         head: str | None = None,
-        skin: float = SKIN,
+        skin: float | None = None,
         type_map: Mapping[str, str] | None = None,
         verify: bool = True,
         deterministic: bool = True,
@@ -75,7 +75,7 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
         allow_native_code: bool = True,
     ) -> None:
         super().__init__()
-        if not 0 <= skin < math.inf:
+        if skin is not None and not 0 <= skin < math.inf:
             raise CalculatorError(f"skin: expected a length in angstrom, zero or more, got {skin!r}")
         options = PatchOptions(verify, deterministic, low_precision)
         # Reports look for it under this name, see eqaccel.patches.calculator.
@@ -95,7 +95,7 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
             device=str(step.device),
             dtype=str(step.dtype).removeprefix("torch."),
             head=source.head,
-            skin=float(skin),
+            skin=None if skin is None else float(skin),
         )
 
     @property

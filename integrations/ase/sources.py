@@ -61,7 +61,7 @@ class Source(ABC):
         head: Name of the head that computes.
         cutoff: Angstrom.
         type_names: Name of each type of atom.
-        skin: Angstrom by which candidates for neighbours go beyond the cutoff.
+        skin: See `eqaccel.Calculator`.
 
     Attributes:
         has_model: Whether there is a module that can be patched, trained and moved.
@@ -73,7 +73,7 @@ class Source(ABC):
     model: nn.Module | None
     low_precision: tuple[LowPrecision, ...] = ()
 
-    def __init__(self, family: str, head: str, cutoff: float, type_names: list[str], skin: float) -> None:
+    def __init__(self, family: str, head: str, cutoff: float, type_names: list[str], skin: float | None) -> None:
         self.family, self.head, self.cutoff, self.type_names, self.skin = family, head, cutoff, type_names, skin
         self._calls = self._batches = 0
         self._batch_step: Step | None = None
@@ -108,7 +108,7 @@ class Source(ABC):
         """The same of a system of several structures."""
         step, many = self.step(), self._batch_step
         if many is None or many.potentials != step.potentials:
-            many = Step(step.potentials, step.cutoff, step.device, step.dtype, skin=step.skin, patient=True)
+            many = Step(step.potentials, step.cutoff, step.device, step.dtype, skin=self.skin, patient=True)
             self._batch_step = many
         with default_dtype(step.dtype):
             outcome = many(system)
@@ -143,7 +143,7 @@ class ModelSource(Source):
 
     has_model = True
 
-    def __init__(self, model: nn.Module, kind: ModelKind, head: int, skin: float) -> None:
+    def __init__(self, model: nn.Module, kind: ModelKind, head: int, skin: float | None) -> None:
         exporting = kind.exporting
         assert exporting is not None
         exporting.check(model)
@@ -200,7 +200,7 @@ class FileSource(Source):
     has_model = False
     model = None
 
-    def __init__(self, file: Path, exported: Exported, device: torch.device, skin: float) -> None:
+    def __init__(self, file: Path, exported: Exported, device: torch.device, skin: float | None) -> None:
         metadata = exported.metadata
         names = metadata.get("family", "exported"), metadata.get("head", "Default")
         super().__init__(*names, metadata["cutoff"], metadata["type_names"], skin)
@@ -232,7 +232,7 @@ class FileSource(Source):
         return _reopen, (str(file.resolve()), self._digest, str(device), skin, native)
 
 
-def _reopen(file: str, digest: bytes, device: str, skin: float, allow_native_code: bool) -> FileSource:
+def _reopen(file: str, digest: bytes, device: str, skin: float | None, allow_native_code: bool) -> FileSource:
     path = Path(file)
     if not path.is_file() or read_digest(path) != digest:
         raise CalculatorError(
@@ -249,7 +249,7 @@ def open_source(
     device: torch.device | str,
     dtype: torch.dtype | str | None,
     head: str | None,
-    skin: float,
+    skin: float | None,
     options: PatchOptions,
     allow_native_code: bool,
 ) -> Source:
@@ -277,7 +277,7 @@ def _of_model(
     device: torch.device | str,
     dtype: torch.dtype | str | None,
     head: str | None,
-    skin: float,
+    skin: float | None,
     options: PatchOptions,
 ) -> ModelSource:
     model, kind, exporting = single_model(target)
@@ -305,7 +305,7 @@ def _of_file(
     device: torch.device | str,
     dtype: torch.dtype | str | None,
     head: str | None,
-    skin: float,
+    skin: float | None,
     allow_native_code: bool,
 ) -> FileSource:
     metadata = read_metadata(file)

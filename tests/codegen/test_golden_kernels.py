@@ -13,6 +13,7 @@ import pytest
 from eqaccel import LinearSpec, MatrixProductSpec, PolynomialSpec, TensorProductSpec
 from eqaccel.codegen import Direction
 from eqaccel.families import FAMILIES, KernelFamily
+from eqaccel.families.gate import Activation, GateSpec
 from eqaccel.families.polynomial import Term
 from eqaccel.families.radial_basis import RadialBasisSpec
 from eqaccel.families.silu import SiluSpec
@@ -36,6 +37,7 @@ SPECS: dict[str, Any] = {
     ),
     "radial_basis": RadialBasisSpec(8, 6.0, 5, 0.5),
     "silu": SiluSpec(1.5, 0.5),
+    "gate": GateSpec.of_irreps(17, "5x1o+3x2e", Activation("silu", 1.5)),
     "linear": LinearSpec("8x0e+4x1o+3x0e", "5x0e+6x1o", ((0, 0, 0.5), (2, 0, -1.5), (1, 1, 2.0)), 3),
     "matrix_product": MatrixProductSpec(),
     "matrix_product-mma": MatrixProductSpec(),
@@ -49,6 +51,7 @@ TARGETS_OF = {
     "polynomial": ("cpu-avx2",),
     "radial_basis": ("cpu-avx2",),
     "silu": ("cpu-avx2",),
+    "gate": ("cpu-avx2",),
     "linear": ("cpu-avx2", "sm_90"),
     "matrix_product": ("cpu-avx2", "sm_90"),
     "matrix_product-mma": ("sm_80",),

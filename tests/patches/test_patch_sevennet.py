@@ -30,7 +30,7 @@ from sevenn.nn.convolution import IrrepsScatterGatterFusedConvolution
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
 from eqaccel.patches import convolution
-from eqaccel.patches.dense import FlatGate
+from eqaccel.patches.gate import FusedGate
 from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.rounding import FACTOR, ROUNDING
@@ -61,7 +61,7 @@ def test_gates_as_on_a_gpu() -> None:
     model = sm.model("mf-ompa", "float64")
     wanted = sm.outputs(model, sm.data(model))["inferred_force"]
     fast = patched(model)
-    assert sum(isinstance(module, FlatGate) for module in fast.modules()) == 4
+    assert sum(isinstance(module, FusedGate) for module in fast.modules()) == 4
     assert_close(sm.outputs(fast, sm.data(fast))["inferred_force"], wanted)
 
 

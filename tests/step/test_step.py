@@ -17,6 +17,7 @@ from eqaccel.families.neighbors.reference import find_neighbors
 from eqaccel.step import System, candidates
 from eqaccel.step.all_pairs import AllPairs
 from eqaccel.step.candidates import Candidates
+from eqaccel.step.engine import MOST_SKIN
 from eqaccel.step.system import completed
 
 CPU = torch.device("cpu")
@@ -36,6 +37,31 @@ def test_atoms_that_leave_the_skin_in_one_step(device: torch.device) -> None:
         system = moved(system, rng.normal(0, 0.3, system.positions.shape))
         assert_right(step, system)
     assert step.rebuilds > 3
+
+
+def test_lists_of_fast_atoms_last_longer(device: torch.device) -> None:
+    """As long as they go on from where they were: other structures tell nothing of the next one."""
+    fast, fixed = new_step(device, skin=None), new_step(device, skin=0.5)
+    system, rng = crystal(), np.random.default_rng(1)
+    velocities = rng.uniform(-0.05, 0.05, system.positions.shape)
+    for _ in range(30):
+        system = moved(system, velocities)
+        assert_right(fast, system)
+        fixed(system)
+    assert fast.skin == MOST_SKIN
+    assert fixed.skin == 0.5
+    assert 1 < fast.rebuilds <= fixed.rebuilds / 2
+    assert fast.captures["more candidates"] == 0
+    screened = new_step(device, skin=None)
+    for seed in range(4):
+        screened(moved(crystal(seed=seed), rng.uniform(-2, 2, system.positions.shape)))
+    assert screened.skin == 0.5
+    slow = new_step(device, skin=None)
+    for _ in range(30):
+        system = moved(system, 0.15 * velocities)
+        slow(system)
+    assert slow.skin == 0.5
+    assert slow.rebuilds > 1
 
 
 def test_one_atom_is_teleported_and_back(device: torch.device) -> None:

@@ -28,7 +28,7 @@ from eqaccel.errors import VerificationError
 from eqaccel.families.polynomial import PolynomialSpec
 from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.o3 import harmonics
-from eqaccel.patches import convolution, dense, linear
+from eqaccel.patches import convolution, gate, linear
 from eqaccel.patches.mace import contraction
 from eqaccel.patches.nequip import typed_product
 
@@ -241,7 +241,7 @@ def _coefficients() -> Iterator[Sabotage]:
 
 def _forms() -> Iterator[Sabotage]:
     families = {linear.LinearMap: "mace", linear.AttributeProduct: "mace"}
-    families |= {typed_product.TypedProduct: "nequip", dense.FlatGate: "nequip"}
+    families |= {typed_product.TypedProduct: "nequip", gate.FusedGate: "nequip"}
     for form, family in families.items():
         yield Sabotage("0.1 % of a column", f"form {form.__name__}", "both", _off(form), family)
 

@@ -1,4 +1,4 @@
-// CPU: what elementary.h needs of the machine, and the exponential function.
+// CPU: what elementary.h needs of the machine, and functions: exponential, hyperbolic tangent, logarithm.
 #pragma once
 #include "cpu_lane.h"
 
@@ -42,6 +42,17 @@ EQ_FN V decay(V v) {
   const int mantissa = is_double ? 52 : 23, bias = is_double ? 1023 : 127;
   const Bits power = (bias - __builtin_convertvector(doublings, Bits)) << mantissa;
   return alternating<Exponential, 0, is_double ? 13 : 7>(rest) * (V)power;
+}
+
+// Functions of the C library, an element at a time.
+EQ_FN V hyperbolic_tangent(V v) {
+  for (int u = 0; u < lanes; ++u) v[u] = is_double ? T(__builtin_tanh(v[u])) : T(__builtin_tanhf(float(v[u])));
+  return v;
+}
+// log(1 + v).
+EQ_FN V log_of_sum(V v) {
+  for (int u = 0; u < lanes; ++u) v[u] = is_double ? T(__builtin_log1p(v[u])) : T(__builtin_log1pf(float(v[u])));
+  return v;
 }
 
 }  // namespace

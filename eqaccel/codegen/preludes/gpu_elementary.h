@@ -1,4 +1,4 @@
-// GPU: what elementary.h needs of the machine, and the exponential function.
+// GPU: what elementary.h needs of the machine, and functions that it has: exponential, hyperbolic tangent, logarithm.
 #pragma once
 #include "gpu_lane.h"
 
@@ -15,6 +15,15 @@ EQ_FN V product_error(V a, V b, V product) {
 EQ_FN V decay(V v) {
   if constexpr (sizeof(T) == 8) return ::exp(-double(v));
   else return ::expf(-float(v));
+}
+EQ_FN V hyperbolic_tangent(V v) {
+  if constexpr (sizeof(T) == 8) return ::tanh(double(v));
+  else return ::tanhf(float(v));
+}
+// log(1 + v).
+EQ_FN V log_of_sum(V v) {
+  if constexpr (sizeof(T) == 8) return ::log1p(double(v));
+  else return ::log1pf(float(v));
 }
 
 }  // namespace

@@ -385,6 +385,7 @@ struct WithBlocks : P {
   static EQ_FN void each_z_block(const F& run) {
     each_block<typename P::Z>(run);
   }
+  static EQ_FN bool reads_x(int) { return true; }  // they write whole rows
 };
 
 }  // namespace

@@ -65,6 +65,7 @@ EQ_FN void relayout(const T* from, T* to, int64_t rows, bool to_mul_ir) {
 }
 
 // Adds the per-edge gradients of each sender in the order of its slots, to what earlier launches left if there were any.
+// There are none of columns that no path reads.
 template <class P>
 EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
   constexpr int width = row_width(P::x_dim);
@@ -74,6 +75,9 @@ EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
   wait_for_previous();
   if (!range.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;
+  bool reads[width], reads_any = false;
+#pragma unroll
+  for (int u = 0; u < width; ++u) reads_any |= reads[u] = P::reads_x(column + u);
   const bool active = column < P::x_dim, adds = split.first > 0, partly = adds || split.last < range.rows.slots;
   const T* from = static_cast<const T*>(o.workspace) - int64_t(split.first) * P::x_dim + (active ? column : 0);
   int t = range.first;
@@ -83,7 +87,7 @@ EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
     const int end = partly ? search(o.t_slot, t, row_end, split.last) : row_end;
     const bool writes = active && (!adds || t < end);
     const auto of_slot = [&](int n) { return load<width>(from + int64_t(o.t_slot[t + n]) * P::x_dim, true); };
-    const LaneOf<width> total = add_up(LaneOf<width>{}, end - t, of_slot);
+    const LaneOf<width> total = add_up(LaneOf<width>{}, reads_any ? end - t : 0, of_slot);
     t = row_end;
     if (!writes) continue;
     T* const gx = static_cast<T*>(o.gx) + int64_t(row) * P::x_dim;
@@ -92,7 +96,8 @@ EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
 #pragma unroll
     for (int u = 0; u < width; ++u) {
       T& sum = to[moves ? other_position<P>(column + u, true, false) : column + u];
-      sum = adds ? sum + total.v[u] : total.v[u];
+      const T value = reads[u] ? total.v[u] : T(0);
+      sum = adds ? sum + value : value;
     }
   }
 }

@@ -138,6 +138,7 @@ class _Gpu(Spelling):
             f"  static constexpr int single = {len(plan.single_terms)};  // entries of one term; then those of several",
             f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
             f"  static EQ_FN Term term(int n) {{ {table('Term', terms_table)} }}",
+            f"  static EQ_FN bool reads_x(int n) {{ return {_reads_x(plan)}; }}",
         ]
 
     def segment(self, plan: KernelPlan, number: int) -> list[str]:
@@ -175,6 +176,13 @@ def _copied(plan: KernelPlan) -> int:
     """What is copied of the rows of an edge, in elements of the kernel's type."""
     x, w = (sum(span.length for span in spans) for spans in (plan.x_spans, plan.w_spans))
     return x + -(-w * plan.weight_bytes // plan.scalar_bytes)
+
+
+def _reads_x(plan: KernelPlan) -> str:
+    """Whether a path reads column n of x, in C++."""
+    read = {path.x_offset for path in plan.spec.paths}
+    unread = [where for where in plan.spec.irreps_in1.slices() if where.start not in read and where.stop > where.start]
+    return " && ".join(f"(n < {where.start} || n >= {where.stop})" for where in unread) or "true"
 
 
 def _granule(plan: KernelPlan) -> int:

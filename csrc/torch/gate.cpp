@@ -1,0 +1,271 @@
+// eqaccel::gate, activations of scalars and of gates that multiply channels, and its first two derivatives: each is one
+// kernel. Where the second is differentiated itself, it is composed of torch's operators.
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <locale>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "differentiate.h"
+#include "kernel_call.h"
+
+namespace eqaccel::ops {
+namespace {
+
+// A line of GateSpec.text().
+struct Part {
+  std::string kind;
+  double factor;
+  int64_t first, count, dim, channel, output;  // dim 0: scalars
+  int64_t outputs() const { return count * std::max<int64_t>(dim, 1); }
+};
+
+std::vector<Part> read_parts(const std::string& text) {
+  std::istringstream lines(text);
+  lines.imbue(std::locale::classic());
+  std::vector<Part> parts;
+  for (Part p; lines >> p.kind >> p.factor >> p.first >> p.count >> p.dim >> p.channel >> p.output;) parts.push_back(p);
+  TORCH_CHECK(!parts.empty() && lines.eof(), "eqaccel::gate: argument 'parts' must be GateSpec.text(), got '", text,
+              "'.");
+  return parts;
+}
+
+struct Problem {
+  Tensor payload;
+  int64_t key;
+  std::string parts;
+};
+using SecondGradients = std::tuple<Tensor, Tensor>;  // with respect to gz and x
+
+Tensor call_forward(const Problem& p, const Tensor& x) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, c10::string_view);
+  static const auto op = find_operator<Signature>("eqaccel::gate");
+  return op.call(p.payload, p.key, x, p.parts);
+}
+Tensor call_backward(const Problem& p, const Tensor& gz, const Tensor& x) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, c10::string_view);
+  static const auto op = find_operator<Signature>("eqaccel::gate_backward");
+  return op.call(p.payload, p.key, gz, x, p.parts);
+}
+SecondGradients call_double_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
+  using Signature =
+      SecondGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, c10::string_view);
+  static const auto op = find_operator<Signature>("eqaccel::gate_double_backward");
+  return op.call(p.payload, p.key, gz, x, a, p.parts);
+}
+
+class GateCall : public KernelCall {
+ public:
+  GateCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x) : KernelCall(op, payload, key, x) {
+    TORCH_CHECK(x.dim() == 2, op, ": argument 'x' must have shape (rows, ", program_->number("x_dim"), "), got ",
+                x.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
+    ops_.num_receivers = x.size(0);
+    ops_.num_edges = x.size(0) * program_->number("activations");
+    ops_.x = rows("x", x, "x_dim");
+  }
+
+  const void* rows(const char* name, const Tensor& t, const char* dim) {
+    check_kind(name, t);
+    TORCH_CHECK(t.dim() == 2 && t.size(0) == ops_.num_receivers && t.size(1) == program_->number(dim), op_,
+                ": argument '", name, "' must have shape (", ops_.num_receivers, ", ", program_->number(dim), "), got ",
+                t.sizes(), ". Pass rows of the irreps that the gate was made for.");
+    return held(t);
+  }
+
+  void launch(Direction direction) {
+    if (ops_.num_edges > 0) run(direction);
+  }
+};
+
+Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view) {
+  GateCall call("eqaccel::gate", payload, key, x);
+  const Tensor z = call.new_rows(x.size(0), "z_dim");
+  call.operands().z = z.mutable_data_ptr();
+  call.launch(Direction::forward);
+  return z;
+}
+Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, c10::string_view) {
+  GateCall call("eqaccel::gate_backward", payload, key, x);
+  call.operands().gz = call.rows("gz", gz, "z_dim");
+  const Tensor gx = call.new_rows(x.size(0), "x_dim");
+  call.operands().gx = gx.mutable_data_ptr();
+  call.launch(Direction::backward);
+  return gx;
+}
+SecondGradients run_double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x,
+                                    const Tensor& a, c10::string_view) {
+  GateCall call("eqaccel::gate_double_backward", payload, key, x);
+  call.operands().gz = call.rows("gz", gz, "z_dim");
+  call.operands().a = call.rows("a", a, "x_dim");
+  const Tensor ggz = call.new_rows(x.size(0), "z_dim"), gx = call.new_rows(x.size(0), "x_dim");
+  call.operands().z = ggz.mutable_data_ptr();
+  call.operands().gx = gx.mutable_data_ptr();
+  call.launch(Direction::double_backward);
+  return {ggz, gx};
+}
+
+// What the two operators keep for their derivatives.
+struct Kept {
+  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
+    operands.push_back(p.payload);
+    context.save_for_backward(std::move(operands));
+    context.saved_data["key"] = p.key;
+    context.saved_data["parts"] = p.parts;
+    context.set_materialize_grads(false);
+  }
+  static Problem problem(AutogradContext* context, const variable_list& saved) {
+    auto& data = context->saved_data;
+    return {saved.back(), data["key"].toInt(), data["parts"].toStringRef()};
+  }
+};
+
+struct Forward : Kept {
+  static constexpr auto compute = call_forward;
+
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    if (!incoming[0].defined()) return variable_list(1);
+    const variable_list v = context->get_saved_variables();
+    return {call_backward(problem(context, v), incoming[0], v[0])};
+  }
+  // The gradient of <gz, z> is linear in gz, and its derivative along it, of a tangent of x, is that of z along the tangent.
+  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
+    const Tensor any_gz = at::zeros_symint({v[0].sym_size(0), outputs(p)}, v[0].options());
+    return {std::get<0>(call_double_backward(p, any_gz, v[0], along[0]))};
+  }
+  static int64_t outputs(const Problem& p) {
+    const Part last = read_parts(p.parts).back();
+    return last.output + last.outputs();
+  }
+};
+
+struct Backward : Kept {
+  static constexpr auto compute = call_backward;
+
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    if (!incoming[0].defined()) return variable_list(2);
+    const variable_list v = context->get_saved_variables();
+    return listed(call_double_backward(problem(context, v), v[0], v[1], incoming[0]));
+  }
+  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
+    variable_list sum(1);
+    if (along[0].defined()) add(sum[0], call_backward(p, along[0], v[1]));
+    if (along[1].defined()) add(sum[0], std::get<1>(call_double_backward(p, v[0], v[1], along[1])));
+    return sum;
+  }
+};
+
+// An activation and its first two derivatives.
+struct Curve {
+  Tensor value, slope, curvature;
+};
+Curve curve_of(const Part& part, const Tensor& x) {
+  const Tensor y = part.kind == "tanh" ? 2 * x : x, s = at::sigmoid(y), rest = at::sigmoid(-y);
+  const auto times = [&](const Tensor& value, const Tensor& slope, const Tensor& curvature) {
+    return Curve{part.factor * value, part.factor * slope, part.factor * curvature};
+  };
+  if (part.kind == "silu") return times(x * s, s * (1 + x * rest), s * rest * (2 + x * (rest - s)));
+  if (part.kind == "sigmoid") return times(s, s * rest, s * rest * (rest - s));
+  if (part.kind == "tanh") return times(at::tanh(x), 4 * s * rest, -8 * s * rest * at::tanh(x));
+  if (part.kind == "ssp") {
+    const Tensor is_line = x > 20;
+    return times(at::softplus(x) - std::log(2.0), at::where(is_line, at::ones_like(x), s),
+                 at::where(is_line, at::zeros_like(x), s * rest));
+  }
+  TORCH_CHECK(part.kind == "abs", "eqaccel::gate: argument 'parts' must name known activations, got '", part.kind, "'.");
+  return times(x.abs(), at::sgn(x), at::zeros_like(x));
+}
+
+SecondGradients composed(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
+  variable_list ggz, gx;
+  std::vector<int64_t> places;  // in x, of the parts of gx
+  for (const Part& part : read_parts(p.parts)) {
+    const auto scalars = [&](const Tensor& rows) { return rows.narrow(1, part.first, part.count); };
+    const Curve f = curve_of(part, scalars(x));
+    const Tensor along = scalars(a), g = gz.narrow(1, part.output, part.outputs());
+    places.push_back(part.first);
+    if (part.dim == 0) {
+      ggz.push_back(along * f.slope);
+      gx.push_back(along * g * f.curvature);
+      continue;
+    }
+    const auto channels = [&](const Tensor& rows, int64_t column) {
+      return rows.narrow(1, column, part.outputs()).unflatten(1, {part.count, part.dim});
+    };
+    const Tensor xs = channels(x, part.channel), of_xs = channels(a, part.channel), gs = channels(gz, part.output);
+    const Tensor slope = (along * f.slope).unsqueeze(2);
+    ggz.push_back((of_xs * f.value.unsqueeze(2) + slope * xs).flatten(1));
+    gx.push_back((of_xs * gs).sum(2) * f.slope + along * f.curvature * (gs * xs).sum(2));
+    gx.push_back((slope * gs).flatten(1));
+    places.push_back(part.channel);
+  }
+  std::vector<std::size_t> order(places.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](std::size_t m, std::size_t n) { return places[m] < places[n]; });
+  variable_list sorted;
+  for (const std::size_t n : order) sorted.push_back(gx[n]);
+  return {at::cat(ggz, 1), at::cat(sorted, 1)};
+}
+
+Problem problem_of(const Tensor& payload, int64_t key, c10::string_view parts) {
+  return {payload, key, std::string(parts)};
+}
+
+Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view parts) {
+  return differentiate<Forward>(problem_of(payload, key, parts), x);
+}
+Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, c10::string_view parts) {
+  return differentiate<Backward>(problem_of(payload, key, parts), gz, x);
+}
+SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& a,
+                                c10::string_view parts) {
+  const Problem p = problem_of(payload, key, parts);
+  if (records_gradient(gz, x, a) || has_tangent(gz, x, a)) return composed(p, gz, x, a);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_double_backward(p, gz, x, a);
+}
+
+// Shapes without data, for fake tensors.
+Tensor forward_shape(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view parts) {
+  return at::empty_symint({x.sym_size(0), Forward::outputs(problem_of(payload, key, parts))}, x.options());
+}
+Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, c10::string_view) {
+  return contiguous_like(x);
+}
+SecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x, const Tensor&,
+                                      c10::string_view) {
+  return {contiguous_like(gz), contiguous_like(x)};
+}
+
+// Under autocast in float32, as tensor products.
+Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view parts) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return call_forward(problem_of(payload, key, parts), cast_to_float32(x, x));
+}
+
+void register_kernels(torch::Library& library) {
+  library.impl("gate", run_forward);
+  library.impl("gate_backward", run_backward);
+  library.impl("gate_double_backward", run_double_backward);
+}
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
+  library.impl("gate", forward);
+  library.impl("gate_backward", backward);
+  library.impl("gate_double_backward", double_backward);
+}
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
+  library.impl("gate", forward_shape);
+  library.impl("gate_backward", backward_shape);
+  library.impl("gate_double_backward", double_backward_shape);
+}
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("gate", forward_autocast); }
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("gate", forward_autocast); }
+
+}  // namespace
+}  // namespace eqaccel::ops

@@ -1,0 +1,8 @@
+"""Gates: activations of scalars, and of gates that multiply the channels of other irreps."""
+
+from eqaccel.families.gate.family import GATE
+from eqaccel.families.gate.payload import gate_payload
+from eqaccel.families.gate.reference import ACTIVATIONS, execute_gate
+from eqaccel.families.gate.spec import Activation, GatedChannels, GateSpec, Scalars
+
+__all__ = ["ACTIVATIONS", "GATE", "Activation", "GateSpec", "GatedChannels", "Scalars", "execute_gate", "gate_payload"]
