@@ -44,6 +44,19 @@ def test_convolution(name, layout, deterministic, device, dtype):
     assert_product(module, random_operands(spec, 9, 61, num_senders=11, dtype=dtype, device=device))
 
 
+@pytest.mark.parametrize(("layout", "deterministic"), MODES)
+def test_columns_that_no_path_reads_or_writes(layout, deterministic, device, dtype):
+    """Nothing of what was in their memory before gets out."""
+    paths = [(3, 1, 0, "uvu"), (0, 1, 2, "uvu")]
+    spec = TensorProductSpec("4x0e+3x0o+5x1e+6x1o", "0e+1o", "6x0e+2x0o+4x1o", paths)
+    module = TensorProductConv(spec, layout=layout, deterministic=deterministic).to(device)
+    for edges in (61, 3000):  # rows of 3000 are cut
+        operands = random_operands(spec, 9, edges, num_senders=11, dtype=dtype, device=device)
+        kept = [torch.full((1 << size,), torch.nan, device=device, dtype=dtype) for size in range(6, 22)]
+        del kept
+        assert_product(module, operands, order=3)
+
+
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
 @pytest.mark.parametrize("name", ["mace", "unsorted_repeated_mixed", "unweighted"])
 def test_batch(name, layout, device, dtype):
