@@ -85,10 +85,13 @@ def _behind(part: Any) -> Any:
 
 def _activations(module: Any, columns: Sequence[int]) -> list[Activation]:
     """The activations of the columns that an `e3nn.nn.Activation` takes."""
-    found = [_activation(act) for mul, _, act in module.paths for _ in range(mul)] if columns else []
-    if len(found) != len(columns):
+    if not columns:
+        return []
+    acts = [act for (mul, _), act in zip(module.irreps_in, module.acts, strict=True) for _ in range(mul)]
+    if None in acts or len(acts) != len(columns):
         raise PatchError("not all of its scalars have an activation")
-    return found
+    known = {act: _activation(act) for act in dict.fromkeys(acts)}
+    return [known[act] for act in acts]
 
 
 def _activation(act: Any) -> Activation:

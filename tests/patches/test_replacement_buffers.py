@@ -127,8 +127,8 @@ def test_buffers_that_have_no_kernel_end_the_replacement() -> None:
 
 
 @pytest.mark.parametrize("make", [gate, linear])
-def test_children_that_change_end_the_replacement(make: Callable[[], Case]) -> None:
-    pair = Pair(make)
+def test_children_that_change_end_the_replacement(make: Callable[[], Case], device: torch.device) -> None:
+    pair = Pair(make, device=device)
     if make is gate:
         pair.do(lambda module: module.act_scalars.acts.__setitem__(0, nn.Softplus()))
     else:

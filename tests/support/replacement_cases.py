@@ -85,8 +85,6 @@ def typed() -> Case:
 
 def gate() -> Case:
     module = Gate("4x0e", [torch.tanh], "3x0e", [torch.tanh], "3x1o")
-    if not hasattr(module.act_gates, "paths"):
-        pytest.skip("the gates of e3nn before 0.5 are left")
     return node(module, random(6, 16))
 
 
