@@ -30,6 +30,8 @@ _HOMES = {
     "Polynomial": "eqaccel.ops",
     "RadialBasisSpec": "eqaccel.families.radial_basis",
     "RadialBasis": "eqaccel.ops",
+    "RadialLayerSpec": "eqaccel.families.radial_layer",
+    "RadialLayer": "eqaccel.ops",
     "SiluSpec": "eqaccel.families.silu",
     "ScaledSilu": "eqaccel.ops",
     "GateSpec": "eqaccel.families.gate",

@@ -69,8 +69,8 @@ def _merged(parts: Sequence[Any]) -> tuple[Any, ...]:
     merged: list[Any] = []
     for part in parts:
         last = merged[-1] if merged else None
-        if last is not None and part == _behind(last)._replace(count=part.count):
-            merged[-1] = last._replace(count=last.count + part.count)
+        if last is not None and part == _behind(last)._replace(mul=part.mul):
+            merged[-1] = last._replace(mul=last.mul + part.mul)
         else:
             merged.append(part)
     return tuple(merged)
@@ -79,8 +79,8 @@ def _merged(parts: Sequence[Any]) -> tuple[Any, ...]:
 def _behind(part: Any) -> Any:
     """The part of one column whose columns follow those of another."""
     if isinstance(part, GatedChannels):
-        return part._replace(gate=part.gate + part.count, column=part.column + part.count * part.dim)
-    return part._replace(column=part.column + part.count)
+        return part._replace(gate=part.gate + part.mul, column=part.column + part.mul * part.dim)
+    return part._replace(column=part.column + part.mul)
 
 
 def _activations(module: Any, columns: Sequence[int]) -> list[Activation]:

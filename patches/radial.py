@@ -14,9 +14,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from eqaccel.errors import SpecError
 from eqaccel.families.matrix_product import Factors, MatrixProductSpec
+from eqaccel.families.radial_layer import RadialLayerSpec
 from eqaccel.families.silu import SiluSpec
-from eqaccel.ops import EdgeWeights, LastProduct, MatrixProduct, ScaledSilu, depend_on_lengths, has_matrix_kernel
+from eqaccel.ops import (
+    EdgeWeights,
+    LastProduct,
+    MatrixProduct,
+    RadialLayer,
+    ScaledSilu,
+    depend_on_lengths,
+    has_matrix_kernel,
+)
 from eqaccel.patches.kind import class_names
 from eqaccel.patches.replacement import Replacement, Swap, plain_class
 from eqaccel.patches.report import ReportRow
@@ -48,6 +58,15 @@ class RadialPart(Replacement):
         """What rows are multiplied by, (inputs, outputs), if that is all that the layer does with them."""
         return None
 
+    @staticmethod
+    def shape_of(layer: Any) -> tuple[int, int] | None:
+        """Inputs and outputs of such a layer, if it has a `matrix`."""
+        return None
+
+    def factors(self) -> Tensor:
+        """What its product multiplies rows by, (inputs, outputs)."""
+        raise NotImplementedError
+
     def remake(self) -> torch.nn.Module:
         """See `Replacement`; factors are read at every call."""
         return self.eqaccel
@@ -58,12 +77,21 @@ class RadialLinear(RadialPart):
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
-        y = self.eqaccel(x, self.weight.t())
+        y = self.eqaccel(x, self.factors())
         return y if self.bias is None else y + self.bias
 
     def matrix(self) -> Tensor | None:
         """See `RadialPart.matrix`."""
-        return self.weight.t() if self.bias is None else None
+        return self.factors() if self.bias is None else None
+
+    def factors(self) -> Tensor:
+        """See `RadialPart.factors`."""
+        return self.weight.t()
+
+    @staticmethod
+    def shape_of(layer: Any) -> tuple[int, int] | None:
+        """See `RadialPart.shape_of`."""
+        return (layer.in_features, layer.out_features) if layer.bias is None else None
 
 
 class RadialActivation(RadialPart):
@@ -74,6 +102,63 @@ class RadialActivation(RadialPart):
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's activation."""
         return self.eqaccel(x)
+
+
+class Activation(torch.nn.Module):
+    """What a `RadialActivation` computes with.
+
+    Args:
+        narrow: The kernel that makes the layer before the activation along with it; None if there is none.
+    """
+
+    def __init__(self, narrow: RadialLayer | None = None) -> None:
+        super().__init__()
+        self.silu, self.narrow = ScaledSilu(SiluSpec()), narrow
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape."""
+        return self.silu(x)
+
+
+def narrow_layer(inputs: int, outputs: int, spec: SiluSpec) -> RadialLayer | None:
+    """The kernel of a layer without a bias, and of its activation; None for a layer that is not narrow."""
+    try:
+        return RadialLayer(RadialLayerSpec(inputs, outputs, spec.factor, spec.scale))
+    except SpecError:
+        return None
+
+
+class NarrowLayer(torch.nn.Module):
+    """A layer and its activation in one kernel, which keeps nothing on the way, and no gradient of weights.
+
+    Args:
+        layer: The layer.
+        kernel: What computes.
+    """
+
+    def __init__(self, layer: RadialPart, kernel: RadialLayer) -> None:
+        super().__init__()
+        self.layer, self.kernel = layer, kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (rows, inputs) to (rows, outputs)."""
+        return self.kernel(x, self.layer.factors())
+
+
+def merged(layers: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Layers of a radial network whose weights are not trained: those are one that have a kernel together."""
+    found: list[torch.nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, RadialPart):
+            layer.update()
+        kernel = getattr(layer.eqaccel, "narrow", None) if isinstance(layer, RadialPart) and layer.activates else None
+        if kernel is None:
+            found.append(layer)
+        else:
+            made_of = found.pop() if isinstance(layer, RadialActivation) else layer
+            assert isinstance(made_of, RadialPart)
+            found.append(NarrowLayer(made_of, kernel))
+    return found
 
 
 class DeferredNetwork(torch.nn.Module):
@@ -107,7 +192,7 @@ class FirstLayers(torch.nn.Module):
 
     def __init__(self, network: Any, of_lengths: bool = False) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(*list(network)[:-1])
+        self.layers = torch.nn.Sequential(*merged(list(network)[:-1]))
         self.of_lengths = of_lengths
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,7 +209,7 @@ def last_product(network: torch.nn.Module) -> LastProduct | None:
     if not isinstance(last, RadialPart):
         return None
     matrix = last.matrix()
-    return None if matrix is None else LastProduct(functools.partial(_apply, layers[:-1]), last.eqaccel, matrix)
+    return None if matrix is None else LastProduct(functools.partial(_apply, merged(layers[:-1])), last.eqaccel, matrix)
 
 
 def _apply(layers: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
@@ -155,8 +240,10 @@ def radial_swaps(network: Any, forms: RadialForms, product: MatrixProductSpec | 
     if not class_names(network) & forms.networks:
         return
     for parent in network.modules():
+        before: Any = None
         for name, layer in parent.named_children():
-            form = _form(layer, forms, product)
+            form = _form(layer, before, forms, product)
+            before = layer
             if form is not None:
                 yield Swap(parent, name, form[0], form[1].to(model_device(network)))
 
@@ -190,10 +277,12 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialFo
     return [ReportRow(path, type(network).__name__, accelerated, note, idle=bool(layers) and not accelerated)]
 
 
-def _form(layer: Any, forms: RadialForms, product: MatrixProductSpec) -> Form | None:
+def _form(layer: Any, before: Any, forms: RadialForms, product: MatrixProductSpec) -> Form | None:
     own = plain_class(layer)
     if own is torch.nn.SiLU and not layer.inplace:
-        return RadialActivation, ScaledSilu(SiluSpec())
+        form = None if before is None else _form(before, None, forms, product)
+        shape = None if form is None else form[0].shape_of(before)
+        return RadialActivation, Activation(None if shape is None else narrow_layer(*shape, SiluSpec()))
     if own is torch.nn.Linear:
         return RadialLinear, MatrixProduct(product)
     read = forms.layers.get(own.__name__)

@@ -14,7 +14,7 @@ from eqaccel.errors import PatchError
 from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import MatrixProduct, ScaledSilu
-from eqaccel.patches.radial import Form, RadialPart
+from eqaccel.patches.radial import Form, RadialPart, narrow_layer
 
 
 class RadialSiluLayer(RadialPart):
@@ -25,6 +25,10 @@ class RadialSiluLayer(RadialPart):
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product and activation."""
         return self.eqaccel.activation(self.eqaccel.product(x, self.weight))
+
+    def factors(self) -> Tensor:
+        """See `RadialPart.factors`."""
+        return self.weight
 
     def remake(self) -> torch.nn.Module:
         """See `Replacement`; the activation may have been exchanged."""
@@ -48,6 +52,7 @@ class _SiluLayer(torch.nn.Module):
         self.product = MatrixProduct(product)
         spec = SiluSpec(factor * layer.var_out**0.5, (layer.h_in * layer.var_in) ** -0.5)
         self.activation = ScaledSilu(spec)
+        self.narrow = narrow_layer(layer.weight.size(0), layer.weight.size(1), spec)
 
 
 class RadialLayer(RadialPart):

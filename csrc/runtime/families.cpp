@@ -56,6 +56,7 @@ constexpr Family families[] = {
     {"tensor_product", load_gpu_kernel, keep_kernel, every_arch},
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
     {"radial_basis", load_row_kernel, keep_kernel, every_arch},
+    {"radial_layer", load_row_kernel, keep_kernel, every_arch},
     {"silu", load_row_kernel, keep_kernel, every_arch},
     {"gate", load_row_kernel, keep_kernel, every_arch},
     {"linear", load_linear, keep_kernel, every_arch},

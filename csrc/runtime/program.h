@@ -84,14 +84,17 @@ struct Compiled {
 //                                            be absent
 //   check/blocks, check/<direction>          what a right CPU kernel gives, see eqaccel/codegen/check.py; may be absent
 //   plan/<body>                              the plan of a body in words, for EQACCEL_DUMP; may be absent
-// Families add to these. Polynomials, radial basis functions, activations and gates have:
+// Families add to these. Polynomials, radial basis functions, activations, gates and radial layers have:
 //   meta "row_threads"                       threads of a GPU block, each of which takes a row
 // polynomials
 //   terms                                    a line for each term, see eqaccel/families/polynomial/payload.py
 // activations
 //   meta "thread_elements"                   elements that such a thread takes
-// and gates
+// gates
 //   meta "activations"                       such threads that a row takes
+// and radial layers
+//   meta "shared_weights"                    all rows have the same
+//   meta "lanes_of_row", "thread_rows"       threads that share a row, and rows that each goes through
 // a linear map has
 //   meta "shared_weights"                    and, for each GPU body, its outputs, its kernels and the rows and columns that
 //                                            their blocks take, see eqaccel/families/linear/payload.py; its direction

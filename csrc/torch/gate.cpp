@@ -176,7 +176,8 @@ Curve curve_of(const Part& part, const Tensor& x) {
     return times(at::softplus(x) - std::log(2.0), at::where(is_line, at::ones_like(x), s),
                  at::where(is_line, at::zeros_like(x), s * rest));
   }
-  TORCH_CHECK(part.kind == "abs", "eqaccel::gate: argument 'parts' must name known activations, got '", part.kind, "'.");
+  TORCH_CHECK(part.kind == "abs", "eqaccel::gate: argument 'parts' must name known activations, got '", part.kind,
+              "'.");
   return times(x.abs(), at::sgn(x), at::zeros_like(x));
 }
 

@@ -132,6 +132,11 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("gate_double_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor a, str parts) -> "
               "(Tensor ggz, Tensor gx)",
               tags);
+  // radial_layer.cpp; x: (rows, inputs), w: (inputs, outputs). Factor and scale are those of the payload.
+  library.def("radial_layer(Tensor payload, int key, Tensor x, Tensor w, float factor, float scale) -> Tensor", tags);
+  library.def("radial_layer_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, float factor, "
+              "float scale) -> Tensor",
+              tags);
   // linear.h; three of x: (rows, x_dim), y: (rows, y_dim), w: (w_dim,) and gz: (rows, z_dim), without the one that is
   // missing, which the result, of so many columns, belongs to.
   library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor",

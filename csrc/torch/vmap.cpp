@@ -68,6 +68,8 @@ TORCH_LIBRARY_IMPL(eqaccel, FuncTorchBatched, library) {
                          "silu",
                          "silu_backward",
                          "silu_double_backward",
+                         "radial_layer",
+                         "radial_layer_backward",
                          "gate",
                          "gate_backward",
                          "gate_double_backward",

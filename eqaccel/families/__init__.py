@@ -13,12 +13,23 @@ from eqaccel.families.matrix_product.family import MATRIX_PRODUCT
 from eqaccel.families.neighbors.family import NEIGHBORS
 from eqaccel.families.polynomial.family import POLYNOMIAL
 from eqaccel.families.radial_basis.family import RADIAL_BASIS
+from eqaccel.families.radial_layer.family import RADIAL_LAYER
 from eqaccel.families.silu.family import SILU
 from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
 
 FAMILIES: dict[str, KernelFamily] = {
     family.name: family
-    for family in (TENSOR_PRODUCT, POLYNOMIAL, RADIAL_BASIS, SILU, GATE, LINEAR, MATRIX_PRODUCT, NEIGHBORS)
+    for family in (
+        TENSOR_PRODUCT,
+        POLYNOMIAL,
+        RADIAL_BASIS,
+        RADIAL_LAYER,
+        SILU,
+        GATE,
+        LINEAR,
+        MATRIX_PRODUCT,
+        NEIGHBORS,
+    )
 }
 """All families, by name."""
 

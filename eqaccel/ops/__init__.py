@@ -20,6 +20,7 @@ from eqaccel.ops.polynomial import Polynomial
 from eqaccel.ops.portions import Portions, weight_limits
 from eqaccel.ops.programs import ProgramUse, given_to_programs
 from eqaccel.ops.radial_basis import RadialBasis
+from eqaccel.ops.radial_layer import RadialLayer
 from eqaccel.ops.silu import ScaledSilu
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
@@ -41,6 +42,7 @@ __all__ = [
     "Portions",
     "ProgramUse",
     "RadialBasis",
+    "RadialLayer",
     "ScaledSilu",
     "TensorProduct",
     "TensorProductConv",

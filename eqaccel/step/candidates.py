@@ -74,7 +74,7 @@ class Candidates:
         return float(np.sqrt(np.einsum("ij,ij->i", way, way).max(initial=0.0)))
 
     def _moved(self, now: System) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-        """u of each atom, and s of each structure, see `serve`; None for other structures."""
+        """For `serve`: u of each atom, and s of each structure; None for other structures."""
         then = self.system
         if now.sizes != then.sizes or now.periodic.tobytes() != then.periodic.tobytes():
             return None

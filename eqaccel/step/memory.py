@@ -58,7 +58,12 @@ class Memory:
     """
 
     def __init__(
-        self, sizes: tuple[int, ...], candidates: CandidateTensors, device: torch.device, swapped: bool, most: float = 1.0
+        self,
+        sizes: tuple[int, ...],
+        candidates: CandidateTensors,
+        device: torch.device,
+        swapped: bool,
+        most: float = 1.0,
     ) -> None:
         self.sizes, self.calls, self.is_swapped = sizes, 0, swapped
         num_atoms, num_structures = sum(sizes), len(sizes)

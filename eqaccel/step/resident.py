@@ -35,7 +35,7 @@ class ResidentStep(Evaluation):
         device: See `Evaluation`.
         dtype: See `Evaluation`.
         finish: What to make of the results, on the device; it is recorded, too.
-        skin: See `Evaluation`.
+        skin: See `Evaluation`; None for `SKIN`, which what is recorded knows.
         patient: See `Evaluation`.
     """
 
@@ -47,10 +47,10 @@ class ResidentStep(Evaluation):
         dtype: torch.dtype,
         finish: Finish,
         *,
-        skin: float = SKIN,
+        skin: float | None = None,
         patient: bool = False,
     ) -> None:
-        super().__init__([potential], cutoff, device, dtype, skin=skin, patient=patient)
+        super().__init__([potential], cutoff, device, dtype, skin=SKIN if skin is None else skin, patient=patient)
         self._finish = finish
         self._known: Known | None = None
         """What the candidates were found for; None where they are for nothing that is known."""

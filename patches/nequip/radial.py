@@ -18,12 +18,21 @@ class RadialScaledLinear(RadialPart):
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
-        y = self.eqaccel(x, self.weight * self.alpha)
+        y = self.eqaccel(x, self.factors())
         return y if self.bias is None else y + self.bias
 
     def matrix(self) -> Tensor | None:
         """See `RadialPart.matrix`."""
-        return self.weight * self.alpha if self.bias is None else None
+        return self.factors() if self.bias is None else None
+
+    def factors(self) -> Tensor:
+        """See `RadialPart.factors`."""
+        return self.weight * self.alpha
+
+    @staticmethod
+    def shape_of(layer: Any) -> tuple[int, int] | None:
+        """See `RadialPart.shape_of`."""
+        return None if layer.bias is not None else (layer.weight.size(0), layer.weight.size(1))
 
 
 def _form(layer: Any, product: MatrixProductSpec) -> Form | None:

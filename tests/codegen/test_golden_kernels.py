@@ -16,6 +16,7 @@ from eqaccel.families import FAMILIES, KernelFamily
 from eqaccel.families.gate import Activation, GateSpec
 from eqaccel.families.polynomial import Term
 from eqaccel.families.radial_basis import RadialBasisSpec
+from eqaccel.families.radial_layer import RadialLayerSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.targets import TARGETS
 
@@ -36,6 +37,7 @@ SPECS: dict[str, Any] = {
         3, 2, 2, (Term(0, 0, (), 0.5), Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (0, 1, 2), 0.25))
     ),
     "radial_basis": RadialBasisSpec(8, 6.0, 5, 0.5),
+    "radial_layer": RadialLayerSpec(8, 36, 1.5, 0.5),
     "silu": SiluSpec(1.5, 0.5),
     "gate": GateSpec.of_irreps(17, "5x1o+3x2e", Activation("silu", 1.5)),
     "linear": LinearSpec("8x0e+4x1o+3x0e", "5x0e+6x1o", ((0, 0, 0.5), (2, 0, -1.5), (1, 1, 2.0)), 3),
@@ -50,6 +52,7 @@ TARGETS_OF = {
     "tensor_product-modes": ("cpu-avx2", "sm_90"),
     "polynomial": ("cpu-avx2",),
     "radial_basis": ("cpu-avx2",),
+    "radial_layer": ("cpu-avx2",),
     "silu": ("cpu-avx2",),
     "gate": ("cpu-avx2",),
     "linear": ("cpu-avx2", "sm_90"),

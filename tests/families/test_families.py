@@ -27,8 +27,9 @@ from eqaccel.families import FAMILIES
 from eqaccel.families.gate import Activation, GateSpec
 from eqaccel.families.polynomial import Term
 from eqaccel.families.radial_basis import RadialBasisSpec
+from eqaccel.families.radial_layer import RadialLayerSpec
 from eqaccel.families.silu import SiluSpec
-from eqaccel.ops import Gate, KernelModule, Neighbors, RadialBasis, ScaledSilu
+from eqaccel.ops import Gate, KernelModule, Neighbors, RadialBasis, RadialLayer, ScaledSilu
 from eqaccel.prepare.tuning import TASKS
 from eqaccel.targets import TARGETS, host_target
 from eqaccel.testing import ERROR_CONSTANT
@@ -37,6 +38,7 @@ SPECS: dict[str, Any] = {
     "tensor_product": TensorProductSpec.channelwise("6x0e+5x1o", "0e+1o", "6x0e+5x1o"),
     "polynomial": PolynomialSpec(3, 2, 2, (Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (2,), 0.5))),
     "radial_basis": RadialBasisSpec(3, 5.0, 6, 0.5),
+    "radial_layer": RadialLayerSpec(3, 8, 1.5, 0.5),
     "silu": SiluSpec(1.5, 0.5),
     "gate": GateSpec.of_irreps(3, "2x1o", Activation("silu", 1.5)),
     "linear": LinearSpec("3x0e+2x1o", "2x0e+4x1o", ((0, 0, 1.5), (1, 1, -0.5)), 2),
@@ -47,6 +49,7 @@ MODULES: dict[str, type[KernelModule]] = {
     "tensor_product": TensorProduct,
     "polynomial": Polynomial,
     "radial_basis": RadialBasis,
+    "radial_layer": RadialLayer,
     "silu": ScaledSilu,
     "gate": Gate,
     "linear": Linear,
@@ -57,6 +60,7 @@ OPERANDS = {
     "tensor_product": {"x": (7, 21), "y": (7, 4), "w": (7, 22)},
     "polynomial": {"x": (7, 3), "w": (7, 2)},
     "radial_basis": {"x": (7, 1), "w": (3,)},
+    "radial_layer": {"x": (7, 3), "w": (3, 8)},
     "silu": {"x": (7, 3)},
     "gate": {"x": (7, 11)},
     "linear": {"x": (7, 9), "w": (28,), "y": (7, 2)},
@@ -160,7 +164,9 @@ def test_modules_compute_what_the_reference_says(name: str) -> None:
     assert (np.abs(found.numpy() - expected) <= bound).all()
 
 
-@pytest.mark.parametrize("name", ["tensor_product", "polynomial", "radial_basis", "silu", "gate", "linear"])
+@pytest.mark.parametrize(
+    "name", ["tensor_product", "polynomial", "radial_basis", "radial_layer", "silu", "gate", "linear"]
+)
 def test_the_source_of_this_machine_is_what_is_shipped(name: str) -> None:
     for direction in FAMILIES[name].directions:
         made = FAMILIES[name].payload_of(SPECS[name], direction)

@@ -60,8 +60,8 @@ def results(module: Gate, tensors: list[torch.Tensor]) -> dict[Direction, dict[s
 def assert_matches(spec: GateSpec, module: Gate, tensors: list[torch.Tensor]) -> None:
     x, gz, a = (t.detach().double().cpu().numpy().astype(np.longdouble) for t in tensors)
     given = {"x": x, "gz": gz, "a": a}
-    # As for SiLU (test_silu.py), of the argument of the logistic function, which is 2 x for the hyperbolic tangent; and a
-    # sum over components is off by as many as it has.
+    # As for SiLU (test_silu.py), of the argument of the logistic function, which is 2 x for the hyperbolic tangent; and
+    # a sum over components is off by as many as it has.
     eps, tiny = torch.finfo(tensors[0].dtype).eps, torch.finfo(tensors[0].dtype).tiny
     dims = max((part.dim for part in spec.gated), default=1)
     roundings = 13 + dims + 2 * np.abs(x).max(initial=0.0)
@@ -193,7 +193,7 @@ def test_what_does_not_fit(device: torch.device) -> None:
     rest = (module.payload, module.key)
     with pytest.raises(RuntimeError, match=rf"'gz' must have shape \(3, {spec.num_outputs}\), got"):
         torch.ops.eqaccel.gate_backward(*rest, x, x, module.parts)
-    with pytest.raises(SpecError, match="activation: expected one of silu, .*, got 'relu'"):
+    with pytest.raises(SpecError, match=r"activation: expected one of silu, .*, got 'relu'"):
         GateSpec.of_irreps(2, "", Activation("relu"))
     with pytest.raises(SpecError, match="factor: expected a finite number, got nan"):
         GateSpec.of_irreps(2, "", Activation("silu", float("nan")))

@@ -7,7 +7,7 @@ from eqaccel.families.gate.spec import GatedChannels, GateSpec
 
 def print_gate(spec: GateSpec) -> str:
     """The body of all directions; `gate.h` has the functions."""
-    parts = (*spec.scalars, *spec.gated)
+    parts = spec.parts
     activations = list(dict.fromkeys(part.activation for part in parts))
     lines = ["namespace {"]
     for number, (kind, factor) in enumerate(activations):
@@ -24,10 +24,11 @@ def print_gate(spec: GateSpec) -> str:
     ]
     first = output = 0
     for part in parts:
-        gated = isinstance(part, GatedChannels)
-        name, dim = f"Activation{activations.index(part.activation)}", part.dim if gated else 1
-        place = (first, part.count, part.gate if gated else part.column, output)
-        channels = f", {part.column}, {dim}" if gated else ""
-        lines.append(f"    run({'Gated' if gated else 'Scalars'}<{name}, {', '.join(map(str, place))}{channels}>());")
-        first, output = first + part.count, output + part.count * dim
+        words = [f"Activation{activations.index(part.activation)}", first, part.mul, part.first, output]
+        name = "Scalars"
+        if isinstance(part, GatedChannels):
+            name = "Gated"
+            words += [part.column, part.dim]
+        lines.append(f"    run({name}<{', '.join(map(str, words))}>());")
+        first, output = first + part.mul, output + part.num_outputs
     return "\n".join([*lines, "  }", "};", "}  // namespace", "EQ_EXPORT_GATE(Problem)", ""])

@@ -62,8 +62,7 @@ EQ_FN void run_gated(const eq_operands& o, const Place& at) {
       }
     }
   }
-  if constexpr (has_tangents)
-    at.write(o.gx, P::x_dim, Part::gate, 1, along * slope + a * sum * (factor * f.curvature));
+  if constexpr (has_tangents) at.write(o.gx, P::x_dim, Part::gate, 1, along * slope + a * sum * (factor * f.curvature));
   else if constexpr (has_gradient) at.write(o.gx, P::x_dim, Part::gate, 1, sum * slope);
 }
 template <class P, class Part, class Place>

@@ -85,37 +85,31 @@ def execute_gate(
     sized = np.abs if absolute else np.asarray
     z, gx = np.zeros((len(x), spec.num_outputs), x.dtype), np.zeros_like(x)
     end = 0
-    for part in (*spec.scalars, *spec.gated):
-        gated = isinstance(part, GatedChannels)
-        dim = part.dim if gated else 1
-        first = part.gate if gated else part.column
-        at, out = slice(first, first + part.count), slice(end, end + part.count * dim)
+    for part in spec.parts:
+        at, out = slice(part.first, part.first + part.mul), slice(end, end + part.num_outputs)
         end = out.stop
         kind, factor = part.activation
         f, slope, curvature = (sized(factor) * values[..., None] for values in ACTIVATIONS[kind](x[:, at], absolute))
-        if gated:
-            channels = slice(part.column, part.column + part.count * dim)
-            xs = sized(x[:, channels]).reshape(len(x), part.count, dim)
-        else:
-            channels, xs = at, np.ones((len(x), part.count, 1), x.dtype)
+        gated = isinstance(part, GatedChannels)
+        channels = slice(part.column, part.column + part.num_outputs)
+        shape = (len(x), part.mul, part.num_outputs // part.mul)
+        xs = sized(x[:, channels]).reshape(shape) if gated else np.ones(shape, x.dtype)
         # z = f(g) xs, where the xs of scalars are ones, which have no gradient.
         if direction is Direction.FORWARD:
-            z[:, out] = (f * xs).reshape(len(x), part.count * dim)
+            z[:, out] = (f * xs).reshape(len(x), part.num_outputs)
             continue
         assert gz is not None
         g = sized(gz[:, out]).reshape(xs.shape)
         if direction is Direction.BACKWARD:
             if gated:
-                gx[:, channels] = (g * f).reshape(len(x), part.count * dim)
+                gx[:, channels] = (g * f).reshape(len(x), part.num_outputs)
             gx[:, at] = (g * xs * slope).sum(-1)
             continue
         assert a is not None
         along = sized(a[:, at])[..., None]
         of_xs = sized(a[:, channels]).reshape(xs.shape) if gated else np.zeros_like(xs)
-        z[:, out] = (of_xs * f + along * slope * xs).reshape(len(x), part.count * dim)
+        z[:, out] = (of_xs * f + along * slope * xs).reshape(len(x), part.num_outputs)
         if gated:
-            gx[:, channels] = (along * slope * g).reshape(len(x), part.count * dim)
+            gx[:, channels] = (along * slope * g).reshape(len(x), part.num_outputs)
         gx[:, at] = (of_xs * g * slope + along * curvature * g * xs).sum(-1)
-    return Result(
-        z=None if direction is Direction.BACKWARD else z, gx=None if direction is Direction.FORWARD else gx
-    )
+    return Result(z=None if direction is Direction.BACKWARD else z, gx=None if direction is Direction.FORWARD else gx)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 from eqaccel.errors import SpecError
@@ -22,11 +21,21 @@ class Activation(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """Columns `column`, `column` + 1, ..., `count` of them, that go through an activation."""
+    """Columns `column`, `column` + 1, ..., `mul` of them, that go through an activation."""
 
     column: int
-    count: int
+    mul: int
     activation: Activation
+
+    @property
+    def first(self) -> int:
+        """Column of the first number that goes through the activation."""
+        return self.column
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of the output."""
+        return self.mul
 
 
 class GatedChannels(NamedTuple):
@@ -34,17 +43,27 @@ class GatedChannels(NamedTuple):
 
     Attributes:
         gate: Column of the first gate; those of the other channels follow it.
-        count: Channels.
+        mul: Channels.
         activation: Of the gates.
         column: First column of the channels, whose components lie beside each other (e3nn's layout).
         dim: Components of a channel.
     """
 
     gate: int
-    count: int
+    mul: int
     activation: Activation
     column: int
     dim: int
+
+    @property
+    def first(self) -> int:
+        """Column of the first number that goes through the activation."""
+        return self.gate
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of the output."""
+        return self.mul * self.dim
 
 
 @dataclass(frozen=True)
@@ -64,8 +83,8 @@ class GateSpec:
     gated: tuple[GatedChannels, ...] = ()
 
     def __post_init__(self) -> None:
-        parts = [*((s.column, s.count) for s in self.scalars), *((g.gate, g.count) for g in self.gated)]
-        parts += [(g.column, g.count * g.dim) for g in self.gated]
+        parts = [*((s.column, s.mul) for s in self.scalars), *((g.gate, g.mul) for g in self.gated)]
+        parts += [(g.column, g.mul * g.dim) for g in self.gated]
         end = 0
         for column, count in sorted(parts):
             if count < 1 or column != end:
@@ -73,7 +92,7 @@ class GateSpec:
             end = column + count
         if end == 0:
             raise SpecError("scalars: expected at least one, or gated channels, got none: there is nothing to compute")
-        for kind, factor in (part.activation for part in chain(self.scalars, self.gated)):
+        for kind, factor in (part.activation for part in self.parts):
             if kind not in KINDS:
                 raise SpecError(f"activation: expected one of {', '.join(KINDS)}, got '{kind}'")
             if not math.isfinite(factor):
@@ -96,30 +115,36 @@ class GateSpec:
         return cls((Scalars(0, num_scalars, activation),) if num_scalars else (), tuple(channels))
 
     @property
+    def parts(self) -> tuple[Scalars | GatedChannels, ...]:
+        """Scalars and gated channels, in the order of the output."""
+        return (*self.scalars, *self.gated)
+
+    @property
     def num_inputs(self) -> int:
         """Columns of x."""
-        return self.num_outputs + sum(part.count for part in self.gated)
+        return self.num_outputs + sum(part.mul for part in self.gated)
 
     @property
     def num_outputs(self) -> int:
         """Columns of z."""
-        return sum(part.count for part in self.scalars) + sum(part.count * part.dim for part in self.gated)
+        return sum(part.num_outputs for part in self.parts)
 
     @property
     def num_activations(self) -> int:
         """Scalars and gates of a row."""
-        return sum(part.count for part in chain(self.scalars, self.gated))
+        return sum(part.mul for part in self.parts)
 
     def text(self) -> str:
-        """One line for each part: kind, factor, first scalar or gate, count, components, first channel, first output.
+        """A line for each part: kind, factor, first scalar or gate, how many, components, first channel, first output.
 
         Scalars have 0 components. The runtime reads it where derivatives have no kernel (`csrc/torch/gate.cpp`).
         """
         lines, output = [], 0
-        for part in (*self.scalars, *self.gated):
-            dim, column = (part.dim, part.column) if isinstance(part, GatedChannels) else (0, 0)
-            first = part.gate if isinstance(part, GatedChannels) else part.column
+        for part in self.parts:
+            channels = (part.dim, part.column) if isinstance(part, GatedChannels) else (0, 0)
             kind, factor = part.activation
-            lines.append(f"{kind} {float(factor)!r} {first} {part.count} {dim} {column} {output}\n")
-            output += part.count * max(dim, 1)
+            lines.append(
+                " ".join(map(str, (kind, repr(float(factor)), part.first, part.mul, *channels, output))) + "\n"
+            )
+            output += part.num_outputs
         return "".join(lines)

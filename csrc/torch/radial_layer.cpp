@@ -1,0 +1,159 @@
+// eqaccel::radial_layer, factor * SiLU(scale * x w) of few columns, and its gradient with respect to x: a kernel each,
+// which make the sums anew. Other derivatives are composed of torch's operators.
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "differentiate.h"
+#include "kernel_call.h"
+
+namespace eqaccel::ops {
+namespace {
+
+struct Problem {
+  Tensor payload;
+  int64_t key;
+  double factor, scale;  // in the kernels too
+};
+
+Tensor call_forward(const Problem& p, const Tensor& x, const Tensor& w) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, double, double);
+  static const auto op = find_operator<Signature>("eqaccel::radial_layer");
+  return op.call(p.payload, p.key, x, w, p.factor, p.scale);
+}
+Tensor call_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, double, double);
+  static const auto op = find_operator<Signature>("eqaccel::radial_layer_backward");
+  return op.call(p.payload, p.key, gz, x, w, p.factor, p.scale);
+}
+
+class LayerCall : public KernelCall {
+ public:
+  LayerCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w)
+      : KernelCall(op, payload, key, x) {
+    const int64_t inputs = program_->number("x_dim"), outputs = program_->number("z_dim");
+    TORCH_CHECK(x.dim() == 2 && x.size(1) == inputs, op, ": argument 'x' must have shape (rows, ", inputs, "), got ",
+                x.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
+    check_kind("w", w);
+    TORCH_CHECK(w.dim() == 2 && w.size(0) == inputs && w.size(1) == outputs, op, ": argument 'w' must have shape (",
+                inputs, ", ", outputs, "), got ", w.sizes(), ". Pass the weights of the layer that it was made for.");
+    const int64_t rows = program_->number("thread_rows"), groups = (x.size(0) + rows - 1) / rows;
+    ops_.num_receivers = x.size(0);
+    ops_.num_edges = groups * program_->number("lanes_of_row");
+    ops_.x = held(x);
+    ops_.w = held(w);
+  }
+
+  const void* gradients(const Tensor& gz) {
+    check_kind("gz", gz);
+    TORCH_CHECK(gz.dim() == 2 && gz.size(0) == ops_.num_receivers && gz.size(1) == program_->number("z_dim"), op_,
+                ": argument 'gz' must have shape (", ops_.num_receivers, ", ", program_->number("z_dim"), "), got ",
+                gz.sizes(), ". Pass operands of one call.");
+    return held(gz);
+  }
+
+  void launch(Direction direction) {
+    if (ops_.num_edges > 0) run(direction);
+  }
+};
+
+Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, double, double) {
+  LayerCall call("eqaccel::radial_layer", payload, key, x, w);
+  const Tensor z = call.new_rows(x.size(0), "z_dim");
+  call.operands().z = z.mutable_data_ptr();
+  call.launch(Direction::forward);
+  return z;
+}
+Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w, double,
+                    double) {
+  LayerCall call("eqaccel::radial_layer_backward", payload, key, x, w);
+  call.operands().gz = call.gradients(gz);
+  const Tensor gx = call.new_rows(x.size(0), "x_dim");
+  call.operands().gx = gx.mutable_data_ptr();
+  call.launch(Direction::backward);
+  return gx;
+}
+
+// The derivative of the activation at x w.
+Tensor slope(const Problem& p, const Tensor& x, const Tensor& w) {
+  const Tensor y = p.scale * at::mm(x, w), s = at::sigmoid(y), rest = at::sigmoid(-y);
+  return p.factor * p.scale * s * (1 + y * rest);
+}
+Tensor composed_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
+  return at::mm(gz * slope(p, x, w), w.t());
+}
+
+struct Layer {
+  static constexpr auto compute = call_forward;
+
+  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
+    operands.push_back(p.payload);
+    context.save_for_backward(std::move(operands));
+    context.saved_data["key"] = p.key;
+    context.saved_data["factor"] = p.factor;
+    context.saved_data["scale"] = p.scale;
+    context.set_materialize_grads(false);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
+    variable_list results(2);
+    if (!incoming[0].defined()) return results;
+    const variable_list v = context->get_saved_variables();
+    auto& data = context->saved_data;
+    const Problem p{v[2], data["key"].toInt(), data["factor"].toDouble(), data["scale"].toDouble()};
+    if (context->needs_input_grad(0)) results[0] = call_backward(p, incoming[0], v[0], v[1]);
+    if (context->needs_input_grad(1)) results[1] = at::mm(v[0].t(), incoming[0] * slope(p, v[0], v[1]));
+    return results;
+  }
+  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
+    variable_list sum(1);
+    if (along[0].defined()) add(sum[0], at::mm(along[0], v[1]));
+    if (along[1].defined()) add(sum[0], at::mm(v[0], along[1]));
+    return {slope(p, v[0], v[1]) * sum[0]};
+  }
+};
+
+Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, double factor, double scale) {
+  return differentiate<Layer>(Problem{payload, key, factor, scale}, x, w);
+}
+Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w, double factor,
+                double scale) {
+  const Problem p{payload, key, factor, scale};
+  if (records_gradient(gz, x, w) || has_tangent(gz, x, w)) return composed_backward(p, gz, x, w);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return call_backward(p, gz, x, w);
+}
+
+// Shapes without data, for fake tensors.
+Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor& w, double, double) {
+  return at::empty_symint({x.sym_size(0), w.sym_size(1)}, x.options());
+}
+Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor&, double, double) {
+  return contiguous_like(x);
+}
+
+// Under autocast in float32, as tensor products.
+Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, double factor,
+                        double scale) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return call_forward({payload, key, factor, scale}, cast_to_float32(x, x), cast_to_float32(w, x));
+}
+
+void register_kernels(torch::Library& library) {
+  library.impl("radial_layer", run_forward);
+  library.impl("radial_layer_backward", run_backward);
+}
+TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { register_kernels(library); }
+TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
+  library.impl("radial_layer", forward);
+  library.impl("radial_layer_backward", backward);
+}
+TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
+  library.impl("radial_layer", forward_shape);
+  library.impl("radial_layer_backward", backward_shape);
+}
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("radial_layer", forward_autocast); }
+TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("radial_layer", forward_autocast); }
+
+}  // namespace
+}  // namespace eqaccel::ops
