@@ -14,7 +14,7 @@ struct Logistic {
 EQ_FN Logistic logistic(V x) {
   const auto positive = x >= T(0);
   const V e = decay(positive ? x : -x);
-  const V large = T(1) / (T(1) + e), small = e * large;
+  const V large = inverse(T(1) + e), small = e * large;
   return {positive ? large : small, positive ? small : large, e};
 }
 

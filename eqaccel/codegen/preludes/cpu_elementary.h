@@ -44,6 +44,9 @@ EQ_FN V decay(V v) {
   return alternating<Exponential, 0, is_double ? 13 : 7>(rest) * (V)power;
 }
 
+// 1 / v of numbers from 1 to 2.
+EQ_FN V inverse(V v) { return T(1) / v; }
+
 // Functions of the C library, an element at a time.
 EQ_FN V hyperbolic_tangent(V v) {
   for (int u = 0; u < lanes; ++u) v[u] = is_double ? T(__builtin_tanh(v[u])) : T(__builtin_tanhf(float(v[u])));

@@ -16,6 +16,11 @@ EQ_FN V decay(V v) {
   if constexpr (sizeof(T) == 8) return ::exp(-double(v));
   else return ::expf(-float(v));
 }
+// 1 / v of a number from 1 to 2: in float32 off by two units of the last place at most, in a third of the time of a division.
+EQ_FN V inverse(V v) {
+  if constexpr (sizeof(T) == 8) return T(1) / v;
+  else return __fdividef(1.0f, float(v));
+}
 EQ_FN V hyperbolic_tangent(V v) {
   if constexpr (sizeof(T) == 8) return ::tanh(double(v));
   else return ::tanhf(float(v));

@@ -3,6 +3,7 @@
 #pragma once
 #include "abi.h"
 #include "direction.h"
+#include "gpu_batch.h"
 #include "gpu_elementary.h"
 #include "gpu_lane_sums.h"
 #include "machine.h"
@@ -34,8 +35,7 @@ struct LayerWorker {
 
   EQ_FN void run(const eq_operands& o, int64_t row, bool writes) const {
     T x[P::inputs];
-#pragma unroll
-    for (int k = 0; k < P::inputs; ++k) x[k] = static_cast<const T*>(o.x)[row * P::inputs + k];
+    read_row<P::inputs>(o.x, row * P::inputs, x);
     T gx[sums];
 #pragma unroll
     for (int k = 0; k < sums; ++k) gx[k] = 0;
