@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from eqaccel.codegen import COMMON, OUTPUTS, Direction
 from eqaccel.families.linear import LinearSpec
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec
-from eqaccel.ops import Linear, Polynomial, RadialBasis, ScaledSilu, TensorProduct, TensorProductConv
+from eqaccel.ops import (
+    Gate,
+    Linear,
+    Polynomial,
+    RadialBasis,
+    RadialLayer,
+    ScaledSilu,
+    TensorProduct,
+    TensorProductConv,
+)
 from eqaccel.testing import ERROR_CONSTANT, derivatives, random_operands, reference
 
 _NODES, _EDGES = 12, 768
@@ -155,6 +164,27 @@ def _activation(_: ScaledSilu, dtype: torch.dtype) -> _Case:
     return _Case("x", (x.to(dtype),), _ROWS, 5, lambda _: (), None)
 
 
+def _gate(gate: Gate, dtype: torch.dtype) -> _Case:
+    generator = torch.Generator().manual_seed(0)
+    x = 2 * torch.randn(_ROWS, gate.spec.num_inputs, generator=generator, dtype=torch.float64)
+    return _Case("x", (x.to(dtype),), _ROWS, gate.spec.num_outputs, lambda _: (), None)
+
+
+def _radial_layer(layer: RadialLayer, dtype: torch.dtype) -> _Case:
+    spec = layer.spec
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((_ROWS, spec.num_inputs), (spec.num_inputs, spec.num_outputs))
+    x, w = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+
+    def absolute(x: Tensor, w: Tensor) -> Tensor:
+        # Not below the sums of absolute values of SiLU, of its derivatives, and of what they are off by with their
+        # argument.
+        y = abs(spec.scale) * (x @ w)
+        return abs(spec.factor) * (y + y**2 + y**3 / 6)
+
+    return _Case("xw", (x, w), _ROWS, spec.num_outputs, lambda _: (), absolute)
+
+
 def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
     """A convolution on a graph in which one node receives most edges, one sends most, and some receive none."""
     operands = random_operands(conv.spec, _NODES, _EDGES, dtype=dtype)
@@ -253,7 +283,9 @@ _CASES: Mapping[type[nn.Module], Callable[[Any, torch.dtype], _Case]] = MappingP
         TensorProduct: _product,
         Polynomial: _polynomial,
         RadialBasis: _radial,
+        RadialLayer: _radial_layer,
         ScaledSilu: _activation,
+        Gate: _gate,
         Linear: _linear,
     }
 )

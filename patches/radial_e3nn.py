@@ -55,7 +55,7 @@ class _SiluLayer(torch.nn.Module):
         self.narrow = narrow_layer(layer.weight.size(0), layer.weight.size(1), spec)
 
 
-class RadialLayer(RadialPart):
+class E3nnRadialLayer(RadialPart):
     """A layer of e3nn's `FullyConnectedNet`: linear, then another activation or none."""
 
     def dense(self, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _form(layer: Any, product: MatrixProductSpec) -> Form | None:
         return None
     factor = silu_factor(layer.act)
     if factor is None:
-        return RadialLayer, MatrixProduct(product)
+        return E3nnRadialLayer, MatrixProduct(product)
     return RadialSiluLayer, _SiluLayer(layer, factor, product)
 
 

@@ -170,10 +170,11 @@ class Calculator(AseCalculator):  # type: ignore[misc]  # ASE has no types
 
     def __repr__(self) -> str:
         source, parameters = self._eqaccel_step, self.parameters
+        skin = "as atoms move" if source.skin is None else f"{source.skin:g}"
         types = " ".join(source.type_names[:8]) + (" ..." if len(source.type_names) > 8 else "")
         return (
             f"Calculator({parameters['model']!r}: {source.family}, head {source.head!r}, {types}, "
-            f"{parameters['dtype']} on {parameters['device']}, cutoff {source.cutoff:g}, skin {source.skin:g})"
+            f"{parameters['dtype']} on {parameters['device']}, cutoff {source.cutoff:g}, skin {skin})"
         )
 
     def _system(self, atoms: Any) -> System:

@@ -11,12 +11,13 @@ import mace_models as mm
 from e3nn.nn import FullyConnectedNet
 from mace.modules.radial import RadialMLP
 from patch_checks import assert_close, duplicated, patched
-from radial_checks import assert_layers_agree
+from radial_checks import assert_first_layer_merges, assert_layers_agree
 
 from eqaccel import report, unpatch
 from eqaccel.ops import has_matrix_kernel
 from eqaccel.patches.mace.swapping import RADIAL_FORMS
-from eqaccel.patches.radial_e3nn import RadialLayer, RadialSiluLayer
+from eqaccel.patches.radial import NarrowLayer, merged, radial_swaps
+from eqaccel.patches.radial_e3nn import E3nnRadialLayer, RadialSiluLayer
 from eqaccel.patches.replacement import Replacement
 from eqaccel.patches.torch_state import default_dtype
 
@@ -37,9 +38,34 @@ def test_values_and_derivatives(kind: str, device: torch.device) -> None:
     assert_layers_agree(network.to(device), 3, RADIAL_FORMS)
 
 
+@pytest.mark.parametrize("variance", [1.0, 2.0])
+def test_the_first_layer_is_one_kernel_with_its_activation(variance: float, device: torch.device) -> None:
+    with default_dtype(torch.float64):
+        torch.manual_seed(0)
+        network = FullyConnectedNet(
+            [4, 8, 8, 12], torch.nn.functional.silu, variance_in=variance, variance_out=variance
+        )
+    assert_first_layer_merges(network.to(device), RADIAL_FORMS)
+
+
+def test_an_activation_that_is_exchanged_ends_it() -> None:
+    with default_dtype(torch.float64):
+        network = FullyConnectedNet([4, 8, 12], torch.nn.functional.silu)
+        for swap in list(radial_swaps(network, RADIAL_FORMS)):
+            swap.apply()
+        assert isinstance(merged(list(network))[0], NarrowLayer)
+        other = FullyConnectedNet([4, 8, 12], torch.tanh)
+        network.layer0.act = other.layer0.act
+        other.load_state_dict(network.state_dict())
+        x = torch.linspace(-1.0, 1.0, 20).view(5, 4)
+        layers = merged(list(network))
+        assert not any(isinstance(layer, NarrowLayer) for layer in layers)
+        assert_close(torch.nn.Sequential(*layers)(x), other(x))
+
+
 def test_names_copies_and_checkpoints() -> None:
     plain, fast = mm.energy_model(), patched(mm.energy_model())
-    kinds = (RadialLayer, RadialSiluLayer)
+    kinds = (E3nnRadialLayer, RadialSiluLayer)
     assert [sum(isinstance(m, kind) for m in fast.modules()) for kind in kinds] == [2 * 1, 2 * 2]
     assert list(fast.state_dict()) == list(plain.state_dict())
     assert [name for name, _ in fast.named_parameters()] == [name for name, _ in plain.named_parameters()]

@@ -13,7 +13,7 @@ import nequip_models as nm
 from e3nn.util import jit
 from nequip.nn.mlp import ScalarMLPFunction
 from patch_checks import assert_close, duplicated, patched
-from radial_checks import assert_layers_agree
+from radial_checks import assert_first_layer_merges, assert_layers_agree
 
 from eqaccel import export, report, unpatch
 from eqaccel.ops import has_matrix_kernel
@@ -30,6 +30,11 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("neq
 def test_values_and_derivatives(options: dict[str, object], layers: int, device: torch.device) -> None:
     torch.manual_seed(0)
     assert_layers_agree(ScalarMLPFunction(4, 12, 2, 8, **options).to(device), layers, RADIAL_FORMS)
+
+
+def test_the_first_layer_is_one_kernel_with_its_activation(device: torch.device) -> None:
+    torch.manual_seed(0)
+    assert_first_layer_merges(ScalarMLPFunction(4, 12, 2, 8).to(device), RADIAL_FORMS)
 
 
 @pytest.mark.parametrize("is_packaged", [False, True], ids=["built", "packaged"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import torch
 from patch_checks import assert_close
@@ -31,3 +32,26 @@ def assert_layers_agree(network: torch.nn.Module, layers: int, forms: radial.Rad
     assert len(results[0]) == len(results[1])
     for value, expected in zip(results[1], results[0], strict=True):
         assert_close(value, expected)
+
+
+def assert_first_layer_merges(network: torch.nn.Module, forms: radial.RadialForms) -> None:
+    """The first layer is one kernel with its SiLU where weights are not trained, in TorchScript too."""
+    fast = copy.deepcopy(network)
+    for swap in list(radial.radial_swaps(fast, forms)):
+        swap.apply()
+    device = next(network.parameters()).device
+    x = torch.linspace(-1.0, 1.0, 20, dtype=torch.float64, device=device).view(5, 4).requires_grad_()
+    for _ in range(2):
+        layers = radial.merged(list(getattr(fast, "mlp", fast)))  # NequIP has them in a child
+        assert isinstance(layers[0], radial.NarrowLayer)
+        scripted = torch.jit.script(torch.nn.Sequential(*layers))
+        expected = network(x)
+        (slope,) = grad((expected**2).sum(), x)
+        for function in (functools.partial(functools.reduce, lambda y, layer: layer(y), layers), scripted):
+            y = function(x)
+            assert_close(y, expected)
+            assert_close(grad((y**2).sum(), x)[0], slope)
+        with torch.no_grad():
+            for plain, replaced in zip(network.parameters(), fast.parameters(), strict=True):
+                plain.mul_(1.5)
+                replaced.copy_(plain)

@@ -52,6 +52,8 @@ def load_programs_once() -> None:
     """The same for e3nn before 0.6, which saves and loads TorchScript for a copy: two thirds of its time."""
     from e3nn.util.codegen import _mixin
 
+    if hasattr(_mixin, "pickle"):  # of e3nn 0.6
+        return
     jit = torch.jit
     saved: WeakKeyDictionary[jit.ScriptModule, dict[bool, bytes]] = WeakKeyDictionary()  # in training, and not
 
