@@ -264,6 +264,8 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialFo
     activates = any(layer.activates for layer in layers)
     accelerated = bool(layers) and (has_kernel or activates)
     activations = "and its activations by eqaccel.ScaledSilu" if activates else "its activations left"
+    if any(layer.activates and layer.eqaccel.narrow is not None for layer in layers):
+        activations += ", the first with its product by eqaccel.RadialLayer in steps and exported files"
     if accelerated and has_kernel:
         note = f"its matrix products replaced by eqaccel.MatrixProduct{of_factors} {activations}"
     elif accelerated:
