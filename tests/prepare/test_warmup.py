@@ -128,7 +128,7 @@ def test_patched_mace() -> None:
     contraction = "products.{}.symmetric_contractions.contractions.{}.eqaccel.polynomial"
     names = ["spherical_harmonics.eqaccel", *(f"interactions.{number}.conv_tp.eqaccel" for number in (0, 1))]
     names += [f"{contraction.format(0, 0)}, {contraction.format(1, 0)}", contraction.format(0, 1)]
-    others = (eqaccel.Linear, eqaccel.MatrixProduct, eqaccel.RadialBasis, eqaccel.ScaledSilu)
+    others = (eqaccel.Linear, eqaccel.MatrixProduct, eqaccel.RadialBasis, eqaccel.RadialLayer, eqaccel.ScaledSilu)
     maps = {name for name, module in model.named_modules() if isinstance(module, others)}
     warmed = {name for kernel in result.kernels for name in kernel.name.split(", ")}
     assert maps < warmed
