@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eqaccel.codegen.activations import ACTIVATIONS
 from eqaccel.errors import PatchError
-from eqaccel.families.gate import ACTIVATIONS, Activation, GatedChannels, GateSpec, Scalars
+from eqaccel.families.gate import Activation, GatedChannels, GateSpec, Scalars
 from eqaccel.ops import Gate
 from eqaccel.patches.dense import prefers_dense
 from eqaccel.patches.replacement import Replacement

@@ -72,8 +72,8 @@ class RadialPart(Replacement):
         return self.eqaccel
 
 
-class RadialLinear(RadialPart):
-    """A `torch.nn.Linear` of a radial network."""
+class RadialProduct(RadialPart):
+    """A layer that is a product of matrices, and a bias or none."""
 
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
@@ -83,6 +83,10 @@ class RadialLinear(RadialPart):
     def matrix(self) -> Tensor | None:
         """See `RadialPart.matrix`."""
         return self.factors() if self.bias is None else None
+
+
+class RadialLinear(RadialProduct):
+    """A `torch.nn.Linear` of a radial network."""
 
     def factors(self) -> Tensor:
         """See `RadialPart.factors`."""

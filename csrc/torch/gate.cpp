@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "differentiate.h"
-#include "kernel_call.h"
+#include "logistic.h"
+#include "row_call.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -59,32 +60,16 @@ SecondGradients call_double_backward(const Problem& p, const Tensor& gz, const T
   return op.call(p.payload, p.key, gz, x, a, p.parts);
 }
 
-class GateCall : public KernelCall {
+class GateCall : public RowCall {
  public:
-  GateCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x) : KernelCall(op, payload, key, x) {
-    TORCH_CHECK(x.dim() == 2, op, ": argument 'x' must have shape (rows, ", program_->number("x_dim"), "), got ",
-                x.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
-    ops_.num_receivers = x.size(0);
+  GateCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x) : RowCall(op, payload, key, x) {
     ops_.num_edges = x.size(0) * program_->number("activations");
-    ops_.x = rows("x", x, "x_dim");
-  }
-
-  const void* rows(const char* name, const Tensor& t, const char* dim) {
-    check_kind(name, t);
-    TORCH_CHECK(t.dim() == 2 && t.size(0) == ops_.num_receivers && t.size(1) == program_->number(dim), op_,
-                ": argument '", name, "' must have shape (", ops_.num_receivers, ", ", program_->number(dim), "), got ",
-                t.sizes(), ". Pass rows of the irreps that the gate was made for.");
-    return held(t);
-  }
-
-  void launch(Direction direction) {
-    if (ops_.num_edges > 0) run(direction);
   }
 };
 
 Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view) {
   GateCall call("eqaccel::gate", payload, key, x);
-  const Tensor z = call.new_rows(x.size(0), "z_dim");
+  const Tensor z = call.new_rows("z_dim");
   call.operands().z = z.mutable_data_ptr();
   call.launch(Direction::forward);
   return z;
@@ -92,7 +77,7 @@ Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, c10::str
 Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, c10::string_view) {
   GateCall call("eqaccel::gate_backward", payload, key, x);
   call.operands().gz = call.rows("gz", gz, "z_dim");
-  const Tensor gx = call.new_rows(x.size(0), "x_dim");
+  const Tensor gx = call.new_rows("x_dim");
   call.operands().gx = gx.mutable_data_ptr();
   call.launch(Direction::backward);
   return gx;
@@ -102,7 +87,7 @@ SecondGradients run_double_backward(const Tensor& payload, int64_t key, const Te
   GateCall call("eqaccel::gate_double_backward", payload, key, x);
   call.operands().gz = call.rows("gz", gz, "z_dim");
   call.operands().a = call.rows("a", a, "x_dim");
-  const Tensor ggz = call.new_rows(x.size(0), "z_dim"), gx = call.new_rows(x.size(0), "x_dim");
+  const Tensor ggz = call.new_rows("z_dim"), gx = call.new_rows("x_dim");
   call.operands().z = ggz.mutable_data_ptr();
   call.operands().gx = gx.mutable_data_ptr();
   call.launch(Direction::double_backward);
@@ -164,17 +149,17 @@ struct Curve {
   Tensor value, slope, curvature;
 };
 Curve curve_of(const Part& part, const Tensor& x) {
-  const Tensor y = part.kind == "tanh" ? 2 * x : x, s = at::sigmoid(y), rest = at::sigmoid(-y);
+  const Logistic s(part.kind == "tanh" ? 2 * x : x);
   const auto times = [&](const Tensor& value, const Tensor& slope, const Tensor& curvature) {
     return Curve{part.factor * value, part.factor * slope, part.factor * curvature};
   };
-  if (part.kind == "silu") return times(x * s, s * (1 + x * rest), s * rest * (2 + x * (rest - s)));
-  if (part.kind == "sigmoid") return times(s, s * rest, s * rest * (rest - s));
-  if (part.kind == "tanh") return times(at::tanh(x), 4 * s * rest, -8 * s * rest * at::tanh(x));
+  if (part.kind == "silu") return times(x * s.of, s.silu_slope(), s.silu_curvature());
+  if (part.kind == "sigmoid") return times(s.of, s.of * s.rest, s.of * s.rest * (s.rest - s.of));
+  if (part.kind == "tanh") return times(at::tanh(x), 4 * s.of * s.rest, -8 * s.of * s.rest * at::tanh(x));
   if (part.kind == "ssp") {
     const Tensor is_line = x > 20;
-    return times(at::softplus(x) - std::log(2.0), at::where(is_line, at::ones_like(x), s),
-                 at::where(is_line, at::zeros_like(x), s * rest));
+    return times(at::softplus(x) - std::log(2.0), at::where(is_line, at::ones_like(x), s.of),
+                 at::where(is_line, at::zeros_like(x), s.of * s.rest));
   }
   TORCH_CHECK(part.kind == "abs", "eqaccel::gate: argument 'parts' must name known activations, got '", part.kind,
               "'.");

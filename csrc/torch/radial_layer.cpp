@@ -5,16 +5,14 @@
 #include <tuple>
 
 #include "differentiate.h"
-#include "kernel_call.h"
+#include "logistic.h"
+#include "row_call.h"
+#include "silu.h"
 
 namespace eqaccel::ops {
 namespace {
 
-struct Problem {
-  Tensor payload;
-  int64_t key;
-  double factor, scale;  // in the kernels too
-};
+using Problem = SiluSource;
 
 Tensor call_forward(const Problem& p, const Tensor& x, const Tensor& w) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, double, double);
@@ -27,39 +25,23 @@ Tensor call_backward(const Problem& p, const Tensor& gz, const Tensor& x, const 
   return op.call(p.payload, p.key, gz, x, w, p.factor, p.scale);
 }
 
-class LayerCall : public KernelCall {
+class LayerCall : public RowCall {
  public:
   LayerCall(const char* op, const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w)
-      : KernelCall(op, payload, key, x) {
+      : RowCall(op, payload, key, x) {
     const int64_t inputs = program_->number("x_dim"), outputs = program_->number("z_dim");
-    TORCH_CHECK(x.dim() == 2 && x.size(1) == inputs, op, ": argument 'x' must have shape (rows, ", inputs, "), got ",
-                x.sizes(), ". Flatten leading dimensions with .flatten(0, -2).");
     check_kind("w", w);
     TORCH_CHECK(w.dim() == 2 && w.size(0) == inputs && w.size(1) == outputs, op, ": argument 'w' must have shape (",
                 inputs, ", ", outputs, "), got ", w.sizes(), ". Pass the weights of the layer that it was made for.");
     const int64_t rows = program_->number("thread_rows"), groups = (x.size(0) + rows - 1) / rows;
-    ops_.num_receivers = x.size(0);
     ops_.num_edges = groups * program_->number("lanes_of_row");
-    ops_.x = held(x);
     ops_.w = held(w);
-  }
-
-  const void* gradients(const Tensor& gz) {
-    check_kind("gz", gz);
-    TORCH_CHECK(gz.dim() == 2 && gz.size(0) == ops_.num_receivers && gz.size(1) == program_->number("z_dim"), op_,
-                ": argument 'gz' must have shape (", ops_.num_receivers, ", ", program_->number("z_dim"), "), got ",
-                gz.sizes(), ". Pass operands of one call.");
-    return held(gz);
-  }
-
-  void launch(Direction direction) {
-    if (ops_.num_edges > 0) run(direction);
   }
 };
 
 Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, double, double) {
   LayerCall call("eqaccel::radial_layer", payload, key, x, w);
-  const Tensor z = call.new_rows(x.size(0), "z_dim");
+  const Tensor z = call.new_rows("z_dim");
   call.operands().z = z.mutable_data_ptr();
   call.launch(Direction::forward);
   return z;
@@ -67,8 +49,8 @@ Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, const Te
 Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w, double,
                     double) {
   LayerCall call("eqaccel::radial_layer_backward", payload, key, x, w);
-  call.operands().gz = call.gradients(gz);
-  const Tensor gx = call.new_rows(x.size(0), "x_dim");
+  call.operands().gz = call.rows("gz", gz, "z_dim");
+  const Tensor gx = call.new_rows("x_dim");
   call.operands().gx = gx.mutable_data_ptr();
   call.launch(Direction::backward);
   return gx;
@@ -76,8 +58,7 @@ Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const 
 
 // The derivative of the activation at x w.
 Tensor slope(const Problem& p, const Tensor& x, const Tensor& w) {
-  const Tensor y = p.scale * at::mm(x, w), s = at::sigmoid(y), rest = at::sigmoid(-y);
-  return p.factor * p.scale * s * (1 + y * rest);
+  return p.factor * p.scale * Logistic(p.scale * at::mm(x, w)).silu_slope();
 }
 Tensor composed_backward(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
   return at::mm(gz * slope(p, x, w), w.t());

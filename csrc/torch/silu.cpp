@@ -8,6 +8,7 @@
 
 #include "differentiate.h"
 #include "kernel_call.h"
+#include "logistic.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -144,9 +145,9 @@ std::optional<SiluRecipe> recipe_of(torch::autograd::Node* producer) {
 }
 
 SecondGradients composed(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
-  const Tensor y = p.scale * x, s = at::sigmoid(y), rest = at::sigmoid(-y);
+  const Logistic s(p.scale * x);
   const double first = p.factor * p.scale, second = first * p.scale;
-  return {first * a * s * (1 + y * rest), second * a * gz * s * rest * (2 + y * (rest - s))};
+  return {first * a * s.silu_slope(), second * a * gz * s.silu_curvature()};
 }
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, double factor, double scale) {

@@ -9,21 +9,12 @@ from torch import Tensor
 
 from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.ops import MatrixProduct
-from eqaccel.patches.radial import Form, RadialForms, RadialPart
+from eqaccel.patches.radial import Form, RadialForms, RadialProduct
 from eqaccel.patches.radial_e3nn import E3NN_LAYERS, E3NN_NETWORK
 
 
-class RadialScaledLinear(RadialPart):
+class RadialScaledLinear(RadialProduct):
     """A `ScalarLinearLayer` of NequIP's, whose weights are (in_features, out_features) and have a factor."""
-
-    def dense(self, x: Tensor) -> Tensor:
-        """`forward` with eqaccel's product."""
-        y = self.eqaccel(x, self.factors())
-        return y if self.bias is None else y + self.bias
-
-    def matrix(self) -> Tensor | None:
-        """See `RadialPart.matrix`."""
-        return self.factors() if self.bias is None else None
 
     def factors(self) -> Tensor:
         """See `RadialPart.factors`."""

@@ -137,7 +137,7 @@ def test_what_does_not_fit(device: torch.device) -> None:
     x, w, _ = (t.detach() for t in operands(SPECS["mace"], 3, device, torch.float32))
     with pytest.raises(OperandError, match="'x' must be float32 or float64"):
         module(x.half(), w.half())
-    with pytest.raises(OperandError, match=r"'x' must have shape \(rows, 8\), got \[3, 5\]"):
+    with pytest.raises(OperandError, match=r"'x' must have shape \(3, 8\), got \[3, 5\]"):
         module(x[:, :5], w)
     with pytest.raises(OperandError, match=r"'w' must have shape \(8, 64\), got \[64, 8\]"):
         module(x, w.t())

@@ -2,7 +2,7 @@
 
 from eqaccel.families.gate.family import GATE
 from eqaccel.families.gate.payload import gate_payload
-from eqaccel.families.gate.reference import ACTIVATIONS, execute_gate
+from eqaccel.families.gate.reference import execute_gate
 from eqaccel.families.gate.spec import Activation, GatedChannels, GateSpec, Scalars
 
-__all__ = ["ACTIVATIONS", "GATE", "Activation", "GateSpec", "GatedChannels", "Scalars", "execute_gate", "gate_payload"]
+__all__ = ["GATE", "Activation", "GateSpec", "GatedChannels", "Scalars", "execute_gate", "gate_payload"]

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel.codegen import Direction, Result
+from eqaccel.codegen.activations import logistic
 from eqaccel.families.radial_layer.spec import RadialLayerSpec
 
 
@@ -32,9 +33,7 @@ def execute_radial_layer(
         Forward: z. Backward: gx, the gradient of <gz, z>.
     """
     y, size = spec.scale * (x @ w), abs(spec.scale) * (np.abs(x) @ np.abs(w))
-    decay = np.exp(-np.abs(y))
-    large, small = 1 / (1 + decay), decay / (1 + decay)
-    s, rest = np.where(y >= 0, large, small), np.where(y >= 0, small, large)
+    s, rest = logistic(y)
     factor, scale = spec.factor, spec.scale
     if absolute:
         y, factor, scale, w = size, abs(factor), abs(scale), np.abs(w)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eqaccel.codegen import Direction, Result
+from eqaccel.codegen.activations import ACTIVATIONS
 from eqaccel.families.silu.spec import SiluSpec
 
 
@@ -32,20 +33,15 @@ def execute_silu(
         Forward: z. Backward: gx, the gradient of <gz, z>. Double backward: z and gx, the gradients of <a, gx> with
         respect to gz and x.
     """
-    x = spec.scale * x
-    decay = np.exp(-np.abs(x))
-    large, small = 1 / (1 + decay), decay / (1 + decay)
-    s, rest = np.where(x >= 0, large, small), np.where(x >= 0, small, large)
+    value, slope, curvature = ACTIVATIONS["silu"](spec.scale * x, absolute)
     factor, scale = spec.factor, spec.scale
     if absolute:
-        x, factor, scale = np.abs(x), abs(factor), abs(scale)
+        factor, scale = abs(factor), abs(scale)
         gz, a = (None if v is None else np.abs(v) for v in (gz, a))
     if direction is Direction.FORWARD:
-        return Result(z=factor * x * s)
-    slope = factor * scale * s * (1 + x * rest)
+        return Result(z=factor * value)
     assert gz is not None
     if direction is Direction.BACKWARD:
-        return Result(gx=gz * slope)
+        return Result(gx=gz * factor * scale * slope)
     assert a is not None
-    difference = rest + s if absolute else rest - s
-    return Result(z=a * slope, gx=a * gz * factor * scale**2 * s * rest * (2 + x * difference))
+    return Result(z=a * factor * scale * slope, gx=a * gz * factor * scale**2 * curvature)
