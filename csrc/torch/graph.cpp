@@ -236,6 +236,9 @@ std::vector<Tensor> pair_ranges(const Tensor& graph, const Tensor& row, const Te
   const auto options = graph.options();
   const auto parts = graph.split_with_sizes({2, nodes + 1, all, all, nodes + 1, all});
   const Tensor &row_ptr = parts[1], numbers = at::arange(all, options);
+  // A GPU would have to be waited for.
+  TORCH_CHECK(!graph.is_cpu() || parts[2].equal(numbers), op,
+              ": argument 'graph' must have edges that are in the order of slots. Sort the edges.");
   const Tensor t_slot = parts[5].clamp(0, all - 1);  // anything where edges found no room
   // The range of each slot. Those beyond the last edge have none, and come after all others.
   const Tensor range = at::where(numbers.lt(row_ptr.narrow(0, nodes, 1)), row.div(size, "floor"), count);

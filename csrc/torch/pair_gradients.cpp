@@ -1,6 +1,6 @@
 // eqaccel::multiply_pairs, and gradients of a convolution whose edges share the rows of weights of their pairs, back to the
 // operand of the product of matrices that makes these. Gradients of weights are those of each edge for itself, and the
-// largest arrays that there are, so they may be made for some slots after the other.
+// largest arrays that there are.
 #include <torch/library.h>
 
 #include "shared_convolution.h"
@@ -13,7 +13,6 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 // The sum of the values of the edges of a pair; zeros beyond the last pair.
 Tensor add(const EdgePairs& pairs, const Tensor& values) {
-  if (pairs.are_alone()) return values;
   if (!values.is_cpu()) {
     using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
     static const auto op = find_operator<Signature>("eqaccel::add_pairs");
@@ -38,27 +37,28 @@ TORCH_LIBRARY_IMPL(eqaccel, CompositeExplicitAutograd, library) { library.impl("
 
 }  // namespace
 
-Gradients gradients(const SharedLayer& layer, const EdgePairs& pairs, const Tensor& index, int64_t slots,
-                    const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w, bool mul_ir) {
+Gradients gradients(const SharedLayer& layer, const PairRange& range, int64_t slots, const Tensor& gz, const Tensor& x,
+                    const Tensor& y, const Tensor& w, bool mul_ir) {
+  const EdgePairs& pairs = range.pairs;
   const Product& product = layer.product;
   const Tensor back = layer.matrix.t();
-  if (slots >= y.size(0)) {
+  if (!pairs.are_alone() || slots >= y.size(0)) {
     using Signature = TensorProductGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
                                              const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared_backward");
-    const auto [gx, gy, gw] = op.call(layer.payload, layer.key, gz, x, y, w, pairs.row, index, x.size(0), layer.z_dim,
-                                      mul_ir, layer.deterministic);
+    const auto [gx, gy, gw] = op.call(layer.payload, layer.key, gz, x, y, w, pairs.row, range.index, x.size(0),
+                                      layer.z_dim, mul_ir, layer.deterministic);
     if (pairs.are_alone()) return {gx, gy, multiply(product, gw, back)};
     return {gx, gy, multiply_pairs(pairs.payload, pairs.key, product.payload, product.key, gw, back, pairs.edges)};
   }
-  const TensorProductProblem problem{layer.payload, layer.key,          index, x.size(0), layer.z_dim,
-                                     mul_ir,        layer.deterministic};
+  const TensorProductProblem problem{layer.payload, layer.key, range.index,        x.size(0),
+                                     layer.z_dim,   mul_ir,    layer.deterministic};
   const Tensor of_edges = at::empty({y.size(0), layer.matrix.size(0)}, layer.matrix.options());
   const auto take = [&](int64_t first, const Tensor& gw) {
     of_edges.narrow(0, first, gw.size(0)).copy_(multiply(product, gw, back));
   };
   const auto [gx, gy] = tensor_product_shared_backward(problem, gz, x, y, w, pairs.row, slots, take);
-  return {gx, gy, add(pairs, of_edges)};
+  return {gx, gy, of_edges};
 }
 
 }  // namespace eqaccel::ops

@@ -19,6 +19,18 @@ constexpr double pair_share = 0.25, gradient_share = 0.125;
 // long as they keep the device busy; weights that find no room are made twice.
 constexpr double kept_share = 0.875;
 
+int64_t nodes_of(const Tensor& index, int64_t edges) {
+  return (index.numel() - packed_length<int64_t>(0, 0, edges)) / 2;
+}
+
+// Of so many things in equal portions, those whose rows take no more than a limit; one at least, if there are any.
+int64_t at_a_time(int64_t count, int64_t row_bytes, double limit) {
+  const double portions = std::ceil(static_cast<double>(count * row_bytes) / limit);
+  const auto used =
+      static_cast<int64_t>(std::clamp<double>(portions, 1, std::max<double>(static_cast<double>(count), 1)));
+  return (count + used - 1) / used;
+}
+
 // Some slots that follow each other, of which every edge is alone. Neither waits for the device nor forbids graph capture.
 PairRange range_of_slots(const Tensor& index, int64_t nodes, int64_t edges, int64_t first, int64_t count) {
   const auto parts = index.split_with_sizes({2, nodes + 1, edges, edges, nodes + 1, edges});
@@ -30,43 +42,69 @@ PairRange range_of_slots(const Tensor& index, int64_t nodes, int64_t edges, int6
   return {first, row.add(first).to(at::kLong), {row, {}, {}, {}, 0}, own};
 }
 
+// A range in parts of so many pairs, at the end of others.
+void divide(const PairRange& range, int64_t size, std::vector<PairRange>& results) {
+  using Signature = std::vector<Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool);
+  static const auto split = find_operator<Signature>("eqaccel::pair_ranges");
+  const EdgePairs& pairs = range.pairs;
+  const int64_t edges = pairs.row.size(0), nodes = nodes_of(range.index, edges);
+  if (pairs.are_alone()) {
+    for (int64_t first = 0; first < edges; first += size)
+      results.push_back(range_of_slots(range.index, nodes, edges, first, std::min(size, edges - first)));
+    return;
+  }
+  const auto parts = split.call(range.index, pairs.row, pairs.edges, nodes, size, pairs.all_reversible);
+  for (std::size_t n = 0; n + 3 < parts.size(); n += 4) {
+    const EdgePairs own{parts[n + 1], parts[n + 2], pairs.differ, pairs.payload, pairs.key, pairs.all_reversible};
+    const Tensor slots = range.slots.defined() ? range.slots.index_select(0, parts[n]) : parts[n];
+    results.push_back({range.first + static_cast<int64_t>(n / 4) * size, slots, own, parts[n + 3]});
+  }
+}
+
 }  // namespace
+
+Portions::Portions(EdgePairs pairs, Tensor index, const Limits& limits)
+    : whole_{{0, {}, std::move(pairs), std::move(index)}}, limits_(limits) {}
 
 Portions::Limits Portions::limits(double asked, double memory) {
   return asked > 0 ? Limits{asked * kept_share, asked * (1 - kept_share)}
                    : Limits{memory * pair_share, memory * gradient_share};
 }
 
+const std::vector<PairRange>& Portions::divided(const std::vector<PairRange>& ranges, int64_t size) {
+  const int64_t most = ranges[0].pairs.size();
+  if (size >= most) return ranges;
+  const std::pair name(most, size);
+  if (const auto found = divided_.find(name); found != divided_.end()) return found->second;
+  std::vector<PairRange> results;
+  for (const PairRange& range : ranges) divide(range, size, results);
+  return divided_.emplace(name, std::move(results)).first->second;
+}
+
 const std::vector<PairRange>& Portions::ranges(int64_t row_bytes) {
-  using Signature = std::vector<Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool);
-  static const auto split = find_operator<Signature>("eqaccel::pair_ranges");
-  static const std::vector<PairRange> none;
-  const int64_t pairs = pairs_.size(), edges = num_edges(), nodes = (index_.numel() - 3 * edges - 4) / 2;
-  const double count = std::ceil(static_cast<double>(pairs * row_bytes) / limits_.pairs);
-  if (count <= 1) return none;
-  const auto size = static_cast<int64_t>(std::ceil(static_cast<double>(pairs) / count));
-  const auto [found, is_new] = ranges_.try_emplace(size);
-  if (!is_new) return found->second;
-  for (int64_t first = 0; pairs_.are_alone() && first < edges; first += size)
-    found->second.push_back(range_of_slots(index_, nodes, edges, first, std::min(size, edges - first)));
-  if (pairs_.are_alone()) return found->second;
-  const auto parts = split.call(index_, pairs_.row, pairs_.edges, nodes, size, pairs_.all_reversible);
-  for (std::size_t n = 0; n + 3 < parts.size(); n += 4) {
-    const EdgePairs own{parts[n + 1], parts[n + 2], pairs_.differ, pairs_.payload, pairs_.key, pairs_.all_reversible};
-    found->second.push_back({static_cast<int64_t>(n / 4) * size, parts[n], own, parts[n + 3]});
-  }
-  return found->second;
+  return divided(whole_, at_a_time(pairs().size(), row_bytes, limits_.pairs));
+}
+
+const std::vector<PairRange>& Portions::gradient_ranges(int64_t row_bytes) {
+  const std::vector<PairRange>& found = ranges(row_bytes);
+  const int64_t most = found[0].pairs.size(), edges_of_pair = 2;
+  const auto size = [&](int64_t bytes) { return at_a_time(most, edges_of_pair * bytes, limits_.gradients); };
+  if (pairs().are_alone() || size(row_bytes) >= most) return found;
+  return divided(found, size(std::max(row_bytes, longest_row_)));
 }
 
 int64_t Portions::edges_at_a_time(int64_t row_bytes, int64_t edges) const {
-  const double portions = std::ceil(static_cast<double>(edges * row_bytes) / limits_.gradients);
-  const auto count =
-      static_cast<int64_t>(std::clamp<double>(portions, 1, std::max<double>(static_cast<double>(edges), 1)));
-  return (edges + count - 1) / count;
+  return at_a_time(edges, row_bytes, limits_.gradients);
 }
 
 bool Portions::is_one_portion(int64_t row_bytes) {
-  return ranges(row_bytes).empty() && edges_at_a_time(row_bytes, num_edges()) == num_edges();
+  const int64_t edges = pairs().row.size(0);
+  return ranges(row_bytes).size() == 1 && edges_at_a_time(row_bytes, edges) == edges;
+}
+
+int64_t Portions::new_layer(int64_t row_bytes) {
+  longest_row_ = std::max(longest_row_, row_bytes);
+  return layers_++;
 }
 
 Tensor Portions::made(const Name& name, int64_t bytes, const Make& make) {
@@ -89,7 +127,7 @@ Tensor Portions::taken(const Name& name, int64_t bytes, const Make& make) {
 
 std::vector<Tensor> Portions::range_indices() const {
   std::vector<Tensor> indices;
-  for (const auto& [size, parts] : ranges_)
+  for (const auto& [sizes, parts] : divided_)
     for (const PairRange& part : parts) indices.push_back(part.index);
   return indices;
 }

@@ -17,7 +17,7 @@ namespace eqaccel::ops {
 // Some pairs that follow each other, and their edges, all numbered from the first.
 struct PairRange {
   int64_t first;  // number of the first pair among all
-  Tensor slots;  // (num_edges) int64, where the edges are among all
+  Tensor slots;  // (num_edges) int64, where the edges are among all; undefined if they are all
   EdgePairs pairs;
   Tensor index;  // packed, of these edges; all nodes send and receive
 
@@ -38,14 +38,18 @@ class Portions : public torch::CustomClassHolder {
   static Limits limits(double asked, double memory);
 
   // index: packed, of the edges of the pairs, between nodes that all send and receive.
-  Portions(EdgePairs pairs, Tensor index, const Limits& limits)
-      : pairs_(std::move(pairs)), index_(std::move(index)), limits_(limits) {}
+  Portions(EdgePairs pairs, Tensor index, const Limits& limits);
 
-  const EdgePairs& pairs() const { return pairs_; }
-  const Tensor& index() const { return index_; }
+  const PairRange& whole() const { return whole_[0]; }
+  const EdgePairs& pairs() const { return whole().pairs; }
 
-  // The pairs in ranges for which weights take what they may take; none if all of them may be there.
+  // The pairs in ranges for which weights take what they may take, of which the first is a largest; one range, without
+  // slots, if all of them may be there.
   const std::vector<PairRange>& ranges(int64_t row_bytes);
+  // The same ranges, divided where gradients of the weights of their edges would take more than they may; those of edges
+  // that are alone are made for some slots of a range instead, which costs less. Layers have them in common: as small as
+  // the one with the longest rows takes them, so ask when all layers are there.
+  const std::vector<PairRange>& gradient_ranges(int64_t row_bytes);
   // Of so many edges, those that may have gradients at a time, in equal portions.
   int64_t edges_at_a_time(int64_t row_bytes, int64_t edges) const;
   // Whether all weights may be there, and all gradients. Then a layer keeps its weights by itself; of other layers they are
@@ -55,7 +59,7 @@ class Portions : public torch::CustomClassHolder {
   // A layer, and the first pair of a range of it.
   using Name = std::pair<int64_t, int64_t>;
   using Make = std::function<Tensor()>;
-  int64_t new_layer() { return layers_++; }
+  int64_t new_layer(int64_t row_bytes);
   // Makes weights of so many bytes, and keeps them. There is room for them before: the oldest go.
   Tensor made(const Name&, int64_t bytes, const Make&);
   // Weights for the last time: those that were kept, or else made anew.
@@ -67,14 +71,15 @@ class Portions : public torch::CustomClassHolder {
   std::vector<Tensor> range_indices() const;
 
  private:
-  int64_t num_edges() const { return pairs_.row.size(0); }
+  // Ranges of at most so many pairs.
+  const std::vector<PairRange>& divided(const std::vector<PairRange>&, int64_t size);
 
-  const EdgePairs pairs_;
-  const Tensor index_;
+  const std::vector<PairRange> whole_;
   const Limits limits_;
-  std::map<int64_t, std::vector<PairRange>> ranges_;  // by the pairs that one has
+  // By the pairs that one has at most, of what was divided and of the parts.
+  std::map<std::pair<int64_t, int64_t>, std::vector<PairRange>> divided_;
   std::deque<std::pair<Name, Tensor>> kept_;  // the oldest first
-  int64_t layers_ = 0, times_made_ = 0;
+  int64_t layers_ = 0, longest_row_ = 0, times_made_ = 0;
 };
 
 // Tells torch of the class, in Python torch.classes.eqaccel.Portions, unless that was done: before anything that takes one

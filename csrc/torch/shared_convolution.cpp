@@ -1,6 +1,7 @@
 // eqaccel::shared_convolution: a convolution whose edges share the weights of their pairs. Where these take too much
 // memory, they are made for one range of pairs after another; where their gradients do, which edges have each for
-// themselves, these are made for some edges after the other. Results are bitwise reproducible for the same portions.
+// themselves, these are made for smaller ranges, or for some edges after the other where every edge is alone. Results are
+// bitwise reproducible for the same portions.
 #include "shared_convolution.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -35,8 +36,8 @@ Tensor relaid(const Tensor& rows, const std::vector<std::pair<int64_t, int64_t>>
 class Layer : public torch::CustomClassHolder {
  public:
   explicit Layer(c10::intrusive_ptr<SharedLayer> of)
-      : of_(std::move(of)), number_(of_->portions->new_layer()),
-        row_bytes_(of_->matrix.size(1) * static_cast<int64_t>(of_->matrix.element_size())) {}
+      : of_(std::move(of)), row_bytes_(of_->matrix.size(1) * static_cast<int64_t>(of_->matrix.element_size())),
+        number_(of_->portions->new_layer(row_bytes_)) {}
 
   bool is_one_portion() const { return portions().is_one_portion(row_bytes_); }
 
@@ -48,24 +49,23 @@ class Layer : public torch::CustomClassHolder {
   }
 
   Tensor convolve(const Tensor& x, const Tensor& y, const Tensor& weights) const {
-    return convolve(portions().pairs(), portions().index(), x, y, weights, of_->mul_ir);
+    return convolve(whole(), x, y, weights, of_->mul_ir);
   }
 
   variable_list gradients(const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& weights) const {
-    const auto [gx, gy, of_hidden] = gradients(portions().pairs(), portions().index(), gz, x, y, weights, of_->mul_ir);
+    const auto [gx, gy, of_hidden] = gradients(whole(), gz, x, y, weights, of_->mul_ir);
     return {gx, gy, of_hidden};
   }
 
   // The sum over ranges, in the layout of kernels, so that this is changed once.
   Tensor convolve_ranges(const Tensor& given_x, const Tensor& y, const Tensor& hidden) const {
     const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
-    if (parts.empty()) return convolve(given_x, y, made(0, hidden));
+    if (parts.size() == 1) return convolve(given_x, y, made(parts[0], hidden));
     const Tensor x = in_kernels(given_x, 'x');
     const std::vector<Tensor> ys = in_ranges(y, parts);
     Tensor z;
     for (std::size_t n = 0; n < parts.size(); ++n) {
-      const Tensor weights = made(parts[n].first, parts[n].of_pairs(hidden));
-      const Tensor own = convolve(parts[n].pairs, parts[n].index, x, ys[n], weights, false);
+      const Tensor own = convolve(parts[n], x, ys[n], made(parts[n], hidden), false);
       z = z.defined() ? z.add_(own) : own;
     }
     return of_->mul_ir ? relaid(z, program()->blocks('z'), true) : z;
@@ -74,55 +74,58 @@ class Layer : public torch::CustomClassHolder {
   // `gradients`, of which ranges add to that of x, and have rows of their own of the others.
   variable_list gradients_of_ranges(const Tensor& given_gz, const Tensor& given_x, const Tensor& y,
                                     const Tensor& hidden) const {
-    const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
-    if (parts.empty()) return gradients(given_gz, given_x, y, taken(0, hidden));
+    const std::vector<PairRange>& ranges = portions().ranges(row_bytes_);
+    const std::vector<PairRange>& parts = portions().gradient_ranges(row_bytes_);
+    if (parts.size() == 1) return gradients(given_gz, given_x, y, taken(parts[0], hidden));
     const Tensor x = in_kernels(given_x, 'x'), gz = in_kernels(given_gz, 'z');
-    const Tensor gx = at::zeros_like(x), of_hidden = at::empty_like(hidden), in_order = at::empty_like(y);
+    const Tensor gx = at::zeros_like(x), gy = at::empty_like(y), of_hidden = at::empty_like(hidden);
     const std::vector<Tensor> ys = in_ranges(y, parts);
+    std::size_t n = parts.size();
     // The weights of the last range are those that are there still.
-    int64_t end = y.size(0);
-    for (std::size_t n = parts.size(); n-- > 0;) {
-      const PairRange& part = parts[n];
-      const Tensor weights = taken(part.first, part.of_pairs(hidden));
-      const auto [add_x, gy, gh] = gradients(part.pairs, part.index, gz, x, ys[n], weights, false);
-      end -= ys[n].size(0);
-      in_order.narrow(0, end, ys[n].size(0)).copy_(gy);
-      part.of_pairs(of_hidden).copy_(gh);
-      gx.add_(add_x);
+    for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+      const Tensor weights = taken(*range, hidden);
+      while (n > 0 && parts[n - 1].first >= range->first) {
+        const PairRange& part = parts[--n];
+        const Tensor own = weights.narrow(0, part.first - range->first, part.pairs.size());
+        const auto [add_x, of_y, of_rows] = gradients(part, gz, x, ys[n], own, false);
+        gx.add_(add_x);
+        gy.index_copy_(0, part.slots, of_y);
+        part.of_pairs(of_hidden).copy_(of_rows);
+      }
     }
-    const Tensor gy = at::empty_like(y).index_copy_(0, order_of(parts), in_order);
     return {of_->mul_ir ? relaid(gx, program()->blocks('x'), true) : gx, gy, of_hidden};
   }
 
  private:
   Portions& portions() const { return *of_->portions; }
+  const PairRange& whole() const { return portions().whole(); }
   std::shared_ptr<Program> program() const { return program_of("eqaccel::shared_convolution", of_->payload, of_->key); }
 
-  Tensor made(int64_t first, const Tensor& hidden) const {
-    return portions().made({number_, first}, hidden.size(0) * row_bytes_, [&] { return weights(hidden); });
+  Tensor made(const PairRange& range, const Tensor& hidden) const {
+    const Tensor rows = range.of_pairs(hidden);
+    return portions().made({number_, range.first}, rows.size(0) * row_bytes_, [&] { return weights(rows); });
   }
-  Tensor taken(int64_t first, const Tensor& hidden) const {
-    return portions().taken({number_, first}, hidden.size(0) * row_bytes_, [&] { return weights(hidden); });
+  Tensor taken(const PairRange& range, const Tensor& hidden) const {
+    const Tensor rows = range.of_pairs(hidden);
+    return portions().taken({number_, range.first}, rows.size(0) * row_bytes_, [&] { return weights(rows); });
   }
 
   Tensor in_kernels(const Tensor& rows, char kind) const {
     return of_->mul_ir ? relaid(rows, program()->blocks(kind), false) : rows;
   }
 
-  Tensor convolve(const EdgePairs& pairs, const Tensor& index, const Tensor& x, const Tensor& y, const Tensor& weights,
-                  bool mul_ir) const {
+  Tensor convolve(const PairRange& range, const Tensor& x, const Tensor& y, const Tensor& weights, bool mul_ir) const {
     using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                              const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared");
-    return op.call(of_->payload, of_->key, x, y, weights, pairs.row, index, x.size(0), of_->z_dim, mul_ir,
+    return op.call(of_->payload, of_->key, x, y, weights, range.pairs.row, range.index, x.size(0), of_->z_dim, mul_ir,
                    of_->deterministic);
   }
 
-  std::tuple<Tensor, Tensor, Tensor> gradients(const EdgePairs& pairs, const Tensor& index, const Tensor& gz,
-                                               const Tensor& x, const Tensor& y, const Tensor& weights,
-                                               bool mul_ir) const {
+  std::tuple<Tensor, Tensor, Tensor> gradients(const PairRange& range, const Tensor& gz, const Tensor& x,
+                                               const Tensor& y, const Tensor& weights, bool mul_ir) const {
     const int64_t slots = portions().edges_at_a_time(row_bytes_, y.size(0));
-    return ops::gradients(*of_, pairs, index, slots, gz, x, y, weights, mul_ir);
+    return ops::gradients(*of_, range, slots, gz, x, y, weights, mul_ir);
   }
 
   // Where the edges of ranges are among all, one range after another.
@@ -143,7 +146,7 @@ class Layer : public torch::CustomClassHolder {
   }
 
   const c10::intrusive_ptr<SharedLayer> of_;
-  const int64_t number_, row_bytes_;
+  const int64_t row_bytes_, number_;
 };
 
 // Between the two, gradients have a row for each edge, and weights have not.

@@ -29,6 +29,7 @@ from eqaccel.ops import (
     depend_on_lengths,
     given_edges,
 )
+from eqaccel.ops.layout import to_ir_mul, to_mul_ir
 from eqaccel.ops.library import call_operator
 from eqaccel.testing import assert_close, derivatives, reference
 
@@ -134,6 +135,12 @@ def test_ranges_of_pairs_are_graphs(name: str, size: int, device: torch.device) 
         members, there = pairs.edges[part.first : part.first + len(part.edges)], part.edges >= 0
         assert torch.equal(part.slots[part.edges[there].long()], members[there].long())
         assert torch.equal(part.edges[~there], members[~there])
+        # A range is divided like a whole graph.
+        whole = replace(pairs, row=part.row.to(device), edges=part.edges.to(device))
+        for finer in ranges_of(whole, part.index.to(device), num_atoms, 2):
+            of_all = part.slots[finer.slots]
+            assert torch.equal(finer.index, Graph(receiver[of_all], sender[of_all], num_atoms, num_atoms).index)
+            assert torch.equal(finer.row + part.first + finer.first, pairs.row[of_all])
     slots = torch.cat([part.slots for part in ranges]) if ranges else torch.zeros(0, dtype=torch.int64)
     assert torch.equal(slots.sort().values, torch.arange(len(receiver)))
 
@@ -341,24 +348,34 @@ def test_a_convolution_in_portions(
         "gradient_bytes": max(1, count) * row_bytes / ranges / portions,
     }
 
-    def computed(**bounds: float) -> list[Tensor]:
-        x, y, inputs = problem.leaves()
+    def computed(conv: TensorProductConv, x: Tensor, gz: Tensor, **bounds: float) -> list[Tensor]:
+        leaf, (_, y, inputs) = x.clone().requires_grad_(True), problem.leaves()
         given = problem.given(pairs=problem.pairs, **bounds)
         with given_edges(given):
             depend_on_lengths(inputs)
             weights = EdgeWeights(problem.weights, inputs, last=problem.last)
-            z = convolve_in_pieces(problem.conv, x, y, weights, problem.receiver, problem.sender)
+            z = convolve_in_pieces(conv, leaf, y, weights, problem.receiver, problem.sender)
         assert bool(given.shared)
-        assert bool(given.portions.range_indices) == (bool(bounds) and ranges > 1 and count > 0)
-        return of_pairs(problem, [z.detach(), *torch.autograd.grad(z, [x, y, inputs], problem.gz)])
+        results = of_pairs(problem, [z.detach(), *torch.autograd.grad(z, [leaf, y, inputs], gz)])
+        can_be_less = ranges * portions > 1 and len(problem.pairs.edges) > 1
+        assert bool(given.portions.range_indices) == (bool(bounds) and can_be_less)
+        return results
 
-    whole, found, again = computed(), computed(**bounds), computed(**bounds)
+    operands = problem.conv, problem.x, problem.gz
+    whole, found, again = computed(*operands), computed(*operands, **bounds), computed(*operands, **bounds)
     assert all(map(torch.equal, found, again))
     for results in (whole, found):
         assert_close(results, exact(problem, absolute=False), exact(problem, absolute=True))
     if device.type == "cpu":
         assert torch.equal(found[2], whole[2])  # of each edge for itself
+        assert torch.equal(found[3], whole[3])  # and of each pair
         assert ranges > 1 or torch.equal(found[0], whole[0])
+    # Kernels work in the other layout.
+    x, gz = to_ir_mul(problem.x, SPEC.irreps_in1), to_ir_mul(problem.gz, SPEC.irreps_out)
+    other = computed(TensorProductConv(SPEC, layout="ir_mul").to(device), x, gz, **bounds)
+    for result, irreps in ((0, SPEC.irreps_out), (1, SPEC.irreps_in1)):
+        other[result] = to_mul_ir(other[result], irreps)
+    assert ranges * portions == 1 or all(map(torch.equal, found, other))
 
 
 def test_rows_of_pairs_are_compared(dtype: torch.dtype, device: torch.device) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,25 +13,41 @@ from eqaccel import TensorProductConv, TensorProductSpec
 from eqaccel.ops import EdgePairs, Graph, LastProduct, MatrixProduct, Portions, convolve_pairs, weight_limits
 
 SPEC = TensorProductSpec.channelwise("4x0e", "0e", "4x0e")
+LONG = TensorProductSpec.channelwise("4x0e", "0e+0e+0e", "4x0e")
+"""Of three times the weights."""
 NODES, TERMS, LAYERS = 6, 3, 4
-LAYER_BYTES = NODES * (NODES - 1) // 2 * SPEC.weight_numel * 8
+PAIRS = NODES * (NODES - 1) // 2
+ROW_BYTES = SPEC.weight_numel * 8
+LAYER_BYTES = PAIRS * ROW_BYTES
 """Of the weights of pairs of all nodes."""
 
 
-def results(pair_bytes: float, gradient_bytes: float) -> tuple[Portions, list[Tensor]]:
-    """Layers one after another over all pairs of nodes, and gradients."""
-    made = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+def results(
+    pair_bytes: float,
+    gradient_bytes: float,
+    specs: Sequence[TensorProductSpec] = (SPEC,) * LAYERS,
+    *,
+    absolute: bool = False,
+) -> tuple[Portions, list[Tensor]]:
+    """Layers one after another over all pairs of nodes, and gradients; or sums of absolute values for both."""
+    generator = torch.Generator().manual_seed(0)
+
+    def made(*shape: int) -> Tensor:
+        values = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return values.abs() if absolute else values
+
     receiver, sender = (~torch.eye(NODES, dtype=torch.bool)).nonzero(as_tuple=True)
-    positions = torch.randn(NODES, 3, **made)
+    positions = torch.arange(3.0 * NODES).view(NODES, 3).square()
     index = Graph(receiver, sender, NODES, NODES).index
     pairs = EdgePairs.find(positions[receiver] - positions[sender], index, NODES)
-    portions, conv = Portions(pairs, index, pair_bytes, gradient_bytes), TensorProductConv(SPEC)
-    network = LastProduct(torch.sin, MatrixProduct(), torch.randn(TERMS, SPEC.weight_numel, **made))
-    inputs = torch.randn(len(pairs.edges), TERMS, **made).requires_grad_()
-    start = x = torch.randn(NODES, SPEC.x_dim, **made).requires_grad_()
-    y = torch.randn(len(receiver), SPEC.y_dim, **made).requires_grad_()
-    for _ in range(LAYERS):
-        x = convolve_pairs(conv, x, y, network, inputs, portions)
+    portions = Portions(pairs, index, pair_bytes, gradient_bytes)
+    inputs = made(len(pairs.edges), TERMS).requires_grad_()
+    start = x = made(NODES, SPEC.x_dim).requires_grad_()
+    y, matrix = made(len(receiver), LONG.y_dim).requires_grad_(), made(TERMS, LONG.weight_numel)
+    for spec in specs:
+        network = LastProduct(torch.clone, MatrixProduct(), matrix[:, : spec.weight_numel])
+        z = convolve_pairs(TensorProductConv(spec), x, y[:, : spec.y_dim], network, inputs, portions)
+        x = z[:, : SPEC.x_dim]
     return portions, [x.detach(), *torch.autograd.grad(x.sum(), [start, y, inputs])]
 
 
@@ -37,14 +56,52 @@ def test_weights_are_kept_while_there_is_room(layers: int, made: int) -> None:
     """Those of the oldest layers go, and are made again, with the same bits."""
     portions, found = results(layers * LAYER_BYTES, LAYER_BYTES)
     assert portions.times_made == made
-    assert not portions.range_indices
     assert all(map(torch.equal, found, results(LAYERS * LAYER_BYTES, LAYER_BYTES)[1]))
 
 
 def test_what_finds_no_room_at_all_is_made_in_ranges() -> None:
-    portions, _ = results(LAYER_BYTES / 2, LAYER_BYTES)
+    portions, _ = results(LAYER_BYTES / 2, 2 * LAYER_BYTES)
     assert portions.times_made == 2 * (2 * LAYERS) - 1  # one range of the last layer is there still
     assert len(portions.range_indices) == 2
+
+
+def edges_of(portions: Portions) -> list[int]:
+    """Numbers of edges of all ranges."""
+    return sorted((len(index) - 2 * NODES - 4) // 3 for index in portions.range_indices)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "gradients", "edges"),
+    [
+        (15, 30, []),
+        (15, 29, [14, 16]),  # eight pairs and seven
+        (15, 10, [10, 10, 10]),
+        (15, 1, [2] * 15),  # a pair at least
+        (14, 30, [14, 16]),
+        (8, 16, [14, 16]),
+        (8, 8, [6, 8, 8, 8, 14, 16]),  # of either range of weights, two for gradients
+        (5, 7, [4, 4, 4, 6, 6, 6, 10, 10, 10]),
+        (1, 1, [2] * 15),
+    ],
+)
+def test_ranges_have_the_pairs_that_find_room(pairs: int, gradients: int, edges: list[int]) -> None:
+    """Rows of weights of pairs, and of gradients of edges, of 15 pairs: few ranges of weights, and parts of them."""
+    portions, found = results(pairs * ROW_BYTES, gradients * ROW_BYTES)
+    assert edges_of(portions) == edges
+    again = results(pairs * ROW_BYTES, gradients * ROW_BYTES)[1]
+    assert all(map(torch.equal, found, again))
+    # A layer is a sum over neighbours of products, and so is its gradient, which adds up layers too.
+    roundings = 2 * LAYERS * (NODES + TERMS + SPEC.weight_numel + 4)
+    whole, sizes = results(math.inf, math.inf)[1], results(math.inf, math.inf, absolute=True)[1]
+    for value, right, size in zip(found, whole, sizes, strict=True):
+        assert bool(((value - right).abs() <= roundings * torch.finfo(torch.float64).eps * size).all())
+
+
+def test_layers_share_the_ranges_of_gradients() -> None:
+    """Those of the layer with the longest rows, wherever it comes."""
+    for specs in ((SPEC, LONG, SPEC), (LONG, SPEC, SPEC), (SPEC, SPEC, LONG)):
+        portions, _ = results(math.inf, 3 * 6 * ROW_BYTES, specs)
+        assert edges_of(portions) == [6] * 5
 
 
 def test_layers_in_one_portion_keep_their_weights_themselves() -> None:
