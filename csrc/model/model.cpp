@@ -186,7 +186,7 @@ class TorchModel final : public Model {
     std::optional<GivenGraph> given;
     if (may_give_)
       given.emplace(edges, sorted(edges, frame.num_nodes), frame.num_nodes, /*compare=*/device_.is_cpu() || !compared_,
-                    GivenGraph::FindPairs(), in_slots(frame) ? limits_on(device_) : no_limits);
+                    GivenGraph::FindPairs(), in_slots(frame) ? limits_on(device_).get(/*repeats=*/false) : no_limits);
     const auto [of_nodes, of_edges] =
         call(vectors.to(device_, dtype()), edges, types.to(device_), frame.num_local, exchange);
     compared_ = true;

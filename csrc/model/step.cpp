@@ -44,11 +44,11 @@ std::optional<c10::Stream> own_stream(c10::Device device) {
 
 }  // namespace
 
-ops::Portions::Limits limits_on(c10::Device device) {
+ops::WeightLimits limits_on(c10::Device device) {
   const auto asked = static_cast<double>(settings::weight_bytes());
-  if (device.is_cpu()) return ops::Portions::limits(asked, std::numeric_limits<double>::infinity());
+  if (device.is_cpu()) return {asked, std::numeric_limits<double>::infinity()};
   const GpuDriver& driver = GpuDriver::get(backend_of(device));
-  return ops::Portions::limits(asked, static_cast<double>(driver.device(device.index()).memory_bytes));
+  return {asked, static_cast<double>(driver.device(device.index()).memory_bytes)};
 }
 
 Step::Step(Setup setup)
@@ -131,8 +131,8 @@ void Step::run(const Atoms& atoms, GhostExchange* exchange, StepResult& result) 
       make_room("fewer edges", count);
   }
   is_new_ = false;
-  const double* values = fetch(exchange ? run_with(exchange) : run_once());
-  while (!exchange && !accept(values)) values = fetch(run_once());
+  const double* values = fetch(exchange ? run_with(exchange) : run_within_memory());
+  while (!exchange && !accept(values)) values = fetch(run_within_memory());
   result.obstacle = exchange && !shared_the_same(values) ? reason_ : "";
   ++steps_;
   ++age_;
@@ -188,9 +188,11 @@ Tensor Step::evaluate(const Edges& edges, bool compare, GhostExchange* exchange)
   {
     std::optional<GivenGraph> given;
     GivenGraph::FindPairs find;
+    // Other ranks do not evaluate again.
+    const ops::Portions::Limits limits = limits_.get(/*repeats=*/exchange == nullptr);
     if (may_share_weights_)
-      find = [&] { return c10::make_intrusive<ops::Portions>(find_pairs(edges), edges.graph, limits_); };
-    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, limits_);
+      find = [&] { return c10::make_intrusive<ops::Portions>(find_pairs(edges), edges.graph, limits); };
+    if (may_share_) given.emplace(edges.edge_index, edges.graph, nodes, compare, find, limits);
     std::tie(energies, gradient) = setup_.potential(edges.vectors, edges.edge_index, memory_->types, own, exchange);
     if (given && given->differed()) may_share_ = false;
     if (given && given->values_differed()) may_share_weights_ = false;
@@ -221,6 +223,24 @@ Tensor Step::run_with(GhostExchange* exchange) {
   return results;
 }
 
+Tensor Step::run_within_memory() {
+  while (true) {
+    try {
+      return run_once();
+    } catch (const std::exception& error) {
+      if (!may_take_less(error)) throw;
+    }
+    forget_recording();  // what torch has cached it gives back by itself
+    limits_.halve();
+    reason_ = "less memory for weights";
+  }
+}
+
+bool Step::may_take_less(const std::exception& error) const {
+  // A TorchScript program leaves nothing of an error but its text.
+  return limits_.may_be_halved() && std::strstr(error.what(), "out of memory") != nullptr;
+}
+
 Tensor Step::run_once() {
   if (!capture_ && not_recorded_.empty() && age_ >= patience_) {
     try {
@@ -228,6 +248,7 @@ Tensor Step::run_once() {
     } catch (
         const std::exception& error) {  // the same work without a graph: where that fails too, its error is the one
       capture_.reset();
+      if (may_take_less(error)) throw;
       const std::string text = error.what();
       not_recorded_ = "recording failed: " + text.substr(0, text.find('\n'));
     }

@@ -19,7 +19,7 @@
 namespace eqaccel {
 
 // What weights of edges may take on a device.
-ops::Portions::Limits limits_on(c10::Device);
+ops::WeightLimits limits_on(c10::Device);
 
 class Step {
  public:
@@ -76,6 +76,8 @@ class Step {
   at::Tensor evaluate(const Edges&, bool compare, GhostExchange* exchange = nullptr);
   // What ranks evaluate together: nothing is recorded or done twice.
   at::Tensor run_with(GhostExchange*);
+  // `run_once`; with less memory for weights, if a GPU has no more.
+  at::Tensor run_within_memory();
   at::Tensor run_once();
   void record();
   // Throws unless recorded results are those without room for further edges, but for rounding.
@@ -87,10 +89,12 @@ class Step {
   bool shared_the_same(const double* values);
   void make_room(const std::string& reason, int64_t num_edges);
   void forget_recording();
+  // Whether there was no memory, and weights may take less of it.
+  bool may_take_less(const std::exception&) const;
 
   const Setup setup_;
   std::optional<c10::Stream> stream_;  // of all work on a GPU, because the default one can not be recorded
-  const ops::Portions::Limits limits_;  // of weights
+  ops::WeightLimits limits_;
   std::unique_ptr<Memory> memory_;
   bool is_new_ = false;  // whether candidates have not served yet
   bool compared_ = false;  // whether the edges of every layer were compared with those that are sorted

@@ -12,9 +12,9 @@
 namespace eqaccel::ops {
 namespace {
 
-// Of the memory of a device, what weights of pairs take of a layer, and gradients of those of edges. Portions take longer,
-// so they are left to systems that need them.
-constexpr double pair_share = 0.25, gradient_share = 0.125;
+// Of the memory of a device, what weights of pairs may take, and gradients of those of edges. What finds no room takes
+// longer, so that is left to systems that need it.
+constexpr double pair_share = 0.5, gradient_share = 0.125, least_pair_share = pair_share / 16;
 // Of memory that is asked for, what weights of pairs may take; gradients have the rest. Portions of gradients cost little as
 // long as they keep the device busy; weights that find no room are made twice.
 constexpr double kept_share = 0.875;
@@ -65,11 +65,6 @@ void divide(const PairRange& range, int64_t size, std::vector<PairRange>& result
 
 Portions::Portions(EdgePairs pairs, Tensor index, const Limits& limits)
     : whole_{{0, {}, std::move(pairs), std::move(index)}}, limits_(limits) {}
-
-Portions::Limits Portions::limits(double asked, double memory) {
-  return asked > 0 ? Limits{asked * kept_share, asked * (1 - kept_share)}
-                   : Limits{memory * pair_share, memory * gradient_share};
-}
 
 const std::vector<PairRange>& Portions::divided(const std::vector<PairRange>& ranges, int64_t size) {
   const int64_t most = ranges[0].pairs.size();
@@ -132,8 +127,27 @@ std::vector<Tensor> Portions::range_indices() const {
   return indices;
 }
 
+Portions::Limits WeightLimits::get(bool repeats) const {
+  if (asked_ > 0) return {asked_ * kept_share, asked_ * (1 - kept_share)};
+  const double memory = memory_ * share_ / (repeats ? 1 : 2);
+  return {memory * pair_share, memory * gradient_share};
+}
+
+bool WeightLimits::may_be_halved() const {
+  return !(asked_ > 0) && std::isfinite(memory_) && share_ * pair_share > least_pair_share;
+}
+
 void register_portions() {
-  static const auto known =
+  static const auto limits = torch::class_<WeightLimits>("eqaccel", "WeightLimits")
+                                 .def(torch::init<double, double>())
+                                 .def("get",
+                                      [](const c10::intrusive_ptr<WeightLimits>& self) {
+                                        const auto [pairs, gradients] = self->get();
+                                        return std::tuple(pairs, gradients);
+                                      })
+                                 .def("may_be_halved", &WeightLimits::may_be_halved)
+                                 .def("halve", &WeightLimits::halve);
+  static const auto portions =
       torch::class_<Portions>("eqaccel", "Portions")
           .def(torch::init([](const Tensor& row, const Tensor& edges, const Tensor& differ, const Tensor& payload,
                               int64_t key, bool all_reversible, const Tensor& index, double pair_bytes,
@@ -141,11 +155,6 @@ void register_portions() {
             return c10::make_intrusive<Portions>(EdgePairs{row, edges, differ, payload, key, all_reversible}, index,
                                                  Portions::Limits{pair_bytes, gradient_bytes});
           }))
-          .def_static("limits",
-                      [](double asked, double memory) {
-                        const auto [pairs, gradients] = Portions::limits(asked, memory);
-                        return std::tuple(pairs, gradients);
-                      })
           .def("is_one_portion", &Portions::is_one_portion)
           .def("times_made", &Portions::times_made)
           .def("range_indices", &Portions::range_indices);

@@ -1,5 +1,5 @@
-// How much of the layers over a graph there is at a time, so that weights that edges share fit into memory. The rule is
-// here alone: programs in Python and exported ones ask for it.
+// How much of the layers over a graph there is at a time, so that weights that edges share fit into memory. The rules are
+// here alone: programs in Python and exported ones ask for them.
 #pragma once
 #include <torch/custom_class.h>
 
@@ -33,9 +33,6 @@ class Portions : public torch::CustomClassHolder {
   struct Limits {
     double pairs, gradients;
   };
-  // The limits of weights that may take so many bytes with their gradients, 0 where nobody has said so; on a device with
-  // so much memory, infinity for a CPU.
-  static Limits limits(double asked, double memory);
 
   // index: packed, of the edges of the pairs, between nodes that all send and receive.
   Portions(EdgePairs pairs, Tensor index, const Limits& limits);
@@ -82,8 +79,24 @@ class Portions : public torch::CustomClassHolder {
   int64_t layers_ = 0, longest_row_ = 0, times_made_ = 0;
 };
 
-// Tells torch of the class, in Python torch.classes.eqaccel.Portions, unless that was done: before anything that takes one
-// is registered.
+// What weights may take of the memory of a device: what was asked for, or else shares of it, which may be halved a few
+// times if the device runs out of memory.
+class WeightLimits : public torch::CustomClassHolder {
+ public:
+  // asked: bytes that weights may take with their gradients, 0 where nobody has said so; memory: infinity for a CPU.
+  WeightLimits(double asked, double memory) : asked_(asked), memory_(memory) {}
+
+  // `repeats`: whether what runs out of memory is computed again with less. Shares are half as large if not.
+  Portions::Limits get(bool repeats = true) const;
+  bool may_be_halved() const;
+  void halve() { share_ /= 2; }
+
+ private:
+  double asked_, memory_, share_ = 1;
+};
+
+// Tells torch of the classes, in Python torch.classes.eqaccel.Portions and WeightLimits, unless that was done: before
+// anything that takes one is registered.
 void register_portions();
 
 }  // namespace eqaccel::ops

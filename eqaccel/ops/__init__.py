@@ -17,7 +17,7 @@ from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, NeighborKernels
 from eqaccel.ops.pair_convolution import LastProduct, convolve_pairs
 from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
-from eqaccel.ops.portions import Portions, weight_limits
+from eqaccel.ops.portions import Portions, WeightLimits
 from eqaccel.ops.programs import ProgramUse, given_to_programs
 from eqaccel.ops.radial_basis import RadialBasis
 from eqaccel.ops.radial_layer import RadialLayer
@@ -46,6 +46,7 @@ __all__ = [
     "ScaledSilu",
     "TensorProduct",
     "TensorProductConv",
+    "WeightLimits",
     "computed_once",
     "convolve_in_pieces",
     "convolve_pairs",
@@ -58,5 +59,4 @@ __all__ = [
     "morton_order",
     "reorder_weights_from_e3nn",
     "reorder_weights_to_e3nn",
-    "weight_limits",
 ]

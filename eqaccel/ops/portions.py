@@ -1,6 +1,6 @@
 """How much of a layer there is at a time, so that weights that edges share fit into memory.
 
-The rule is written in C++ (`csrc/torch/portions.h`), where exported programs find it as well.
+The rules are written in C++ (`csrc/torch/portions.h`), where exported programs find them as well.
 """
 
 from __future__ import annotations
@@ -56,12 +56,33 @@ class Portions:
         return indices
 
 
-def weight_limits(asked: float, memory: float) -> tuple[float, float]:
-    """What weights that edges share may take, and gradients of those of edges at a time, in bytes.
+class WeightLimits:
+    """What weights that edges share may take, and gradients of those of edges at a time.
+
+    That is what was asked for, or shares of the memory of a GPU, which may be halved a few times if it runs out.
 
     Args:
-        asked: What they may take together; 0 where nobody has said so.
-        memory: What a GPU has; infinity for a CPU.
+        asked: Bytes that they may take together; 0 where nobody has said so.
+        memory: Bytes that a GPU has; infinity for a CPU.
+
+    Attributes:
+        asked: As given.
     """
-    pairs, gradients = torch.classes.eqaccel.Portions.limits(asked, memory)
-    return pairs, gradients
+
+    def __init__(self, asked: float, memory: float) -> None:
+        self.asked = asked
+        self._held: Any = torch.classes.eqaccel.WeightLimits(float(asked), float(memory))
+
+    def get(self) -> tuple[float, float]:
+        """Both, in bytes."""
+        pairs, gradients = self._held.get()
+        return pairs, gradients
+
+    @property
+    def may_be_halved(self) -> bool:
+        """Whether they are shares of memory, and not the least ones."""
+        return bool(self._held.may_be_halved())
+
+    def halve(self) -> None:
+        """Makes them half of what they are."""
+        self._held.halve()

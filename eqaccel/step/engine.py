@@ -23,9 +23,9 @@ from eqaccel.ops import (
     GivenEdges,
     Neighbors,
     ProgramUse,
+    WeightLimits,
     given_edges,
     given_to_programs,
-    weight_limits,
 )
 from eqaccel.step.candidates import Candidates
 from eqaccel.step.capture import Capture, Recording
@@ -44,8 +44,8 @@ MOST_SKIN = 1.5
 _WORTH_FINDING = 16
 """Calls that candidates should serve at least."""
 
-WEIGHT_SHARE = 1 / 16
-"""Of the memory of a GPU, what weights of edges of a layer take at a time: beyond that they are made in pieces."""
+WEIGHT_SHARE = 1 / 8
+"""Of what weights of pairs may take, what those of edges of a layer take at a time where nothing is shared."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
@@ -55,6 +55,9 @@ _LASTING = 250
 
 _DIFFER = "weights that an edge and its reverse do not share"
 """Reason for a recording that makes weights for every edge, after one that did not."""
+
+_NO_MEMORY = "less memory for weights"
+"""Reason for a recording after a GPU had no memory for what was done before."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ class Evaluation:
     Candidates for neighbours are found anew when atoms or cell have moved so far that one could be missing; atoms that
     were put back into a cell on its other side have not moved. On a GPU
     everything from positions to forces is recorded as a CUDA graph, which is recorded again when atoms, edges or
-    candidates do not fit any more. Results do not depend on what was computed before, but for the room for edges.
+    candidates do not fit any more. If the GPU runs out of memory, the call is computed again, and weights may take half
+    of what they could from then on. Results do not depend on what was computed before, but for the room for edges and
+    for weights.
 
     Calls are made one at a time, from whichever thread.
 
@@ -94,7 +99,8 @@ class Evaluation:
         capture: Whether to record CUDA graphs, on a GPU that can.
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
         weight_bytes: Memory that the weights of edges of a layer may take, and their gradients; where they would take
-            more they are made in pieces, and once more for the gradient. None for what EQACCEL_WEIGHT_MIB says.
+            more they are made in pieces, and once more for the gradient. None for what EQACCEL_WEIGHT_MIB says, and
+            without that for shares of the GPU's.
     """
 
     def __init__(
@@ -114,8 +120,9 @@ class Evaluation:
         """By how much candidates go beyond the cutoff when they are found next."""
         self._widens = skin is None
         self.device, self.dtype, self.patient = device, dtype, patient
-        self.weight_bytes = weight_bytes or settings.current().weight_bytes or None
-        """What was asked for; None for what suits the device."""
+        memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+        self.limits = WeightLimits(weight_bytes or settings.current().weight_bytes, memory)
+        """What weights of edges may take."""
         self.captures: Counter[str] = Counter()
         """How often a graph was recorded, by the reason."""
         self.rebuilds = 0
@@ -224,20 +231,41 @@ class Evaluation:
         memory.row_ptr = self._search_edges(memory.capacity).graph[2 : len(memory.types) + 3].cpu().numpy()
 
     def _run(self) -> Tensor:
+        while True:
+            try:
+                return self._run_once()
+            except RuntimeError as error:
+                if not self._may_take_less(error):
+                    raise
+            self.limits.halve()  # outside of the clause, where the error would hold what was computed
+            self._capture, self._reason = None, _NO_MEMORY
+            self._empty_cache()
+
+    def _may_take_less(self, error: Exception) -> bool:
+        """Whether a GPU had no memory, and weights may take less of it.
+
+        Programs of TorchScript leave nothing of an error but its text.
+        """
+        return self.limits.may_be_halved and "out of memory" in str(error)
+
+    def _empty_cache(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    def _run_once(self) -> Tensor:
         if not self.not_captured and self._capture is None and (self._served or not self.patient):
             reason = self._try_recording()
             if reason:
                 # The same work without a graph, whose memory is free again: where that fails too, its error is the one
                 # to see.
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-                    torch.cuda.empty_cache()
+                self._empty_cache()
                 outputs = self._evaluate(True)
                 self.not_captured = reason
                 warnings.warn(
                     f"this step runs without a CUDA graph from now on, which costs time: {reason}",
                     StepWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
                 return outputs
         return self._evaluate(True) if self._capture is None else self._capture.replay()
@@ -252,6 +280,8 @@ class Evaluation:
             recording = self._record()
             self._verify(recording.replay(), exact)
         except (RuntimeError, NotImplementedError) as error:
+            if self._may_take_less(error):
+                raise
             return f"recording failed ({type(error).__name__}: {str(error).splitlines()[0]})"
         self._capture = recording
         self.captures[self._reason] += 1
@@ -279,10 +309,8 @@ class Evaluation:
 
     def memory_of_weights(self) -> tuple[float, float, float]:
         """What weights of edges, those of pairs and gradients of these may take, in bytes; see `GivenEdges`."""
-        on_gpu = self.device.type == "cuda"
-        memory = float(torch.cuda.get_device_properties(self.device).total_memory) if on_gpu else math.inf
-        asked = self.weight_bytes or 0.0
-        return asked or WEIGHT_SHARE * memory, *weight_limits(asked, memory)
+        pairs, gradients = self.limits.get()
+        return self.limits.asked or WEIGHT_SHARE * pairs, pairs, gradients
 
     def _search_edges(self, capacity: int) -> EdgeTensors:
         memory = self._memory

@@ -11,7 +11,7 @@ from ase import Atoms
 from ase.neighborlist import neighbor_list
 from lammps_runs import BAR, ELEMENTS, RTOL, frame_of, placed, simulate, write_data
 from lammps_toy import DESCRIPTION, save_model
-from one_sided import OneSided
+from one_sided import Hungry, OneSided
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 NVE = "neighbor 0.5 bin\nfix n all nve\ntimestep 0.0005\n"
@@ -63,6 +63,24 @@ def test_gradients_of_weights_some_edges_at_a_time(lists, ranks, device, tmp_pat
     for frame in frames:
         assert_right(frame, atoms, model)
     assert (SHARED in (tmp_path / "log.lammps").read_text()) == (lists == "device")
+
+
+@pytest.mark.parametrize(("times", "mib"), [(4, ""), (5, ""), (1, "1")])
+def test_a_step_without_memory_is_computed_with_less(times, mib, device, tmp_path, monkeypatch):
+    """Four times, of a GPU, where nobody has said what weights may take."""
+    monkeypatch.setenv("EQACCEL_WEIGHT_MIB", mib)
+    model, atoms = written(tmp_path)
+    save_model(tmp_path / "toy.pt", Hungry(model, times).eval(), DESCRIPTION)
+    style = f"eqaccel device {device.type} lists device"
+    if device.type == "cpu" or times > 4 or mib:
+        with pytest.raises(AssertionError, match="out of memory"):
+            simulate(tmp_path, f"{NVE}run 4", style=style, stresses=False)
+        return
+    for frame in simulate(tmp_path, f"{NVE}run 4", style=style, stresses=False):
+        assert_right(frame, atoms, model)
+    log = (tmp_path / "log.lammps").read_text()
+    assert SHARED in log
+    assert "recorded as a CUDA graph (1 for less memory for weights)" in log
 
 
 @pytest.mark.parametrize(("lists", "ranks"), [("device", 1), ("device", 2), ("host", 1), ("host", 2)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eqaccel import TensorProductConv, TensorProductSpec
-from eqaccel.ops import EdgePairs, Graph, LastProduct, MatrixProduct, Portions, convolve_pairs, weight_limits
+from eqaccel.ops import EdgePairs, Graph, LastProduct, MatrixProduct, Portions, WeightLimits, convolve_pairs
 
 SPEC = TensorProductSpec.channelwise("4x0e", "0e", "4x0e")
 LONG = TensorProductSpec.channelwise("4x0e", "0e+0e+0e", "4x0e")
@@ -109,5 +109,13 @@ def test_layers_in_one_portion_keep_their_weights_themselves() -> None:
 
 
 def test_limits_are_shares_of_what_there_is() -> None:
-    assert weight_limits(8.0, 1.0) == (7.0, 1.0)
-    assert weight_limits(0.0, 16.0) == (4.0, 2.0)
+    asked, limits, boundless = WeightLimits(8, 1), WeightLimits(0, 64), WeightLimits(0, math.inf)
+    assert asked.get() == (7, 1)
+    assert not asked.may_be_halved
+    assert boundless.get() == (math.inf, math.inf)
+    assert not boundless.may_be_halved
+    found = [limits.get()]
+    while limits.may_be_halved:
+        limits.halve()
+        found.append(limits.get())
+    assert found == [(32, 8), (16, 4), (8, 2), (4, 1), (2, 0.5)]

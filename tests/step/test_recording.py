@@ -14,7 +14,7 @@ from recordings import record_on_cpus
 from torch import Tensor
 
 from eqaccel.errors import StepWarning, StructureError
-from eqaccel.ops import depend_on_lengths
+from eqaccel.ops import WeightLimits, depend_on_lengths
 from eqaccel.ops.graph import given_pairs
 from eqaccel.step import Step, System, engine
 
@@ -196,6 +196,116 @@ def test_a_capture_that_fails_leaves_no_memory_behind(monkeypatch: pytest.Monkey
     assert alive == [False]
     assert_right(step, moved(crystal(), 0.01))
     assert len(left) == 1
+
+
+def out_of_memory(program: bool) -> RuntimeError:
+    """What torch says; a TorchScript program passes the text on alone."""
+    text = "CUDA out of memory. Tried to allocate 20.00 GiB."
+    if program:
+        return RuntimeError(f"The following operation failed in the TorchScript interpreter.\n{text}")
+    return torch.cuda.OutOfMemoryError(text)
+
+
+class Hungry:
+    """A potential with room for some halves of what weights may take at first, and no more."""
+
+    def __init__(self, halves: int, program: bool = False) -> None:
+        self.halves, self.program = halves, program
+        self.step: Step | None = None
+        self.left: list[weakref.ref[Tensor]] = []
+        self.runs: list[float] = []
+
+    def __deepcopy__(self, memo: object) -> Hungry:
+        return self
+
+    def __call__(self, *operands: object) -> tuple[Tensor, Tensor]:
+        assert self.step is not None
+        assert not any(reference() is not None for reference in self.left), "what failed is let go before"
+        pair_bytes = self.step.memory_of_weights()[1]
+        self.runs.append(pair_bytes)
+        if pair_bytes > MEMORY / 2 / 2**self.halves:
+            held = torch.zeros(1)
+            self.left.append(weakref.ref(held))
+            raise out_of_memory(self.program)
+        return lennard_jones(*operands)
+
+
+MEMORY = 2.0**30
+
+
+def hungry_step(halves: int, program: bool = False) -> tuple[Hungry, Step]:
+    """A step on a CPU whose memory is limited like that of a GPU."""
+    potential = Hungry(halves, program)
+    step = potential.step = Step([potential], CUTOFF, torch.device("cpu"), torch.float64, skin=0.3)
+    step.limits = WeightLimits(0, MEMORY)
+    return potential, step
+
+
+@pytest.mark.parametrize("program", [False, True])
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("halves", [1, 4])
+def test_a_step_without_memory_is_computed_with_less(
+    halves: int, records: bool, program: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if records:
+        record_on_cpus(monkeypatch, torch.device("cpu"))
+    potential, step = hungry_step(halves, program)
+    assert_right(step, crystal())
+    tried = [MEMORY / 2 / 2**n for n in range(halves + 1)]
+    assert list(dict.fromkeys(potential.runs)) == tried
+    assert len(potential.left) == halves
+    assert step.memory_of_weights() == (tried[-1] / 8, tried[-1], tried[-1] / 4)
+    assert_right(step, moved(crystal(), 0.01))
+    assert len(potential.left) == halves, "the next step knows"
+    assert dict(step.captures) == ({"less memory for weights": 1} if records else {})
+    assert step.not_captured == ("" if records else "on a CPU")
+
+
+def test_memory_that_runs_out_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a larger system, for example."""
+    record_on_cpus(monkeypatch, torch.device("cpu"))
+    potential, step = hungry_step(0)
+    assert_right(step, crystal(2))
+    potential.halves = 2
+    assert_right(step, crystal())
+    assert step.captures["less memory for weights"] == 1
+    assert sum(step.captures.values()) == 2
+    assert step.memory_of_weights()[1] == MEMORY / 8
+
+
+def test_memory_that_is_not_enough() -> None:
+    """The error is raised where nothing can be less, and where a number of bytes was asked for."""
+    potential, step = hungry_step(5)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step(crystal())
+    assert potential.runs[-1] == MEMORY / 32
+    potential.halves = 4
+    assert_right(step, crystal())
+    for limits in (WeightLimits(MEMORY, MEMORY), WeightLimits(0, np.inf)):
+        potential, step = hungry_step(4)
+        step.limits = limits
+        with pytest.raises(RuntimeError, match="out of memory"):
+            step(crystal())
+        assert len(potential.runs) == 1
+
+
+@pytest.mark.gpu
+def test_memory_of_a_gpu_that_runs_out() -> None:
+    """The half of it that weights may take at first, three times."""
+    device = torch.device("cuda")
+    steps: list[Step] = []
+
+    def potential(*operands: object) -> tuple[Tensor, Tensor]:
+        rows = torch.empty(3 * int(steps[0].memory_of_weights()[1]), dtype=torch.uint8, device=device)
+        energies, gradient = lennard_jones(*operands)
+        return energies + 0 * rows[:1].zero_(), gradient
+
+    steps.append(Step([potential], CUTOFF, device, torch.float64, skin=0.3))
+    total = torch.cuda.get_device_properties(device).total_memory
+    for shift in (0.0, 0.01):
+        assert_right(steps[0], moved(crystal(), shift))
+        assert total / 32 <= steps[0].memory_of_weights()[1] <= total / 4
+        assert dict(steps[0].captures) == {"less memory for weights": 1}
 
 
 @pytest.mark.gpu

@@ -304,7 +304,7 @@ def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device:
     monkeypatch.delenv("EQACCEL_WEIGHT_MIB")
     default = new_step(device).memory_of_weights()
     total = math.inf if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    assert default == (total / 16, total / 4, total / 8)
+    assert default == (total / 16, total / 2, total / 8)
 
 
 def test_completed_cells_are_orthogonal() -> None:

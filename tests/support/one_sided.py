@@ -54,3 +54,20 @@ class OneSided(nn.Module):
         gradient = torch.autograd.grad([energies.sum()], [vectors])[0]
         assert gradient is not None
         return energies.detach(), gradient
+
+
+class Hungry(nn.Module):
+    """A model that finds no memory the first few times."""
+
+    def __init__(self, model: OneSided, times: int) -> None:
+        super().__init__()
+        self.model, self.search, self.left = model, model.search, times
+
+    def forward(
+        self, vectors: torch.Tensor, edge_index: torch.Tensor, types: torch.Tensor, num_local: int, exchange: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.left -= 1
+        if self.left >= 0:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        energies, gradient = self.model(vectors, edge_index, types, num_local, exchange)
+        return energies, gradient

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ import torch
 from ase import Atoms
 
 import eqaccel
-from eqaccel.ops import EdgePairs, Neighbors
+from eqaccel.ops import EdgePairs, Neighbors, WeightLimits
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.rounding import ROUNDING
 
@@ -63,7 +64,7 @@ def assert_same_in_pieces(fast: Any, structures: Iterable[Atoms], dtype: str) ->
         step_state(fast).drop()
         whole = results_of(fast, atoms)
         step = step_state(fast).step
-        step.weight_bytes = 3000
+        step.limits = WeightLimits(3000, math.inf)
         for has_pairs in (True, False):
             step._capture = None
             with nullcontext() if has_pairs else without_pairs():
