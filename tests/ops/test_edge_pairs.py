@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from small_cells import Edges, chosen, edges_of, received_by
+from pair_problems import CASES, SPEC, WEIGHTS, Problem, case
 from torch import Tensor
 
 from eqaccel import TensorProductSpec
@@ -20,8 +19,6 @@ from eqaccel.ops import (
     GivenEdges,
     Graph,
     LastProduct,
-    MatrixProduct,
-    Neighbors,
     Portions,
     TensorProductConv,
     convolve_in_pieces,
@@ -29,63 +26,7 @@ from eqaccel.ops import (
     depend_on_lengths,
     given_edges,
 )
-from eqaccel.ops.layout import to_ir_mul, to_mul_ir
 from eqaccel.ops.library import call_operator
-from eqaccel.testing import assert_close, derivatives, reference
-
-
-def case(name: str, dtype: torch.dtype) -> tuple[int, Edges]:
-    torch.manual_seed(0)
-    num_atoms = {"own images": 1, "empty": 3, "nothing": 0, "two": 2}.get(name, 7)
-    if num_atoms == 0 or name == "empty":
-        none = torch.zeros(0, dtype=torch.int64)
-        return num_atoms, (none, none, torch.zeros(0, 3, dtype=dtype))
-    edges = edges_of(num_atoms, dtype)
-    if name == "ghosts":
-        edges = received_by(range(4), edges)
-    count = len(edges[0])
-    if name in ("shuffled", "some missing", "twice", "zeros"):
-        edges = chosen(edges, torch.randperm(count))
-    if name == "some missing":
-        edges = chosen(edges, torch.rand(count) < 0.7)
-    elif name == "one missing":
-        edges = chosen(edges, torch.arange(count) != 5)
-    elif name == "twice":
-        edges = chosen(edges, torch.cat([torch.arange(count), torch.randint(count, (count // 2,))]))
-    elif name == "zeros":  # atoms at one place, an atom and itself, and numbers that equal nothing
-        edges[2][:20] = torch.tensor([0.0, -0.0, 0.0], dtype=dtype)
-        edges[2][20:30] = torch.nan
-    elif name == "nearly":
-        edges[2][3, 1] = torch.nextafter(edges[2][3, 1], torch.tensor(9.0, dtype=dtype))
-    return num_atoms, edges
-
-
-def case_in_slots(name: str, dtype: torch.dtype) -> tuple[int, Edges]:
-    """A case whose edges come in the order of slots, as those of a step do."""
-    num_atoms, edges = case(name, dtype)
-    return num_atoms, chosen(edges, Graph(edges[0], edges[1], num_atoms, num_atoms).edge.long())
-
-
-@dataclass(frozen=True)
-class Range:
-    """Some pairs that follow each other, with all of their edges, numbered from the first."""
-
-    first: int
-    slots: Tensor
-    row: Tensor
-    edges: Tensor
-    index: Tensor
-
-
-def ranges_of(pairs: EdgePairs, index: Tensor, num_nodes: int, size: int) -> list[Range]:
-    arguments = index, pairs.row, pairs.edges, num_nodes, size, pairs.all_reversible
-    found = call_operator(torch.ops.eqaccel.pair_ranges, *arguments)
-    parts = zip(*[iter(tensor.cpu() for tensor in found)] * 4, strict=True)
-    return [Range(n * size, *part) for n, part in enumerate(parts)]
-
-
-MISSING = ["some missing", "one missing", "ghosts"]
-CASES = ["crystal", "own images", "two", "shuffled", *MISSING, "twice", "zeros", "nearly", "empty"]
 
 
 @pytest.mark.parametrize("name", [*CASES, "nothing"])
@@ -116,160 +57,6 @@ def test_pairs_of_any_graph(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(pairs.edges[:, 1] < 0, sender[pairs.edges[:, 0].long()] >= 4)
     if name in ("one missing", "nearly", "ghosts"):
         assert 2 * len(members) > len(ends)
-
-
-@pytest.mark.parametrize("size", [1, 3, 50, 10_000])
-@pytest.mark.parametrize("name", [*CASES, "nothing"])
-def test_ranges_of_pairs_are_graphs(name: str, size: int, device: torch.device) -> None:
-    num_atoms, (receiver, sender, vectors) = case_in_slots(name, torch.float64)
-    index = Graph(receiver, sender, num_atoms, num_atoms).index
-    pairs = EdgePairs.find(vectors, index, num_atoms)
-    there = replace(pairs, row=pairs.row.to(device), edges=pairs.edges.to(device))
-    ranges = ranges_of(there, index.to(device), num_atoms, size)
-    assert len(ranges) == -(-len(pairs.edges) // size)
-    for part in ranges:
-        own = Graph(receiver[part.slots], sender[part.slots], num_atoms, num_atoms)
-        assert own.is_sorted
-        assert torch.equal(part.index, own.index)
-        assert torch.equal(part.row + part.first, pairs.row[part.slots])
-        members, there = pairs.edges[part.first : part.first + len(part.edges)], part.edges >= 0
-        assert torch.equal(part.slots[part.edges[there].long()], members[there].long())
-        assert torch.equal(part.edges[~there], members[~there])
-        # A range is divided like a whole graph.
-        whole = replace(pairs, row=part.row.to(device), edges=part.edges.to(device))
-        for finer in ranges_of(whole, part.index.to(device), num_atoms, 2):
-            of_all = part.slots[finer.slots]
-            assert torch.equal(finer.index, Graph(receiver[of_all], sender[of_all], num_atoms, num_atoms).index)
-            assert torch.equal(finer.row + part.first + finer.first, pairs.row[of_all])
-    slots = torch.cat([part.slots for part in ranges]) if ranges else torch.zeros(0, dtype=torch.int64)
-    assert torch.equal(slots.sort().values, torch.arange(len(receiver)))
-
-
-@pytest.mark.parametrize("size", [1, 7, 40, 10_000])
-def test_ranges_leave_room_to_the_end(size: int) -> None:
-    """As on a GPU: behind the last edge there are others, between nodes of their own, in no pair and no row."""
-    num_atoms, (receiver, sender, vectors) = case_in_slots("crystal", torch.float64)
-    graph = Graph(receiver, sender, num_atoms, num_atoms)
-    pairs = EdgePairs.find(vectors, graph.index, num_atoms)
-    count, spare, room = len(receiver), 3, len(receiver) + 31
-    nodes, beyond = num_atoms + spare, torch.arange(count, room, dtype=torch.int32)
-
-    def whole(row_ptr: Tensor, of_edges: Tensor, of_others: Tensor) -> Tensor:
-        return torch.cat([row_ptr, row_ptr[-1:].expand(spare), of_edges, of_others])
-
-    rows = [
-        whole(graph.row_ptr, graph.edge, beyond),
-        graph.sender,
-        num_atoms + beyond % spare,
-        whole(graph.t_row_ptr, graph.t_slot, beyond),
-    ]
-    index = torch.cat([torch.tensor([nodes, nodes], dtype=torch.int32), *rows])
-    others = torch.arange(len(pairs.edges), (room + 1) // 2, dtype=torch.int32)
-    members = torch.cat([pairs.edges, torch.stack([others, torch.full_like(others, -2)], 1)])
-    rows_of_edges = torch.cat([pairs.row, torch.zeros_like(beyond)])
-    roomy = EdgePairs(rows_of_edges, members, pairs.differ, all_reversible=True)
-    with pytest.raises(OperandError, match=f"expected {room} edges that nodes receive, got {count}"):
-        ranges_of(replace(roomy, all_reversible=False), index, nodes, size)
-
-    exact, ranges = ranges_of(pairs, graph.index, num_atoms, size), ranges_of(roomy, index, nodes, size)
-    assert sum(len(part.slots) for part in ranges) == room
-    for number, part in enumerate(ranges):
-        edges = len(part.slots)
-        sizes = [2, nodes + 1, edges, edges, nodes + 1, edges]
-        head, row_ptr, edge, senders, t_row_ptr, t_slot = part.index.split(sizes)
-        here, known = (0, 0) if number >= len(exact) else (len(exact[number].slots), len(exact[number].edges))
-        assert head.tolist() == [nodes, nodes]
-        assert torch.equal(edge, torch.arange(edges, dtype=torch.int32))
-        assert torch.equal(row_ptr[num_atoms:], torch.full((spare + 1,), here, dtype=torch.int32))
-        assert torch.equal(t_row_ptr, row_ptr)
-        assert bool((part.slots[here:] >= count).all())
-        assert bool((senders[here:] >= num_atoms).all())
-        assert torch.equal(t_slot.sort().values, edge)
-        assert bool(((part.row >= 0) & (part.row < len(part.edges))).all())
-        assert bool((part.edges[known:, 1] == -2).all())
-        if here:
-            own = exact[number]
-            found = (part.slots, senders, t_slot, part.row, part.edges)
-            parts = own.index.split([2, num_atoms + 1, here, here, num_atoms + 1, here])
-            expected = (own.slots, parts[3], parts[5], own.row, own.edges)
-            assert torch.equal(row_ptr[: num_atoms + 1], parts[1])
-            assert all(torch.equal(a[: len(b)], b) for a, b in zip(found, expected, strict=True))
-        else:
-            assert not bool(row_ptr.any())
-
-
-@pytest.mark.parametrize("size", [1, 7, 40, 10_000])
-def test_ranges_of_a_graph_without_room_stay_in_bounds(size: int) -> None:
-    """Where not all edges found room, some that did have a reverse that did not, and are in no pair."""
-    num_atoms, (receiver, sender, vectors) = case_in_slots("crystal", torch.float64)
-    pairs = EdgePairs.find(vectors, Graph(receiver, sender, num_atoms, num_atoms).index, num_atoms)
-    room = len(receiver) * 2 // 3 + 1
-    index = Graph(receiver[:room], sender[:room], num_atoms, num_atoms).index
-    whole = pairs.edges[(pairs.edges < room).all(1)]
-    row = torch.zeros(room, dtype=torch.int32)
-    row[whole.long()] = torch.arange(len(whole), dtype=torch.int32).unsqueeze(1).expand(-1, 2)
-    others = torch.arange(len(whole), (room + 1) // 2, dtype=torch.int32)
-    members = torch.cat([whole, torch.stack([others, torch.full_like(others, -2)], 1)])
-    assert len(others) > 5
-    for part in ranges_of(EdgePairs(row, members, pairs.differ, all_reversible=True), index, num_atoms, size):
-        edges = len(part.slots)
-        sizes = [2, num_atoms + 1, edges, edges, num_atoms + 1, edges]
-        _, row_ptr, _, senders, t_row_ptr, t_slot = part.index.split(sizes)
-        for values, least, end in (
-            (part.slots, 0, room),
-            (part.row, 0, len(part.edges)),
-            (part.edges, -2, edges),
-            (row_ptr, 0, edges + 1),
-            (t_row_ptr, 0, edges + 1),
-            (row_ptr.diff(), 0, edges + 1),
-            (t_row_ptr.diff(), 0, edges + 1),
-            (senders, 0, num_atoms),
-            (t_slot, 0, edges),
-        ):
-            assert bool(((values >= least) & (values < end)).all())
-
-
-SPEC = TensorProductSpec.channelwise("5x0e+5x1o", "1x0e+1x1o", "5x0e+5x1o")
-WEIGHTS, TERMS, INPUTS = SPEC.weight_numel, 9, 3
-
-
-class Problem:
-    """A convolution whose weights are (inputs first)^2 second, with inputs that are the same for pairs.
-
-    What is computed for a row does not depend on how many there are.
-    """
-
-    def __init__(
-        self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu", *, in_slots: bool = False
-    ) -> None:
-        self.num_atoms, (receiver, sender, vectors) = (case_in_slots if in_slots else case)(name, dtype)
-        index = Graph(receiver, sender, self.num_atoms, self.num_atoms).index
-        self.pairs = EdgePairs.find(vectors, index, self.num_atoms)
-        self.receiver, self.sender, self.index = receiver.to(device), sender.to(device), index.to(device)
-        if self.index.is_cuda:
-            members, all_reversible = self.pairs.edges, bool((self.pairs.edges >= 0).all())
-            if all_reversible or not in_slots:  # there is room for more pairs than there are
-                members = torch.cat([members, torch.tensor([[0, -2], [0, -2]], dtype=torch.int32)[: len(vectors)]])
-            of_gpu = [t.to(device) for t in (self.pairs.row, members, self.pairs.differ)]
-            self.pairs = EdgePairs(*of_gpu, Neighbors().to(device), all_reversible)
-        torch.manual_seed(1)
-        edges, made = len(vectors), {"dtype": dtype, "device": device}
-        self.conv, product = TensorProductConv(SPEC).to(device), MatrixProduct().to(device)
-        self.x, self.y = torch.randn(self.num_atoms, SPEC.x_dim, **made), torch.randn(edges, SPEC.y_dim, **made)
-        self.inputs = torch.randn(len(self.pairs.edges), INPUTS, **made)[self.pairs.row.long()]
-        self.gz = torch.randn(self.num_atoms, SPEC.z_dim, **made)
-        self.first, self.second = torch.randn(INPUTS, TERMS, **made), torch.randn(TERMS, WEIGHTS, **made)
-        self.hidden = lambda rows: product(rows, self.first).square()
-        self.last = LastProduct(self.hidden, product, self.second)
-
-    def weights(self, rows: Tensor) -> Tensor:
-        return self.last.product(self.hidden(rows), self.second)
-
-    def leaves(self) -> list[Tensor]:
-        return [t.clone().requires_grad_(True) for t in (self.x, self.y, self.inputs)]
-
-    def given(self, **options: object) -> GivenEdges:
-        return GivenEdges(torch.stack([self.sender, self.receiver]), self.index, self.num_atoms, **options)
 
 
 @pytest.mark.parametrize("name", ["crystal", "own images", "one missing", "ghosts", "twice", "empty"])
@@ -310,72 +97,6 @@ def test_a_convolution_with_weights_of_pairs(name: str, dtype: torch.dtype, devi
     # All of it goes to the first edge of a pair.
     second = problem.pairs.edges[:, 1]
     assert bool((ginputs[second[second >= 0].long()] == 0).all())
-
-
-def exact(problem: Problem, *, absolute: bool) -> list[Tensor]:
-    """What a convolution and its gradients are in float64, or the sums of absolute values that belong to them."""
-
-    def prepared(t: Tensor) -> Tensor:
-        return t.double().abs() if absolute else t.double()
-
-    first, second = prepared(problem.first), prepared(problem.second)
-    edges = torch.stack([problem.sender, problem.receiver])
-
-    def define(x: Tensor, y: Tensor, inputs: Tensor) -> Tensor:
-        weights = (inputs @ first).square() @ second
-        return reference(SPEC, x, y, weights, edges, problem.num_atoms, absolute=absolute)
-
-    operands = [prepared(t) for t in (problem.x, problem.y, problem.inputs)]
-    return of_pairs(problem, derivatives(define, operands, [[prepared(problem.gz)]]))
-
-
-def of_pairs(problem: Problem, results: list[Tensor]) -> list[Tensor]:
-    """Results whose last one is added up over the edges of each pair."""
-    last = results[-1]
-    sums = last.new_zeros(len(problem.pairs.edges), last.size(1))
-    return [*results[:-1], sums.index_add_(0, problem.pairs.row.long(), last)]
-
-
-@pytest.mark.parametrize(("ranges", "portions"), [(1, 1), (1, 2), (1, 1000), (2, 1), (5, 3), (1000, 5)])
-@pytest.mark.parametrize("name", ["crystal", "own images", *MISSING, "empty"])
-def test_a_convolution_in_portions(
-    name: str, ranges: int, portions: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    problem = Problem(name, dtype, device, in_slots=True)
-    row_bytes, count = WEIGHTS * dtype.itemsize, len(problem.receiver)
-    bounds = {
-        "pair_bytes": max(1, len(problem.pairs.edges)) * row_bytes / ranges,
-        "gradient_bytes": max(1, count) * row_bytes / ranges / portions,
-    }
-
-    def computed(conv: TensorProductConv, x: Tensor, gz: Tensor, **bounds: float) -> list[Tensor]:
-        leaf, (_, y, inputs) = x.clone().requires_grad_(True), problem.leaves()
-        given = problem.given(pairs=problem.pairs, **bounds)
-        with given_edges(given):
-            depend_on_lengths(inputs)
-            weights = EdgeWeights(problem.weights, inputs, last=problem.last)
-            z = convolve_in_pieces(conv, leaf, y, weights, problem.receiver, problem.sender)
-        assert bool(given.shared)
-        results = of_pairs(problem, [z.detach(), *torch.autograd.grad(z, [leaf, y, inputs], gz)])
-        can_be_less = ranges * portions > 1 and len(problem.pairs.edges) > 1
-        assert bool(given.portions.range_indices) == (bool(bounds) and can_be_less)
-        return results
-
-    operands = problem.conv, problem.x, problem.gz
-    whole, found, again = computed(*operands), computed(*operands, **bounds), computed(*operands, **bounds)
-    assert all(map(torch.equal, found, again))
-    for results in (whole, found):
-        assert_close(results, exact(problem, absolute=False), exact(problem, absolute=True))
-    if device.type == "cpu":
-        assert torch.equal(found[2], whole[2])  # of each edge for itself
-        assert torch.equal(found[3], whole[3])  # and of each pair
-        assert ranges > 1 or torch.equal(found[0], whole[0])
-    # Kernels work in the other layout.
-    x, gz = to_ir_mul(problem.x, SPEC.irreps_in1), to_ir_mul(problem.gz, SPEC.irreps_out)
-    other = computed(TensorProductConv(SPEC, layout="ir_mul").to(device), x, gz, **bounds)
-    for result, irreps in ((0, SPEC.irreps_out), (1, SPEC.irreps_in1)):
-        other[result] = to_mul_ir(other[result], irreps)
-    assert ranges * portions == 1 or all(map(torch.equal, found, other))
 
 
 def test_rows_of_pairs_are_compared(dtype: torch.dtype, device: torch.device) -> None:
