@@ -18,8 +18,9 @@ constexpr unsigned copy_threads = 256;  // of a block that copies or adds rows
 constexpr int64_t relayout_blocks_per_sm = 6;
 // What the bounds of eq_gather_gx allow.
 constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_gather_threads;
-// Gradients of x are gathered from so many bytes at a time, or from a part of the edges where these are very many.
-constexpr int64_t gathered_bytes = int64_t(1) << 30, most_gathers = 8;
+// Gradients of x are gathered from so many bytes at a time, from so many slots of a sender, since each of them looks for
+// its own, or from a part of the edges where these are very many.
+constexpr int64_t gathered_bytes = int64_t(1) << 30, gathered_slots = 16, most_gathers = 8;
 
 // Shared memory to launch a block with. Where a setting makes a device count as a smaller one, each block reserves so much
 // that no more of them are at work on a multiprocessor than there, which has 1 KiB more than a block may take.
@@ -210,8 +211,9 @@ class GpuKernel : public Kernel {
   // microseconds each; double backward, which has outputs of its own for a receiver, once.
   int64_t slots_together(const eq_operands& o, int64_t most) const {
     if (!gathers_gx(o) || direction_ != Direction::backward) return most;
-    const int64_t bytes = most * x_dim_ * scalar_bytes_;
-    return ceil_div(most, std::clamp<int64_t>(ceil_div(bytes, gathered_bytes), 1, most_gathers));
+    const int64_t row = x_dim_ * scalar_bytes_;
+    const int64_t at_once = std::max(gathered_bytes, gathered_slots * o.num_senders * row);
+    return ceil_div(most, std::clamp<int64_t>(ceil_div(most * row, at_once), 1, most_gathers));
   }
   // The same for all kernels where these add up rows, whose partial sums they leave to one `add_partials`.
   eq_work_split receiver_split(const eq_operands& o, const Main& main, int64_t together) const {

@@ -308,7 +308,7 @@ struct Worker {
 template <class P>
 EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared) {
   let_next_begin();
-  const BlockRange range(receivers_of(o), split, blockIdx.x, split.first, split.last);
+  const BlockRange range(receivers_of(o), split, blockIdx.x, split.first, split.last, writes_z);
   if (!range.exists) return;
   Pipeline<P> pipe(o, split, shared, range.first, range.last);
   T* sums = shared + Layout<P>::sums;

@@ -361,7 +361,7 @@ template <class P>
 EQ_FN void run_pairs(const eq_operands& o, const eq_work_split& split, T* shared) {
   constexpr int edges = PairLayout<P>::edges;
   let_next_begin();
-  const BlockRange range(receivers_of(o), split, blockIdx.x, split.first, split.last);
+  const BlockRange range(receivers_of(o), split, blockIdx.x, split.first, split.last, writes_z);
   if (!range.exists) return;
   PairWorker<P> worker(o, split, range, shared);
 #pragma unroll 1

@@ -71,7 +71,7 @@ EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
   constexpr int width = row_width(P::x_dim);
   let_next_begin();
   const Rows senders = senders_of(o);
-  const BlockRange range(senders, split, blockIdx.x, 0, senders.slots);
+  const BlockRange range(senders, split, blockIdx.x, 0, senders.slots, /*sums=*/true);
   wait_for_previous();
   if (!range.exists) return;
   const int column = (blockIdx.y * blockDim.x + threadIdx.x) * width;

@@ -47,12 +47,14 @@ struct BlockRange {
   int first, last, row;
   bool exists;
 
-  EQ_FN BlockRange(const Rows& rows_, const eq_work_split& split, int block, int from, int to) : rows(rows_) {
-    if (split.size > 0) part(split, from + int64_t(block) * split.size, from, min(to, rows.slots));
+  // `sums`: whether slots are added up. Rows without slots, whose sums are zero, then belong to the block that comes next.
+  EQ_FN BlockRange(const Rows& rows_, const eq_work_split& split, int block, int from, int to, bool sums)
+      : rows(rows_) {
+    if (split.size > 0) part(split, from + int64_t(block) * split.size, from, min(to, rows.slots), sums);
     else part_of_row(split, block);
   }
 
-  EQ_FN void part(const eq_work_split& split, int64_t begin, int from, int to) {
+  EQ_FN void part(const eq_work_split& split, int64_t begin, int from, int to, bool sums) {
     exists = begin < to;
     if (!exists) return;
     first = int(begin);
@@ -62,7 +64,7 @@ struct BlockRange {
       first = max(from, boundary(split, row, first));
       if (last < to) last = max(from, boundary(split, rows.of(last, row), last));
     }
-    while (row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
+    while (sums && row > 0 && rows.begin(row) == first && rows.begin(row - 1) == first) --row;
     exists = first < last;
   }
   // Where a range begins that would begin at a slot of some row.
