@@ -67,9 +67,7 @@ Portions::Portions(EdgePairs pairs, Tensor index, const Limits& limits)
     : whole_{{0, {}, std::move(pairs), std::move(index)}}, limits_(limits) {}
 
 const std::vector<PairRange>& Portions::divided(const std::vector<PairRange>& ranges, int64_t size) {
-  const int64_t most = ranges[0].pairs.size();
-  if (size >= most) return ranges;
-  const std::pair name(most, size);
+  const std::pair name(ranges[0].pairs.size(), size);
   if (const auto found = divided_.find(name); found != divided_.end()) return found->second;
   std::vector<PairRange> results;
   for (const PairRange& range : ranges) divide(range, size, results);
@@ -77,7 +75,8 @@ const std::vector<PairRange>& Portions::divided(const std::vector<PairRange>& ra
 }
 
 const std::vector<PairRange>& Portions::ranges(int64_t row_bytes) {
-  return divided(whole_, at_a_time(pairs().size(), row_bytes, limits_.pairs));
+  const int64_t size = at_a_time(pairs().size(), row_bytes, limits_.pairs);
+  return size >= pairs().size() ? whole_ : divided(whole_, size);
 }
 
 const std::vector<PairRange>& Portions::gradient_ranges(int64_t row_bytes) {
@@ -129,8 +128,8 @@ std::vector<Tensor> Portions::range_indices() const {
 
 Portions::Limits WeightLimits::get(bool repeats) const {
   if (asked_ > 0) return {asked_ * kept_share, asked_ * (1 - kept_share)};
-  const double memory = memory_ * share_ / (repeats ? 1 : 2);
-  return {memory * pair_share, memory * gradient_share};
+  const double memory = memory_ * share_;
+  return {memory * pair_share / (repeats ? 1 : 2), memory * gradient_share};
 }
 
 bool WeightLimits::may_be_halved() const {

@@ -86,7 +86,7 @@ class WeightLimits : public torch::CustomClassHolder {
   // asked: bytes that weights may take with their gradients, 0 where nobody has said so; memory: infinity for a CPU.
   WeightLimits(double asked, double memory) : asked_(asked), memory_(memory) {}
 
-  // `repeats`: whether what runs out of memory is computed again with less. Shares are half as large if not.
+  // `repeats`: whether what runs out of memory is computed again with less. Pairs have half as much if not.
   Portions::Limits get(bool repeats = true) const;
   bool may_be_halved() const;
   void halve() { share_ /= 2; }
