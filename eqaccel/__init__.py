@@ -32,6 +32,8 @@ _HOMES = {
     "RadialBasis": "eqaccel.ops",
     "RadialLayerSpec": "eqaccel.families.radial_layer",
     "RadialLayer": "eqaccel.ops",
+    "RadialNetworkSpec": "eqaccel.families.radial_network",
+    "RadialNetwork": "eqaccel.ops",
     "SiluSpec": "eqaccel.families.silu",
     "ScaledSilu": "eqaccel.ops",
     "GateSpec": "eqaccel.families.gate",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +28,7 @@ from eqaccel.ops import (
     Polynomial,
     RadialBasis,
     RadialLayer,
+    RadialNetwork,
     ScaledSilu,
     TensorProduct,
     TensorProductConv,
@@ -185,6 +187,29 @@ def _radial_layer(layer: RadialLayer, dtype: torch.dtype) -> _Case:
     return _Case("xw", (x, w), _ROWS, spec.num_outputs, lambda _: (), absolute)
 
 
+def _radial_network(network: RadialNetwork, dtype: torch.dtype) -> _Case:
+    spec = network.spec
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_ROWS, spec.widths[0], generator=generator, dtype=torch.float64)
+    shapes = list(pairwise(spec.widths))
+    # So small that what bounds a layer stays near its features.
+    weights = [
+        0.5 / (inputs * max(abs(scale), 1e-3)) * torch.randn(inputs * outputs, generator=generator, dtype=torch.float64)
+        for (inputs, outputs), scale in zip(shapes, spec.scales, strict=True)
+    ]
+
+    def absolute(x: Tensor, w: Tensor) -> Tensor:
+        # As for a layer, of which there are several.
+        first = 0
+        for (inputs, outputs), factor, scale in zip(shapes, spec.factors, spec.scales, strict=True):
+            y = abs(scale) * (x @ w[first : first + inputs * outputs].view(inputs, outputs))
+            x, first = abs(factor) * (y + y**2 + y**3 / 6), first + inputs * outputs
+        return x
+
+    w = torch.cat(weights)
+    return _Case("xw", (x.to(dtype), w.to(dtype)), _ROWS, spec.widths[-1], lambda _: (), absolute)
+
+
 def _convolution(conv: TensorProductConv, dtype: torch.dtype) -> _Case:
     """A convolution on a graph in which one node receives most edges, one sends most, and some receive none."""
     operands = random_operands(conv.spec, _NODES, _EDGES, dtype=dtype)
@@ -284,6 +309,7 @@ _CASES: Mapping[type[nn.Module], Callable[[Any, torch.dtype], _Case]] = MappingP
         Polynomial: _polynomial,
         RadialBasis: _radial,
         RadialLayer: _radial_layer,
+        RadialNetwork: _radial_network,
         ScaledSilu: _activation,
         Gate: _gate,
         Linear: _linear,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +17,14 @@ from torch import Tensor
 from eqaccel.errors import SpecError
 from eqaccel.families.matrix_product import Factors, MatrixProductSpec
 from eqaccel.families.radial_layer import RadialLayerSpec
+from eqaccel.families.radial_network import RadialNetworkSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import (
     EdgeWeights,
     LastProduct,
     MatrixProduct,
     RadialLayer,
+    RadialNetwork,
     ScaledSilu,
     depend_on_lengths,
     has_matrix_kernel,
@@ -108,26 +110,49 @@ class RadialActivation(RadialPart):
         return self.eqaccel(x)
 
 
-class Activation(torch.nn.Module):
-    """What a `RadialActivation` computes with.
+class LayerNumbers(NamedTuple):
+    """A layer without a bias, and its activation: factor * SiLU(scale * x w)."""
+
+    inputs: int
+    outputs: int
+    factor: float = 1.0
+    scale: float = 1.0
+
+
+class Activating(torch.nn.Module):
+    """What computes a layer that has an activation of eqaccel's.
 
     Args:
-        narrow: The kernel that makes the layer before the activation along with it; None if there is none.
+        numbers: Those of the layer that ends with the activation; None if it is no such layer.
+
+    Attributes:
+        numbers: As given.
+        narrow: The kernel of this layer alone; None if there is none.
+        network: The kernel of all layers up to this one; None if there is none, or one of more layers.
     """
 
-    def __init__(self, narrow: RadialLayer | None = None) -> None:
+    def __init__(self, numbers: LayerNumbers | None) -> None:
         super().__init__()
-        self.silu, self.narrow = ScaledSilu(SiluSpec()), narrow
+        self.numbers = numbers
+        self.narrow = None if numbers is None else _kernel(RadialLayer, RadialLayerSpec, *numbers)
+        self.network: RadialNetwork | None = None
+
+
+class Activation(Activating):
+    """What a `RadialActivation` computes with."""
+
+    def __init__(self, numbers: LayerNumbers | None) -> None:
+        super().__init__(numbers)
+        self.silu = ScaledSilu(SiluSpec())
 
     def forward(self, x: Tensor) -> Tensor:
         """Of any shape."""
         return self.silu(x)
 
 
-def narrow_layer(inputs: int, outputs: int, spec: SiluSpec) -> RadialLayer | None:
-    """The kernel of a layer without a bias, and of its activation; None for a layer that is not narrow."""
+def _kernel(module: Callable[[Any], Any], spec: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return RadialLayer(RadialLayerSpec(inputs, outputs, spec.factor, spec.scale))
+        return module(spec(*arguments))
     except SpecError:
         return None
 
@@ -149,13 +174,33 @@ class NarrowLayer(torch.nn.Module):
         return self.kernel(x, self.layer.factors())
 
 
+class MergedLayers(torch.nn.Module):
+    """Layers and their activations in one kernel, which keeps nothing on the way, and no gradient of weights.
+
+    Args:
+        layers: Those that have weights.
+        kernel: What computes.
+    """
+
+    def __init__(self, layers: Sequence[RadialPart], kernel: RadialNetwork) -> None:
+        super().__init__()
+        self.layers, self.kernel = torch.nn.ModuleList(layers), kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (rows, inputs) to (rows, outputs)."""
+        weights = torch.cat([layer.factors().flatten() for layer in self.layers])  # type: ignore[operator]
+        return self.kernel(x, weights)
+
+
 def merged(layers: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     """Layers of a radial network whose weights are not trained: those are one that have a kernel together."""
-    found: list[torch.nn.Module] = []
     for layer in layers:
         if isinstance(layer, RadialPart):
             layer.update()
-        kernel = getattr(layer.eqaccel, "narrow", None) if isinstance(layer, RadialPart) and layer.activates else None
+    network, together = _first_layers(layers)
+    found: list[torch.nn.Module] = [] if network is None else [network]
+    for layer in layers[together:]:
+        kernel = layer.eqaccel.narrow if isinstance(layer, RadialPart) and layer.activates else None
         if kernel is None:
             found.append(layer)
         else:
@@ -163,6 +208,47 @@ def merged(layers: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
             assert isinstance(made_of, RadialPart)
             found.append(NarrowLayer(made_of, kernel))
     return found
+
+
+def _first_layers(layers: Sequence[Any]) -> tuple[MergedLayers | None, int]:
+    """The layers from the first on that have a kernel together where their weights are, and how many they are."""
+    numbers: list[LayerNumbers] = []
+    weighted: list[RadialPart] = []
+    for count, layer in enumerate(layers, 1):
+        if not isinstance(layer, RadialPart):
+            break
+        if not isinstance(layer, RadialActivation):
+            weighted.append(layer)
+        if not layer.activates:
+            continue
+        numbers.append(layer.eqaccel.numbers)
+        kernel = layer.eqaccel.network
+        # An activation may have been exchanged since the kernel was made.
+        if kernel is None or None in numbers or kernel.spec != _spec_of(numbers):
+            continue
+        weights = weighted[-1].factors()
+        if kernel.has_kernel(weights.device, weights.dtype):
+            return MergedLayers(weighted, kernel), count
+    return None, 0
+
+
+def _spec_of(numbers: Sequence[LayerNumbers]) -> RadialNetworkSpec:
+    widths = (numbers[0].inputs, *(layer.outputs for layer in numbers))
+    return RadialNetworkSpec(widths, tuple(n.factor for n in numbers), tuple(n.scale for n in numbers))
+
+
+def _give_network(activating: Sequence[Activating]) -> None:
+    """Gives the last of the layers from the first on that have a kernel together that kernel."""
+    numbers: list[LayerNumbers] = []
+    best: tuple[Activating, RadialNetwork] | None = None
+    for layer in activating:
+        if layer.numbers is None or (numbers and numbers[-1].outputs != layer.numbers.inputs):
+            break
+        numbers.append(layer.numbers)
+        kernel = _kernel(RadialNetwork, _spec_of, numbers)
+        best = best if kernel is None else (layer, kernel)
+    if best is not None:
+        best[0].network = best[1]
 
 
 class DeferredNetwork(torch.nn.Module):
@@ -213,7 +299,11 @@ def last_product(network: torch.nn.Module) -> LastProduct | None:
     if not isinstance(last, RadialPart):
         return None
     matrix = last.matrix()
-    return None if matrix is None else LastProduct(functools.partial(_apply, merged(layers[:-1])), last.eqaccel, matrix)
+    if matrix is None:
+        return None
+    first = merged(layers[:-1])
+    keeps_inputs_alone = len(first) == 1 and isinstance(first[0], (NarrowLayer, MergedLayers))
+    return LastProduct(functools.partial(_apply, first), last.eqaccel, matrix, keeps_inputs_alone)
 
 
 def _apply(layers: Sequence[torch.nn.Module], x: Tensor) -> Tensor:
@@ -245,11 +335,15 @@ def radial_swaps(network: Any, forms: RadialForms, product: MatrixProductSpec | 
         return
     for parent in network.modules():
         before: Any = None
+        found: list[tuple[str, Form]] = []
         for name, layer in parent.named_children():
             form = _form(layer, before, forms, product)
             before = layer
             if form is not None:
-                yield Swap(parent, name, form[0], form[1].to(model_device(network)))
+                found.append((name, form))
+        _give_network([form[1] for _, form in found if isinstance(form[1], Activating)])
+        for name, form in found:
+            yield Swap(parent, name, form[0], form[1].to(model_device(network)))
 
 
 def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialForms) -> list[ReportRow]:
@@ -268,7 +362,10 @@ def radial_rows(path: str, model: torch.nn.Module, network: Any, forms: RadialFo
     activates = any(layer.activates for layer in layers)
     accelerated = bool(layers) and (has_kernel or activates)
     activations = "and its activations by eqaccel.ScaledSilu" if activates else "its activations left"
-    if any(layer.activates and layer.eqaccel.narrow is not None for layer in layers):
+    together = _first_layers(layers)[0]
+    if together is not None:
+        activations += ", with their products by one eqaccel.RadialNetwork in steps and exported files"
+    elif any(layer.activates and layer.eqaccel.narrow is not None for layer in layers):
         activations += ", the first with its product by eqaccel.RadialLayer in steps and exported files"
     if accelerated and has_kernel:
         note = f"its matrix products replaced by eqaccel.MatrixProduct{of_factors} {activations}"
@@ -288,7 +385,7 @@ def _form(layer: Any, before: Any, forms: RadialForms, product: MatrixProductSpe
     if own is torch.nn.SiLU and not layer.inplace:
         form = None if before is None else _form(before, None, forms, product)
         shape = None if form is None else form[0].shape_of(before)
-        return RadialActivation, Activation(None if shape is None else narrow_layer(*shape, SiluSpec()))
+        return RadialActivation, Activation(None if shape is None else LayerNumbers(*shape))
     if own is torch.nn.Linear:
         return RadialLinear, MatrixProduct(product)
     read = forms.layers.get(own.__name__)

@@ -14,7 +14,7 @@ from eqaccel.errors import PatchError
 from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import MatrixProduct, ScaledSilu
-from eqaccel.patches.radial import Form, RadialPart, narrow_layer
+from eqaccel.patches.radial import Activating, Form, LayerNumbers, RadialPart
 
 
 class RadialSiluLayer(RadialPart):
@@ -38,7 +38,7 @@ class RadialSiluLayer(RadialPart):
         return _SiluLayer(self, factor, self.eqaccel.product.spec).to(self.weight.device)
 
 
-class _SiluLayer(torch.nn.Module):
+class _SiluLayer(Activating):
     """What a `RadialSiluLayer` computes with.
 
     Args:
@@ -48,11 +48,9 @@ class _SiluLayer(torch.nn.Module):
     """
 
     def __init__(self, layer: Any, factor: float, product: MatrixProductSpec) -> None:
-        super().__init__()
-        self.product = MatrixProduct(product)
         spec = SiluSpec(factor * layer.var_out**0.5, (layer.h_in * layer.var_in) ** -0.5)
-        self.activation = ScaledSilu(spec)
-        self.narrow = narrow_layer(layer.weight.size(0), layer.weight.size(1), spec)
+        super().__init__(LayerNumbers(layer.weight.size(0), layer.weight.size(1), spec.factor, spec.scale))
+        self.product, self.activation = MatrixProduct(product), ScaledSilu(spec)
 
 
 class E3nnRadialLayer(RadialPart):

@@ -51,12 +51,23 @@ std::optional<std::string> product_arch(const Program& program, Backend backend,
   return MatrixProduct::compile_arch(program, arch);
 }
 
+// mma.sync of halves with sums in float32, ldmatrix.
+std::optional<std::string> network_arch(const Program&, Backend backend, Scalar scalar, Direction direction,
+                                        const std::string& arch) {
+  constexpr int first_architecture = 80;
+  const bool is_derivative = direction == Direction::forward || direction == Direction::backward;
+  if (backend != Backend::cuda || scalar != Scalar::float32 || !is_derivative) return std::nullopt;
+  if (arch.rfind("sm_", 0) != 0 || std::stoi(arch.substr(3)) < first_architecture) return std::nullopt;
+  return arch;
+}
+
 // Adding a family is a folder in eqaccel/families, and a row here.
 constexpr Family families[] = {
     {"tensor_product", load_gpu_kernel, keep_kernel, every_arch},
     {"polynomial", load_row_kernel, keep_kernel, every_arch},
     {"radial_basis", load_row_kernel, keep_kernel, every_arch},
     {"radial_layer", load_row_kernel, keep_kernel, every_arch},
+    {"radial_network", load_row_kernel, keep_kernel, network_arch},
     {"silu", load_row_kernel, keep_kernel, every_arch},
     {"gate", load_row_kernel, keep_kernel, every_arch},
     {"linear", load_linear, keep_kernel, every_arch},

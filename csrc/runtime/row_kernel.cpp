@@ -1,5 +1,5 @@
 // Launches of GPU kernels that compute each row of a batch for itself, in `num_edges` threads: gpu_polynomial.h,
-// gpu_radial_basis.h, gpu_radial_layer.h, gpu_silu.h and gpu_gate.h in eqaccel/families.
+// gpu_radial_basis.h, gpu_radial_layer.h, gpu_radial_network.h, gpu_silu.h and gpu_gate.h in eqaccel/families.
 #include "gpu_driver.h"
 #include "kernel.h"
 

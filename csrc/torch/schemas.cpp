@@ -137,6 +137,14 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("radial_layer_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, float factor, "
               "float scale) -> Tensor",
               tags);
+  // radial_network.cpp; w: the weights of all layers, one after the other. Widths, factors and scales are those of the
+  // payload.
+  library.def("radial_network(Tensor payload, int key, Tensor x, Tensor w, int[] widths, float[] factors, "
+              "float[] scales) -> Tensor",
+              tags);
+  library.def("radial_network_backward(Tensor payload, int key, Tensor gz, Tensor x, Tensor w, int[] widths, "
+              "float[] factors, float[] scales) -> Tensor",
+              tags);
   // linear.h; three of x: (rows, x_dim), y: (rows, y_dim), w: (w_dim,) and gz: (rows, z_dim), without the one that is
   // missing, which the result, of so many columns, belongs to.
   library.def("linear(Tensor payload, int key, Tensor f, Tensor g, Tensor h, int missing, int columns) -> Tensor",

@@ -70,6 +70,8 @@ TORCH_LIBRARY_IMPL(eqaccel, FuncTorchBatched, library) {
                          "silu_double_backward",
                          "radial_layer",
                          "radial_layer_backward",
+                         "radial_network",
+                         "radial_network_backward",
                          "gate",
                          "gate_backward",
                          "gate_double_backward",

@@ -14,6 +14,7 @@ from eqaccel.families.neighbors.family import NEIGHBORS
 from eqaccel.families.polynomial.family import POLYNOMIAL
 from eqaccel.families.radial_basis.family import RADIAL_BASIS
 from eqaccel.families.radial_layer.family import RADIAL_LAYER
+from eqaccel.families.radial_network.family import RADIAL_NETWORK
 from eqaccel.families.silu.family import SILU
 from eqaccel.families.tensor_product.family import TENSOR_PRODUCT
 
@@ -24,6 +25,7 @@ FAMILIES: dict[str, KernelFamily] = {
         POLYNOMIAL,
         RADIAL_BASIS,
         RADIAL_LAYER,
+        RADIAL_NETWORK,
         SILU,
         GATE,
         LINEAR,

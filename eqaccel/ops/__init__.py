@@ -21,6 +21,7 @@ from eqaccel.ops.portions import Portions, WeightLimits
 from eqaccel.ops.programs import ProgramUse, given_to_programs
 from eqaccel.ops.radial_basis import RadialBasis
 from eqaccel.ops.radial_layer import RadialLayer
+from eqaccel.ops.radial_network import RadialNetwork
 from eqaccel.ops.silu import ScaledSilu
 from eqaccel.ops.weights import reorder_weights_from_e3nn, reorder_weights_to_e3nn
 
@@ -43,6 +44,7 @@ __all__ = [
     "ProgramUse",
     "RadialBasis",
     "RadialLayer",
+    "RadialNetwork",
     "ScaledSilu",
     "TensorProduct",
     "TensorProductConv",

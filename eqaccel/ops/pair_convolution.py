@@ -28,11 +28,13 @@ class LastProduct:
         hidden: Maps (rows, inputs) to (rows, terms), each row for itself.
         product: Multiplies.
         matrix: (terms, weights).
+        keeps_inputs_alone: Whether that is all that `hidden` keeps for its gradient.
     """
 
     hidden: Callable[[Tensor], Tensor]
     product: MatrixProduct
     matrix: Tensor
+    keeps_inputs_alone: bool = False
 
 
 def convolve_pairs(
@@ -42,8 +44,8 @@ def convolve_pairs(
 
     The gradient can be computed once, not differentiated again, and there is none of the network. Where weights take
     too much memory, they are made for one range of pairs after another. Where their gradients do, which edges have each
-    for themselves, these are made for smaller ranges. In either case the whole network runs once more for the gradient.
-    Results are bitwise reproducible for the same portions.
+    for themselves, these are made for smaller ranges. In either case the whole network runs once more for the gradient,
+    unless it keeps its inputs alone. Results are bitwise reproducible for the same portions.
 
     Args:
         conv: The convolution, channel by channel.
@@ -54,8 +56,8 @@ def convolve_pairs(
         portions: The pairs, and what may be there at a time.
     """
     product, matrix = network.product, network.matrix.detach()
-    whole = portions.is_one_portion(matrix)
-    hidden = network.hidden(inputs) if whole else _RunsAgain.apply(network.hidden, inputs)
+    keeps = network.keeps_inputs_alone or portions.is_one_portion(matrix)
+    hidden = network.hidden(inputs) if keeps else _RunsAgain.apply(network.hidden, inputs)
     operands = x, y, hidden, matrix, portions.held, conv.z_dim, conv.mul_ir, conv.deterministic
     operator = torch.ops.eqaccel.shared_convolution
     result: Tensor = call_operator(operator, conv.payload, conv.key, product.payload, product.key, *operands)

@@ -17,6 +17,7 @@ from eqaccel.families.gate import Activation, GateSpec
 from eqaccel.families.polynomial import Term
 from eqaccel.families.radial_basis import RadialBasisSpec
 from eqaccel.families.radial_layer import RadialLayerSpec
+from eqaccel.families.radial_network import RadialNetworkSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.targets import TARGETS
 
@@ -38,6 +39,7 @@ SPECS: dict[str, Any] = {
     ),
     "radial_basis": RadialBasisSpec(8, 6.0, 5, 0.5),
     "radial_layer": RadialLayerSpec(8, 36, 1.5, 0.5),
+    "radial_network": RadialNetworkSpec((8, 64, 64), (1.5, 1.5), (0.5, 0.125)),
     "silu": SiluSpec(1.5, 0.5),
     "gate": GateSpec.of_irreps(17, "5x1o+3x2e", Activation("silu", 1.5)),
     "linear": LinearSpec("8x0e+4x1o+3x0e", "5x0e+6x1o", ((0, 0, 0.5), (2, 0, -1.5), (1, 1, 2.0)), 3),
@@ -53,6 +55,7 @@ TARGETS_OF = {
     "polynomial": ("cpu-avx2",),
     "radial_basis": ("cpu-avx2",),
     "radial_layer": ("cpu-avx2",),
+    "radial_network": ("sm_90",),
     "silu": ("cpu-avx2",),
     "gate": ("cpu-avx2",),
     "linear": ("cpu-avx2", "sm_90"),

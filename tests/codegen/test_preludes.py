@@ -20,7 +20,15 @@ from eqaccel.families.tensor_product import TensorProductSpec, payload
 FOLDER = Path(preludes.__file__).parent
 FILES = sorted([*FOLDER.glob("*.h"), *Path(families.__file__).parent.glob("*/*.h")])
 CPU = [file for file in FILES if file.name.startswith("cpu") or file.name in ("abi.h", "direction.h", "weights.h")]
-TENSOR_CORES = ("tensor_core.h", "factors.h", "mma_product.h", "wgmma_product.h", "matrix_product.h")
+TENSOR_CORES = (
+    "tensor_core.h",
+    "halves.h",
+    "gpu_radial_network.h",
+    "factors.h",
+    "mma_product.h",
+    "wgmma_product.h",
+    "matrix_product.h",
+)
 GPU = [file for file in FILES if file.name.startswith("gpu") or file.name in (*TENSOR_CORES, "neighbors.h")]
 HIP = [file for file in GPU if file.name not in TENSOR_CORES]
 SPEC = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")

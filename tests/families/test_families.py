@@ -28,8 +28,9 @@ from eqaccel.families.gate import Activation, GateSpec
 from eqaccel.families.polynomial import Term
 from eqaccel.families.radial_basis import RadialBasisSpec
 from eqaccel.families.radial_layer import RadialLayerSpec
+from eqaccel.families.radial_network import RadialNetworkSpec
 from eqaccel.families.silu import SiluSpec
-from eqaccel.ops import Gate, KernelModule, Neighbors, RadialBasis, RadialLayer, ScaledSilu
+from eqaccel.ops import Gate, KernelModule, Neighbors, RadialBasis, RadialLayer, RadialNetwork, ScaledSilu
 from eqaccel.prepare.tuning import TASKS
 from eqaccel.targets import TARGETS, host_target
 from eqaccel.testing import ERROR_CONSTANT
@@ -39,6 +40,7 @@ SPECS: dict[str, Any] = {
     "polynomial": PolynomialSpec(3, 2, 2, (Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (2,), 0.5))),
     "radial_basis": RadialBasisSpec(3, 5.0, 6, 0.5),
     "radial_layer": RadialLayerSpec(3, 8, 1.5, 0.5),
+    "radial_network": RadialNetworkSpec((3, 8, 16), (1.5, -1.0), (0.5, 0.25)),
     "silu": SiluSpec(1.5, 0.5),
     "gate": GateSpec.of_irreps(3, "2x1o", Activation("silu", 1.5)),
     "linear": LinearSpec("3x0e+2x1o", "2x0e+4x1o", ((0, 0, 1.5), (1, 1, -0.5)), 2),
@@ -50,6 +52,7 @@ MODULES: dict[str, type[KernelModule]] = {
     "polynomial": Polynomial,
     "radial_basis": RadialBasis,
     "radial_layer": RadialLayer,
+    "radial_network": RadialNetwork,
     "silu": ScaledSilu,
     "gate": Gate,
     "linear": Linear,
@@ -61,6 +64,7 @@ OPERANDS = {
     "polynomial": {"x": (7, 3), "w": (7, 2)},
     "radial_basis": {"x": (7, 1), "w": (3,)},
     "radial_layer": {"x": (7, 3), "w": (3, 8)},
+    "radial_network": {"x": (7, 3), "w": (152,)},
     "silu": {"x": (7, 3)},
     "gate": {"x": (7, 11)},
     "linear": {"x": (7, 9), "w": (28,), "y": (7, 2)},
@@ -100,7 +104,8 @@ def test_other_families_are_refused(meta: str, got: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_kernels_that_exist(name: str) -> None:
-    """All of a family everywhere, but of matrix products those for CPUs, and those for tensor cores that pay."""
+    """All of a family everywhere, but of matrix products those for CPUs, and those for tensor cores that pay; of radial
+    networks those for tensor cores."""
     programs = {
         direction: runtime.Program(made[0])
         for direction in Direction
@@ -127,6 +132,10 @@ def test_kernels_that_exist(name: str) -> None:
             ("cuda", "float32", "forward", "sm_80"): "sm_80",
             ("cuda", "float32", "forward", "sm_90"): "sm_90a",
         }
+    elif name == "radial_network":
+        of_tensor_cores = {key: key[3] for key in found if key[:2] == ("cuda", "float32")}
+        assert {key: arch for key, arch in found.items() if arch is not None} == of_tensor_cores
+        assert programs[Direction.FORWARD].compile_arch("cuda", "float32", "forward", "sm_75") is None
     elif name == "neighbors":
         assert all((arch is not None) == (key[0] != "cpu" and key[2] == "forward") for key, arch in found.items())
         with pytest.raises(ValueError, match="expected a family whose kernels take eq_operands, got neighbors"):

@@ -16,6 +16,7 @@ from runtime_checks import program, read
 from torch.autograd import gradcheck, gradgradcheck
 
 from eqaccel import MatrixProduct, MatrixProductSpec, TensorProduct, TensorProductSpec, families, runtime, warmup
+from eqaccel.codegen import preludes
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.matrix_product import MATRIX_PRODUCT, Factors, matrix_payload
 from eqaccel.families.matrix_product.mma import mma_body
@@ -442,8 +443,9 @@ def test_mma_kernel_on_threads_of_a_cpu(spec: MatrixProductSpec, tmp_path: Path)
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    for name in ("mma_product.h", "factors.h"):
-        shutil.copy(Path(families.__file__).parent / "matrix_product" / name, tmp_path)
+    family = Path(families.__file__).parent / "matrix_product"
+    for file in (family / "mma_product.h", family / "factors.h", Path(preludes.__file__).parent / "halves.h"):
+        shutil.copy(file, tmp_path)
     body = mma_body(spec)
     (tmp_path / "body.h").write_text(body.text)
     host = SUPPORT / "gpu_on_cpu"

@@ -1,52 +1,19 @@
 // What both kernels of matrix products, C = A B, make of the factors.
 //
-// Tensor cores multiply halves: numbers of 11 bits, between 2^-24 and 2^16. So that all that counts of a factor is there,
-// a row of A in each stage, and each column of B, are multiplied by a power of two that brings their largest number to
-// 2^14 or above, and sums are multiplied by its inverse. Where P::parts is 2, what that makes of a float is the sum of two
-// halves, head and tail, to within 2^-22 of itself, or 2^-39 of the largest one; so head head + head tail + tail head is a
-// product to within 2^-20, but for what is lost beside the largest. Where it is 1, the head stands for the float, to
-// within 2^-11 of it.
+// So that all that counts of a factor is among the halves that tensor cores multiply (halves.h), a row of A in each stage,
+// and each column of B, are multiplied by a power of two, and sums are multiplied by its inverse. Where P::parts is 2, the
+// sum of two halves stands for a float. Where it is 1, the head does, to within 2^-11 of it.
 //
 // Tensor cores cut sums off instead of rounding them, so they add no more than `depth` terms at a time, and the rest is
 // added in float32. The small products come first: what is cut off is a part of the sum so far.
 #pragma once
-#include "tensor_core.h"
+#include "halves.h"
 
 namespace {
-
-// The largest of what the lanes of a warp have whose numbers differ in the bits of a mask: 1, 2, 4, 8 or 16.
-EQ_FN float largest_across(float x, int mask) { return fmaxf(x, shuffle_xor(x, mask)); }
-
-// Powers of two, one the inverse of the other: that which brings numbers into the range of halves, and that back.
-struct Scale {
-  float up, down;
-};
-
-// Of numbers none of which is larger. Those below 2^-112 are brought up as far as the inverse is still a normal number:
-// the smallest float becomes the smallest half.
-EQ_FN Scale scale_of(float largest) {
-  constexpr unsigned one = 1 << 23;  // in the exponent of a float
-  const unsigned exponent = max(__float_as_uint(largest) & 255 * one, 15 * one);
-  return {__uint_as_float(268 * one - exponent), __uint_as_float(exponent - 14 * one)};
-}
 
 EQ_FN float largest_of(const float4& four) {
   return fmaxf(fmaxf(fabsf(four.x), fabsf(four.y)), fmaxf(fabsf(four.z), fabsf(four.w)));
 }
-
-// What is multiplied of two neighbouring terms.
-template <int parts>
-struct Split {
-  unsigned part[parts];  // heads, then tails
-
-  EQ_FN Split(float first, float second) {
-    part[0] = halves_of(first, second);
-    if constexpr (parts == 2) {
-      const float2 heads = floats_of(part[0]);
-      part[1] = halves_of(first - heads.x, second - heads.y);
-    }
-  }
-};
 
 // Where a row of a stage of A has four terms: no two lanes that read at once meet in a bank of shared memory.
 template <int depth>

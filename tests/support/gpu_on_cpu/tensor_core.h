@@ -1,4 +1,4 @@
-// The words of matrix_product/tensor_core.h on threads of a CPU, see cuda.h.
+// The words of preludes/tensor_core.h on threads of a CPU, see cuda.h.
 #pragma once
 #include <cmath>
 
@@ -57,5 +57,22 @@ void multiply_add(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2
   std::copy_n(result, 4, sum);
   turn = 1 - turn;
 }
+
+template <bool transposed>
+void read_matrices(unsigned (&matrix)[4], const unsigned short* row) {
+  const auto& all = shown(row);
+  const int lane = threadIdx.x % lanes_of_warp;
+  for (int n = 0; n < 4; ++n)
+    for (int half = 0; half < 2; ++half) {
+      const int of_row = transposed ? lane % 4 * 2 + half : lane / 4,
+                column = transposed ? lane / 4 : lane % 4 * 2 + half;
+      const unsigned short* from;
+      std::memcpy(&from, all[8 * n + of_row], sizeof(from));
+      std::memcpy(reinterpret_cast<unsigned short*>(&matrix[n]) + half, from + column, sizeof(*from));
+    }
+}
+
+float power_of_two(float x) { return std::exp2(x); }
+float inverse_of(float x) { return 1 / x; }
 
 }  // namespace

@@ -40,4 +40,30 @@ EQ_FN void multiply_add(float (&sum)[4], const unsigned (&a)[4], const unsigned 
         "f"(before[2]), "f"(before[3]));
 }
 
+// Four 8 x 8 matrices of halves out of shared memory, or their transposes. Lane n says where row n % 8 of matrix n / 8 is;
+// a lane gets of row lane / 4 of each matrix columns lane % 4 * 2 and the next.
+template <bool transposed>
+EQ_FN void read_matrices(unsigned (&matrix)[4], const unsigned short* row) {
+  if constexpr (transposed)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
+                 : "r"(shared_address(row)));
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
+                 : "r"(shared_address(row)));
+}
+
+// 2^x, off by two units of the last place, and 1 / x, off by one.
+EQ_FN float power_of_two(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+EQ_FN float inverse_of(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+}
+
 }  // namespace
