@@ -223,8 +223,10 @@ def _first_layers(layers: Sequence[Any]) -> tuple[MergedLayers | None, int]:
             continue
         numbers.append(layer.eqaccel.numbers)
         kernel = layer.eqaccel.network
+        if None in numbers or len(weighted) != len(numbers):  # there is a bias, or a layer without an activation
+            break
         # An activation may have been exchanged since the kernel was made.
-        if kernel is None or None in numbers or kernel.spec != _spec_of(numbers):
+        if kernel is None or _arguments(numbers) != (kernel.spec.widths, kernel.spec.factors, kernel.spec.scales):
             continue
         weights = weighted[-1].factors()
         if kernel.has_kernel(weights.device, weights.dtype):
@@ -232,9 +234,10 @@ def _first_layers(layers: Sequence[Any]) -> tuple[MergedLayers | None, int]:
     return None, 0
 
 
-def _spec_of(numbers: Sequence[LayerNumbers]) -> RadialNetworkSpec:
+def _arguments(numbers: Sequence[LayerNumbers]) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
+    """Those of the spec of layers one after another."""
     widths = (numbers[0].inputs, *(layer.outputs for layer in numbers))
-    return RadialNetworkSpec(widths, tuple(n.factor for n in numbers), tuple(n.scale for n in numbers))
+    return widths, tuple(layer.factor for layer in numbers), tuple(layer.scale for layer in numbers)
 
 
 def _give_network(activating: Sequence[Activating]) -> None:
@@ -245,7 +248,7 @@ def _give_network(activating: Sequence[Activating]) -> None:
         if layer.numbers is None or (numbers and numbers[-1].outputs != layer.numbers.inputs):
             break
         numbers.append(layer.numbers)
-        kernel = _kernel(RadialNetwork, _spec_of, numbers)
+        kernel = _kernel(RadialNetwork, RadialNetworkSpec, *_arguments(numbers))
         best = best if kernel is None else (layer, kernel)
     if best is not None:
         best[0].network = best[1]

@@ -11,12 +11,12 @@ import mace_models as mm
 from e3nn.nn import FullyConnectedNet
 from mace.modules.radial import RadialMLP
 from patch_checks import assert_close, duplicated, patched
-from radial_checks import assert_first_layer_merges, assert_layers_agree
+from radial_checks import assert_first_layers_merge, assert_layers_agree
 
 from eqaccel import report, unpatch
-from eqaccel.ops import has_matrix_kernel
+from eqaccel.ops import RadialNetwork, has_matrix_kernel
 from eqaccel.patches.mace.swapping import RADIAL_FORMS
-from eqaccel.patches.radial import NarrowLayer, merged, radial_swaps
+from eqaccel.patches.radial import MergedLayers, NarrowLayer, merged, radial_swaps
 from eqaccel.patches.radial_e3nn import E3nnRadialLayer, RadialSiluLayer
 from eqaccel.patches.replacement import Replacement
 from eqaccel.patches.torch_state import default_dtype
@@ -38,29 +38,50 @@ def test_values_and_derivatives(kind: str, device: torch.device) -> None:
     assert_layers_agree(network.to(device), 3, RADIAL_FORMS)
 
 
+@pytest.mark.parametrize("kind", [NarrowLayer, MergedLayers])
 @pytest.mark.parametrize("variance", [1.0, 2.0])
-def test_the_first_layer_is_one_kernel_with_its_activation(variance: float, device: torch.device) -> None:
+def test_first_layers_are_one_kernel_with_their_activations(
+    variance: float, kind: type[torch.nn.Module], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RadialNetwork, "has_kernel", lambda *_: kind is MergedLayers)
     with default_dtype(torch.float64):
         torch.manual_seed(0)
         network = FullyConnectedNet(
             [4, 8, 8, 12], torch.nn.functional.silu, variance_in=variance, variance_out=variance
         )
-    assert_first_layer_merges(network.to(device), RADIAL_FORMS)
+    assert_first_layers_merge(network.to(device), RADIAL_FORMS, kind)
 
 
-def test_an_activation_that_is_exchanged_ends_it() -> None:
+@pytest.mark.parametrize("kind", [NarrowLayer, MergedLayers])
+def test_an_activation_that_is_exchanged_ends_it(kind: type[torch.nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RadialNetwork, "has_kernel", lambda *_: kind is MergedLayers)
     with default_dtype(torch.float64):
-        network = FullyConnectedNet([4, 8, 12], torch.nn.functional.silu)
+        network = FullyConnectedNet([4, 24, 24, 12], torch.nn.functional.silu)
         for swap in list(radial_swaps(network, RADIAL_FORMS)):
             swap.apply()
-        assert isinstance(merged(list(network))[0], NarrowLayer)
-        other = FullyConnectedNet([4, 8, 12], torch.tanh)
+        assert isinstance(merged(list(network))[0], kind)
+        other = FullyConnectedNet([4, 24, 24, 12], torch.tanh)
+        other.layer1.act = network.layer1.act
         network.layer0.act = other.layer0.act
         other.load_state_dict(network.state_dict())
         x = torch.linspace(-1.0, 1.0, 20).view(5, 4)
         layers = merged(list(network))
-        assert not any(isinstance(layer, NarrowLayer) for layer in layers)
+        assert not any(isinstance(layer, (NarrowLayer, MergedLayers)) for layer in layers)
         assert_close(torch.nn.Sequential(*layers)(x), other(x))
+
+
+def test_a_layer_without_an_activation_ends_what_is_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RadialNetwork, "has_kernel", lambda *_: True)
+    with default_dtype(torch.float64):
+        network = FullyConnectedNet([4, 8, 8, 8, 12], torch.nn.functional.silu)
+        network.layer1.act = None
+        x = torch.linspace(-1.0, 1.0, 20).view(5, 4)
+        expected = network(x)
+        for swap in list(radial_swaps(network, RADIAL_FORMS)):
+            swap.apply()
+        layers = merged(list(network))
+        assert not any(isinstance(layer, MergedLayers) for layer in layers)
+        assert_close(torch.nn.Sequential(*layers)(x), expected)
 
 
 def test_names_copies_and_checkpoints() -> None:

@@ -13,11 +13,12 @@ import nequip_models as nm
 from e3nn.util import jit
 from nequip.nn.mlp import ScalarMLPFunction
 from patch_checks import assert_close, duplicated, patched
-from radial_checks import assert_first_layer_merges, assert_layers_agree
+from radial_checks import assert_first_layers_merge, assert_layers_agree
 
 from eqaccel import export, report, unpatch
-from eqaccel.ops import has_matrix_kernel
+from eqaccel.ops import RadialNetwork, has_matrix_kernel
 from eqaccel.patches.nequip.radial import RADIAL_FORMS, RadialScaledLinear
+from eqaccel.patches.radial import MergedLayers, NarrowLayer
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
 
@@ -32,9 +33,13 @@ def test_values_and_derivatives(options: dict[str, object], layers: int, device:
     assert_layers_agree(ScalarMLPFunction(4, 12, 2, 8, **options).to(device), layers, RADIAL_FORMS)
 
 
-def test_the_first_layer_is_one_kernel_with_its_activation(device: torch.device) -> None:
+@pytest.mark.parametrize("kind", [NarrowLayer, MergedLayers])
+def test_first_layers_are_one_kernel_with_their_activations(
+    kind: type[torch.nn.Module], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RadialNetwork, "has_kernel", lambda *_: kind is MergedLayers)
     torch.manual_seed(0)
-    assert_first_layer_merges(ScalarMLPFunction(4, 12, 2, 8).to(device), RADIAL_FORMS)
+    assert_first_layers_merge(ScalarMLPFunction(4, 12, 2, 8).to(device), RADIAL_FORMS, kind)
 
 
 @pytest.mark.parametrize("is_packaged", [False, True], ids=["built", "packaged"])

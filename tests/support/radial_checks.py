@@ -34,8 +34,8 @@ def assert_layers_agree(network: torch.nn.Module, layers: int, forms: radial.Rad
         assert_close(value, expected)
 
 
-def assert_first_layer_merges(network: torch.nn.Module, forms: radial.RadialForms) -> None:
-    """The first layer is one kernel with its SiLU where weights are not trained, in TorchScript too."""
+def assert_first_layers_merge(network: torch.nn.Module, forms: radial.RadialForms, kind: type[torch.nn.Module]) -> None:
+    """The first layer or layers are one kernel with SiLU where weights are not trained, in TorchScript too."""
     fast = copy.deepcopy(network)
     for swap in list(radial.radial_swaps(fast, forms)):
         swap.apply()
@@ -43,7 +43,8 @@ def assert_first_layer_merges(network: torch.nn.Module, forms: radial.RadialForm
     x = torch.linspace(-1.0, 1.0, 20, dtype=torch.float64, device=device).view(5, 4).requires_grad_()
     for _ in range(2):
         layers = radial.merged(list(getattr(fast, "mlp", fast)))  # NequIP has them in a child
-        assert isinstance(layers[0], radial.NarrowLayer)
+        assert isinstance(layers[0], kind)
+        assert kind is radial.NarrowLayer or len(layers) == 2
         scripted = torch.jit.script(torch.nn.Sequential(*layers))
         expected = network(x)
         (slope,) = grad((expected**2).sum(), x)
