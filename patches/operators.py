@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -191,22 +190,18 @@ def _radial_network(network: RadialNetwork, dtype: torch.dtype) -> _Case:
     spec = network.spec
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(_ROWS, spec.widths[0], generator=generator, dtype=torch.float64)
-    shapes = list(pairwise(spec.widths))
+    w = torch.randn(spec.num_weights, generator=generator, dtype=torch.float64)
     # So small that what bounds a layer stays near its features.
-    weights = [
-        0.5 / (inputs * max(abs(scale), 1e-3)) * torch.randn(inputs * outputs, generator=generator, dtype=torch.float64)
-        for (inputs, outputs), scale in zip(shapes, spec.scales, strict=True)
-    ]
+    for part, (inputs, _), scale in zip(w.split(spec.sizes), spec.shapes, spec.scales, strict=True):
+        part *= 0.5 / (inputs * max(abs(scale), 1e-3))
 
     def absolute(x: Tensor, w: Tensor) -> Tensor:
         # As for a layer, of which there are several.
-        first = 0
-        for (inputs, outputs), factor, scale in zip(shapes, spec.factors, spec.scales, strict=True):
-            y = abs(scale) * (x @ w[first : first + inputs * outputs].view(inputs, outputs))
-            x, first = abs(factor) * (y + y**2 + y**3 / 6), first + inputs * outputs
+        for part, shape, factor, scale in zip(w.split(spec.sizes), spec.shapes, spec.factors, spec.scales, strict=True):
+            y = abs(scale) * (x @ part.view(shape))
+            x = abs(factor) * (y + y**2 + y**3 / 6)
         return x
 
-    w = torch.cat(weights)
     return _Case("xw", (x.to(dtype), w.to(dtype)), _ROWS, spec.widths[-1], lambda _: (), absolute)
 
 

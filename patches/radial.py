@@ -228,8 +228,8 @@ def _first_layers(layers: Sequence[Any]) -> tuple[MergedLayers | None, int]:
         # An activation may have been exchanged since the kernel was made.
         if kernel is None or _arguments(numbers) != (kernel.spec.widths, kernel.spec.factors, kernel.spec.scales):
             continue
-        weights = weighted[-1].factors()
-        if kernel.has_kernel(weights.device, weights.dtype):
+        weight: Any = weighted[-1].weight
+        if kernel.has_kernel(weight.device, weight.dtype):
             return MergedLayers(weighted, kernel), count
     return None, 0
 

@@ -63,16 +63,15 @@ struct Composed {
     z = features;
   }
 
-  // The gradient by x, and by w.
-  std::pair<Tensor, Tensor> gradients(const Tensor& gz) const {
+  // The gradient by x; those by the weights of layers go to a list, if there is one.
+  Tensor gradient(const Tensor& gz, variable_list* of_weights = nullptr) const {
     Tensor g = gz;
-    variable_list of_weights(weights.size());
     for (int64_t n = p.layers(); n-- > 0;) {
       g = g * slopes[n];
-      of_weights[n] = at::mm(given[n].t(), g).flatten();
+      if (of_weights) of_weights->insert(of_weights->begin(), at::mm(given[n].t(), g).flatten());
       g = at::mm(g, weights[n].t());
     }
-    return {g, at::cat(of_weights)};
+    return g;
   }
 
   // The tangent of z along tangents of x and w, either of which may be undefined.
@@ -135,7 +134,7 @@ Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const 
   NetworkCall call("eqaccel::radial_network_backward", payload, key, x, w);
   call.operands().gz = call.rows("gz", gz, "z_dim");
   if (!call.has_kernel(Direction::backward))
-    return Composed({payload, key, widths.vec(), factors.vec(), scales.vec()}, x, w).gradients(gz).first;
+    return Composed({payload, key, widths.vec(), factors.vec(), scales.vec()}, x, w).gradient(gz);
   const Tensor gx = call.new_rows("x_dim");
   call.operands().gx = gx.mutable_data_ptr();
   call.launch(Direction::backward);
@@ -162,7 +161,9 @@ struct NetworkOperator {
     const Problem p{v[2], data["key"].toInt(), data["widths"].toIntVector(), data["factors"].toDoubleVector(),
                     data["scales"].toDoubleVector()};
     if (context->needs_input_grad(1)) {
-      std::tie(results[0], results[1]) = Composed(p, v[0], v[1]).gradients(incoming[0]);
+      variable_list of_weights;
+      results[0] = Composed(p, v[0], v[1]).gradient(incoming[0], &of_weights);
+      results[1] = at::cat(of_weights);
     } else if (context->needs_input_grad(0)) {
       results[0] = call_backward(p, incoming[0], v[0], v[1]);
     }
@@ -180,7 +181,7 @@ Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor
 Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& w,
                 c10::IntArrayRef widths, Numbers factors, Numbers scales) {
   const Problem p{payload, key, widths.vec(), factors.vec(), scales.vec()};
-  if (records_gradient(gz, x, w) || has_tangent(gz, x, w)) return Composed(p, x, w).gradients(gz).first;
+  if (records_gradient(gz, x, w) || has_tangent(gz, x, w)) return Composed(p, x, w).gradient(gz);
   const at::AutoDispatchBelowADInplaceOrView below;
   return call_backward(p, gz, x, w);
 }

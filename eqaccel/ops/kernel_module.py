@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from eqaccel import runtime
 from eqaccel.families import KernelFamily, TunedKernel
 
 
@@ -44,3 +45,20 @@ class KernelModule(nn.Module):
         """
         self.key = key
         self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
+
+
+def has_cuda_kernel(family: KernelFamily, spec: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a family has a kernel of a spec for an NVIDIA GPU in float32, the only dtype of tensor cores' kernels.
+
+    Args:
+        family: The family.
+        spec: What is computed.
+        device: The device, of any kind.
+        dtype: Of the operands.
+    """
+    if device.type != "cuda" or torch.version.hip or dtype != torch.float32:
+        return False
+    content, key = family.payload(spec)
+    major, minor = torch.cuda.get_device_capability(device)
+    program = runtime.register_program(key, content)
+    return program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}") is not None

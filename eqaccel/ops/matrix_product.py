@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eqaccel import runtime
 from eqaccel.families.matrix_product import MATRIX_PRODUCT, Factors, MatrixProductSpec
-from eqaccel.ops.kernel_module import KernelModule
+from eqaccel.ops.kernel_module import KernelModule, has_cuda_kernel
 from eqaccel.ops.library import call_operator, load_library
 
 load_library()
@@ -76,11 +75,6 @@ def has_matrix_kernel(device: torch.device, dtype: torch.dtype, spec: MatrixProd
         spec: That of the product; by default the default one.
     """
     spec = MatrixProductSpec() if spec is None else spec
-    if device.type != "cuda" or torch.version.hip or dtype != torch.float32:
+    if device.type == "cuda" and spec.factors is Factors.SPLIT and torch.backends.cuda.matmul.allow_tf32:
         return False
-    if spec.factors is Factors.SPLIT and torch.backends.cuda.matmul.allow_tf32:
-        return False
-    content, key = MATRIX_PRODUCT.payload(spec)
-    major, minor = torch.cuda.get_device_capability(device)
-    program = runtime.register_program(key, content)
-    return program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}") is not None
+    return has_cuda_kernel(MATRIX_PRODUCT, spec, device, dtype)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eqaccel import runtime
 from eqaccel.families.radial_network import RADIAL_NETWORK, RadialNetworkSpec
-from eqaccel.ops.kernel_module import KernelModule
+from eqaccel.ops.kernel_module import KernelModule, has_cuda_kernel
 from eqaccel.ops.library import call_operator, load_library
 
 load_library()
@@ -63,12 +62,7 @@ class RadialNetwork(KernelModule):
             device: The device.
             dtype: Of the features.
         """
-        if device.type != "cuda" or torch.version.hip or dtype != torch.float32:
-            return False
-        content, key = self.family.payload(self.spec)
-        major, minor = torch.cuda.get_device_capability(device)
-        program = runtime.register_program(key, content)
-        return program.compile_arch("cuda", "float32", "forward", f"sm_{major}{minor}") is not None
+        return has_cuda_kernel(self.family, self.spec, device, dtype)
 
     def extra_repr(self) -> str:
         """The layers, for print(module)."""

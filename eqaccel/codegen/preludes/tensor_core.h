@@ -1,4 +1,4 @@
-// What tensor cores and their copies are in PTX, for every GPU of compute capability 8.0 or later.
+// What tensor cores, their copies and approximations of functions are in PTX, for compute capability 8.0 and later.
 #pragma once
 #include "cuda.h"
 
@@ -55,12 +55,12 @@ EQ_FN void read_matrices(unsigned (&matrix)[4], const unsigned short* row) {
 }
 
 // 2^x, off by two units of the last place, and 1 / x, off by one.
-EQ_FN float power_of_two(float x) {
+EQ_FN float exp2_approx(float x) {
   float power;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
 }
-EQ_FN float inverse_of(float x) {
+EQ_FN float reciprocal_approx(float x) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
   return inverse;

@@ -43,7 +43,7 @@ struct Activated {
   float value, slope;
   EQ_FN explicit Activated(float x) {
     constexpr float log2_of_e = 1.4426950408889634f;
-    const float s = inverse_of(1 + power_of_two(-log2_of_e * x));
+    const float s = reciprocal_approx(1 + exp2_approx(-log2_of_e * x));
     value = x * s;
     slope = fmaf(value, 1 - s, s);
   }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,7 +33,7 @@ def execute_radial_network(
     Returns:
         Forward: z. Backward: gx, the gradient of <gz, z>.
     """
-    slopes, matrices = [], list(_matrices(spec, w))
+    slopes, matrices = [], _matrices(spec, w)
     z, size = x, np.abs(x)
     for matrix, factor, scale in zip(matrices, spec.factors, spec.scales, strict=True):
         y, total = scale * (z @ matrix), abs(scale) * (size @ np.abs(matrix))
@@ -54,8 +51,6 @@ def execute_radial_network(
     return Result(gx=g)
 
 
-def _matrices(spec: RadialNetworkSpec, w: NDArray) -> Iterator[NDArray]:
-    first = 0
-    for inputs, outputs in pairwise(spec.widths):
-        yield w[first : first + inputs * outputs].reshape(inputs, outputs)
-        first += inputs * outputs
+def _matrices(spec: RadialNetworkSpec, w: NDArray) -> list[NDArray]:
+    parts = np.split(w, np.cumsum(spec.sizes)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, spec.shapes, strict=True)]

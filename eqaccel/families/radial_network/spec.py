@@ -59,9 +59,19 @@ class RadialNetworkSpec:
         return len(self.widths) - 1
 
     @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Of the weights of each layer: inputs and outputs."""
+        return list(pairwise(self.widths))
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many weights each layer has."""
+        return [inputs * outputs for inputs, outputs in self.shapes]
+
+    @property
     def num_weights(self) -> int:
         """Weights of all layers."""
-        return sum(inputs * outputs for inputs, outputs in pairwise(self.widths))
+        return sum(self.sizes)
 
     @property
     def shared_bytes(self) -> int:

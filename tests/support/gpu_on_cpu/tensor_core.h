@@ -72,7 +72,7 @@ void read_matrices(unsigned (&matrix)[4], const unsigned short* row) {
     }
 }
 
-float power_of_two(float x) { return std::exp2(x); }
-float inverse_of(float x) { return 1 / x; }
+float exp2_approx(float x) { return std::exp2(x); }
+float reciprocal_approx(float x) { return 1 / x; }
 
 }  // namespace
