@@ -23,21 +23,40 @@ Function find_symbol(void* library, const char* name) {
   return reinterpret_cast<Function>(symbol);
 }
 
+// Operands, and what a kernel takes with them.
+class TabledOperands {
+ public:
+  TabledOperands(const eq_operands& operands, const Tables& tables)
+      : operands_(operands), tables_{tables.integers.data(), tables.reals.data()} {
+    if (!tables.integers.empty()) operands_.tables = &tables_;
+  }
+  TabledOperands(const TabledOperands&) = delete;
+  TabledOperands& operator=(const TabledOperands&) = delete;
+  const eq_operands* get() const { return &operands_; }
+
+ private:
+  eq_operands operands_;
+  eq_tables tables_;
+};
+
 class CpuKernel : public Kernel {
  public:
-  explicit CpuKernel(void* library)
-      : launch_(find_symbol<Launch>(library, "eq_launch")),
+  CpuKernel(void* library, Tables tables)
+      : tables_(std::move(tables)), launch_(find_symbol<Launch>(library, "eq_launch")),
         launch_shared_(reinterpret_cast<LaunchShared>(dlsym(library, "eq_launch_shared"))),
         workspace_(find_symbol<Workspace>(library, "eq_workspace_bytes")) {}
 
   void launch(const eq_operands& operands, void*) const override {
-    with_memory([&] { launch_(&operands); });
+    const TabledOperands tabled(operands, tables_);
+    with_memory([&] { launch_(tabled.get()); });
   }
   void launch_shared(const eq_operands& operands, const int32_t* shared, void* stream) const override {
     if (!launch_shared_) return Kernel::launch_shared(operands, shared, stream);
     with_memory([&] { launch_shared_(&operands, shared); });
   }
-  std::size_t workspace_bytes(const eq_operands& operands) const override { return workspace_(&operands); }
+  std::size_t workspace_bytes(const eq_operands& operands) const override {
+    return workspace_(TabledOperands(operands, tables_).get());
+  }
 
  private:
   using Launch = void (*)(const eq_operands*);
@@ -53,6 +72,7 @@ class CpuKernel : public Kernel {
     }
   }
 
+  Tables tables_;
   Launch launch_;
   LaunchShared launch_shared_;  // null in families that have none
   Workspace workspace_;
@@ -98,12 +118,12 @@ void* open_library(const std::string& code) {
 
 }  // namespace
 
-std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code) {
-  return std::make_unique<CpuKernel>(open_library(code));
+std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code, Tables tables) {
+  return std::make_unique<CpuKernel>(open_library(code), std::move(tables));
 }
 
 std::unique_ptr<Kernel> load_cpu_kernel(const Program& program, Scalar scalar, Direction direction) {
-  return open_cpu_kernel(program.compile(Backend::cpu, scalar, direction).code);
+  return open_cpu_kernel(program.compile(Backend::cpu, scalar, direction).code, program.tables(direction));
 }
 
 }  // namespace eqaccel

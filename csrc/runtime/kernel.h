@@ -32,8 +32,8 @@ class Kernel {
   virtual std::size_t slots_workspace_bytes(const eq_operands&, int64_t slots) const;
 };
 
-// A kernel from the bytes of its shared library.
-std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code);
+// A kernel from the bytes of its shared library, and what it takes with its operands.
+std::unique_ptr<Kernel> open_cpu_kernel(const std::string& code, Tables tables);
 std::unique_ptr<Kernel> load_cpu_kernel(const Program&, Scalar, Direction);
 // Backend::cuda or Backend::hip: compiles for the architecture of `device`, loads the module there.
 std::unique_ptr<Kernel> load_gpu_kernel(const Program&, Backend, Scalar, Direction, int device);

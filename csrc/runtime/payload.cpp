@@ -1,5 +1,6 @@
 #include "payload.h"
 
+#include <locale>
 #include <sstream>
 
 #include "digest.h"
@@ -82,6 +83,20 @@ std::map<std::string, int64_t> read_numbers(const std::string& meta) {
   for (const auto& [key, value] : read_values(meta))
     if (key != family_key) numbers[key] = read_number(value, "meta '" + key + "'");
   return numbers;
+}
+
+Tables read_tables(const std::string& text) {
+  Tables tables;
+  std::istringstream lines(text);
+  std::string integers, reals, word;
+  std::getline(lines, integers);
+  std::getline(lines, reals);
+  std::istringstream whole(integers), others(reals);
+  while (whole >> word) tables.integers.push_back(read_number(word, "tables"));
+  others.imbue(std::locale::classic());
+  for (double real = 0; others >> real;) tables.reals.push_back(real);
+  if (!others.eof()) throw bad_payload("numbers in tables", "'" + reals + "'");
+  return tables;
 }
 
 int64_t payload_key(const std::string& payload) {

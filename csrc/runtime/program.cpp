@@ -16,7 +16,6 @@
 #include "gpu_driver.h"
 #include "host_compiler.h"
 #include "kernel.h"
-#include "payload.h"
 #include "self_check.h"
 #include "settings.h"
 #include "targets.h"
@@ -176,6 +175,16 @@ std::string Program::source(Backend backend, Scalar scalar, Direction direction,
                           entry(of) + (code == numbers_.end() ? "" : entry("code/" + std::to_string(code->second))));
 }
 
+const std::string* Program::tables_text(Direction direction) const {
+  const auto found = entries_.find(std::string("tables/cpu/") + name(direction));
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+Tables Program::tables(Direction direction) const {
+  const std::string* text = tables_text(direction);
+  return text ? read_tables(*text) : Tables{};
+}
+
 const std::string& Program::entry(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw std::out_of_range("the payload has no entry '" + name + "'");
@@ -195,7 +204,7 @@ std::vector<std::pair<int64_t, int64_t>> Program::blocks(char kind) const {
 Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
   if (const std::string target = precompiled_target(backend, scalar, direction, arch); !target.empty()) {
     const std::string& code = entry(target_entry("binary", target, scalar, direction));
-    if (backend == Backend::cpu) check_once(code, target, scalar, direction);
+    if (backend == Backend::cpu) check_once(code, "as the model's file holds it for " + target, scalar, direction);
     return {code, "", "precompiled-" + target, "", 0, true};
   }
   if (backend != Backend::cpu && arch.empty()) {
@@ -236,6 +245,8 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
       stored = cache::write(file, *entry);
     }
   }
+  // Another spec may have brought the kernel here, with tables of its own.
+  if (cached && checked && tables_text(direction)) check_once(entry->code, "as the cache holds it", scalar, direction);
   cache::count(cached);
   dump(backend, scalar, direction, key, {text, entry->log, plan(backend, scalar, direction, arch)});
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -278,8 +289,9 @@ void Program::check(const std::string& code, Scalar scalar, Direction direction,
                        number("w_dim"),
                        numbers_.count("shared_weights") > 0,
                        reads_bfloat16(scalar, direction)};
-  const std::string differences = self_check(*open_cpu_kernel(code), scalar, direction, sizes, entry("check/blocks"),
-                                             entry(checksums_name(direction)));
+  const std::unique_ptr<Kernel> kernel = open_cpu_kernel(code, tables(direction));
+  const std::string differences =
+      self_check(*kernel, scalar, direction, sizes, entry("check/blocks"), entry(checksums_name(direction)));
   if (differences.empty()) return;
   throw CompileError(std::string("the ") + name(scalar) + " " + name(direction) +
                          " kernel for the CPU computes wrong "
@@ -293,17 +305,19 @@ void Program::check(const std::string& code, Scalar scalar, Direction direction,
                      log + "self-check:\n" + differences);
 }
 
-void Program::check_once(const std::string& code, const std::string& target, Scalar scalar, Direction direction) const {
+void Program::check_once(const std::string& code, const std::string& made, Scalar scalar, Direction direction) const {
   if (!has_checksums(direction)) return;
-  const std::string mark = cache::key({"checked", sha256(code), entry("check/blocks"), entry(checksums_name(direction)),
-                                       name(scalar), name(direction), instruction_sets()}) +
-                           ".ok";
+  const std::string* tables = tables_text(direction);
+  const std::string mark =
+      cache::key({"checked", sha256(code), tables ? *tables : "", entry("check/blocks"),
+                  entry(checksums_name(direction)), name(scalar), name(direction), instruction_sets()}) +
+      ".ok";
   static auto* const mutex = new std::mutex;
   static auto* const passed = new std::set<std::string>;
   const std::lock_guard<std::mutex> lock(*mutex);
   if (passed->count(mark)) return;
   if (!cache::read(mark)) {
-    check(code, scalar, direction, "as the model's file holds it for " + target, "");
+    check(code, scalar, direction, made, "");
     cache::write(mark, {}, false);  // without a cache every process checks for itself: nothing to warn of
   }
   passed->insert(mark);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "payload.h"
 
 namespace eqaccel {
 
@@ -74,6 +75,8 @@ struct Compiled {
 //                                            "bfloat16_weights" where weights in float32 are rounded to that
 //   prelude/<backend>                        text in front of every body of that backend
 //   cpu/<direction>                          body for both scalars, which it calls EQ_SCALAR
+//   tables/cpu/<direction>                   a line of whole numbers and a line of others, which such a body takes with its
+//                                            operands where it is the same for all specs of the family
 //   gpu<class>/<direction>/<scalar>          body for CUDA and HIP, with class "-" and the KiB of shared memory of a block;
 //                                            a device takes that of its own class or else, of all, the body that takes
 //                                            most of the shared memory that it has
@@ -122,6 +125,8 @@ class Program {
   int64_t shared_bytes(const std::string& body) const;
   // Name of the body that `compile` takes for an architecture.
   std::string body(Backend, Scalar, Direction, const std::string& arch = "") const;
+  // What a kernel for the CPU takes beside its operands.
+  Tables tables(Direction) const;
   // Prelude and body: the whole translation unit.
   std::string source(Backend, Scalar, Direction, const std::string& arch = "") const;
   // Compiles for "sm_90", "gfx90a", or (empty) this CPU; needs no GPU. Takes a binary of the payload if there is one,
@@ -158,8 +163,10 @@ class Program {
   bool has_checksums(Direction) const;
   // Throws CompileError if code for this CPU does not give what the payload says; `made` tells where it comes from.
   void check(const std::string& code, Scalar, Direction, const std::string& made, const std::string& log) const;
-  // The same for a binary of the payload, once for its bytes on this machine: the cache remembers it.
-  void check_once(const std::string& code, const std::string& target, Scalar, Direction) const;
+  // The same once for these bytes and tables on this machine: the cache remembers it.
+  void check_once(const std::string& code, const std::string& made, Scalar, Direction) const;
+  // The text of the tables of a kernel for the CPU; null where it takes none.
+  const std::string* tables_text(Direction) const;
 
   struct Slot;  // one kernel, with the lock under which it is compiled
   std::map<std::string, std::string> entries_;

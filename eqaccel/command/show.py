@@ -61,7 +61,9 @@ def run(options: argparse.Namespace) -> str:
     if target.is_gpu:
         return program.source(target.backend, options.dtype, direction.value, arch)
     # A payload has the text that is planned for this machine; for others it is planned when it is precompiled.
-    return family.source(spec, direction, target, SCALAR_BYTES[options.dtype])
+    text = family.source(spec, direction, target, SCALAR_BYTES[options.dtype])
+    tables = family.cpu_tables(spec, direction)
+    return text + "".join(f"// tables: {line}\n" for line in tables.splitlines())
 
 
 def _program(

@@ -104,6 +104,10 @@ class KernelFamily(ABC):
             UnsupportedError: If there is no kernel for the target.
         """
 
+    def cpu_tables(self, spec: Any, direction: Direction) -> str:
+        """Numbers of a spec that a kernel for the CPU takes with its operands, where one text serves all specs."""
+        return ""
+
     @abstractmethod
     def explain(self, spec: Any, direction: Direction, target: Target, scalar_bytes: int) -> str:
         """How the kernel of `body` works, in words."""

@@ -83,6 +83,9 @@ def test_golden_kernel(name: str, direction: Direction, target: str, request: py
     kernel = (SPECS[name], direction, TARGETS[target], 4)
     plan = _family(name).explain(*kernel).rstrip()
     text = "".join(f"// {line}\n" for line in plan.split("\n")) + _family(name).body(*kernel)
+    if not TARGETS[target].is_gpu:
+        tables = _family(name).cpu_tables(SPECS[name], direction)
+        text += "".join(f"// tables: {line}\n" for line in tables.splitlines())
     file = FOLDER / f"{name}-{direction.value}-{TARGETS[target].backend}.txt"
     if request.config.getoption("--update-golden"):
         file.write_text(text)

@@ -410,8 +410,23 @@ def test_maps_that_make_no_sense(path: tuple[int, int, float] | None, attributes
 def test_wrong_kernels_are_refused(
     name: str, direction: Direction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the kernel is known to be right for another spec, whose tables it served before."""
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
-    assert_wrong_kernels_are_refused(linear_payload(SPECS[name])[0], direction, with_another_coefficient)
+    entry = f"tables/cpu/{direction.value}"
+    assert_wrong_kernels_are_refused(linear_payload(SPECS[name])[0], direction, with_another_coefficient, entry)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_one_kernel_serves_all_maps(direction: Direction, cache_folder: Path) -> None:
+    """Each map is checked with its own tables, once."""
+    first, second = (runtime.Program(linear_payload(SPECS[name])[0]) for name in ("joined", "species"))
+    made = runtime.compile_program(first, "cpu", "float64", direction.value)
+    found = runtime.compile_program(second, "cpu", "float64", direction.value)
+    assert (made["key"], made["cached"], found["cached"]) == (found["key"], False, True)
+    checks = [file.name for file in cache_folder.glob("*.ok")]
+    assert len(checks) == 1
+    runtime.compile_program(second, "cpu", "float64", direction.value)
+    assert [file.name for file in cache_folder.glob("*.ok")] == checks
 
 
 def test_warmup_and_precompiling(device: torch.device) -> None:

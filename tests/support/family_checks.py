@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,11 @@ def assert_rows_stand_alone(run: Callable[[slice], Sequence[torch.Tensor]], rows
         torch.set_num_threads(threads)
 
 
-def assert_wrong_kernels_are_refused(content: bytes, direction: Direction, change: Callable[[str], str]) -> None:
-    """CPU kernels of a payload pass the self-check, and do not with a changed body."""
-    entries, body = read(content), f"cpu/{direction.value}"
+def assert_wrong_kernels_are_refused(
+    content: bytes, direction: Direction, change: Callable[[str], str], entry: str = ""
+) -> None:
+    """CPU kernels of a payload pass the self-check, and do not with a changed body, or a changed entry of that name."""
+    entries, body = read(content), entry or f"cpu/{direction.value}"
     for scalar in SCALAR_BYTES:
         runtime.compile_program(program(entries), "cpu", scalar, direction.value)
         wrong = program(entries | {body: change(entries[body])})
@@ -48,10 +49,11 @@ def assert_wrong_kernels_are_refused(content: bytes, direction: Direction, chang
             runtime.compile_program(wrong, "cpu", scalar, direction.value)
 
 
-def with_another_coefficient(body: str) -> str:
-    """The text of a kernel with one added to its last coefficient."""
-    last = list(re.finditer(r"T\((-?\d)", body))[-1]
-    return body[: last.start()] + "T(1+" + body[last.start(1) :]
+def with_another_coefficient(tables: str) -> str:
+    """Tables of a kernel with one added to their last coefficient."""
+    integers, reals = tables.splitlines()
+    *others, last = reals.split()
+    return f"{integers}\n{' '.join([*others, repr(float(last) + 1)])}\n"
 
 
 def cuda_resources(

@@ -6,13 +6,19 @@
 #pragma once
 
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 11
+#define EQ_ABI 12
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else
 typedef int int32_t;
 typedef long long int64_t;
 #endif
+
+// Numbers of a spec, in families of which one kernel for the CPU serves all specs; the family says what they mean.
+struct eq_tables {
+  const int64_t* integers;
+  const double* reals;
+};
 
 struct eq_operands {
   const void* x;   // (num_senders, x_dim) features of the sending nodes
@@ -51,6 +57,7 @@ struct eq_operands {
   void* gb;
   void* gc;
   int64_t r_stride;
+  const struct eq_tables* tables;  // null where the numbers of the spec are in the text of the kernel
 };
 
 // What only kernels of GPUs take: which edges share rows of weights, and how the slots of a graph, or the rows of a batch,

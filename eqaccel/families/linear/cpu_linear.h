@@ -1,62 +1,90 @@
 // CPU prelude of linear maps: matrices of the attributes that occur are packed, and rows multiplied by them in groups.
 //
-// A group is some rows, in the order of their attributes, whose components are rows of a matrix; two SIMD vectors hold
-// columns of a sum for each of these. What is read is laid out for that once a group, times the attribute, so that rows
-// with others in the group add zeros.
+// A group is some lines, each a component of a row, in the order of their attributes; two SIMD vectors hold columns of a
+// sum for each of these. What is read is laid out for that once a group, times the attribute, so that rows with others in
+// the group add zeros. One kernel serves all maps, whose numbers come in tables.
 #pragma once
 #include "abi.h"
 #include "cpu_lane.h"
 #include "direction.h"
 #include "linear.h"
 
-#define EQ_TABLE constexpr
-
 namespace {
 
 constexpr int panel = 2 * lanes;  // columns of the packed matrices that are beside each other
-constexpr int most_rows = EQ_SIMD_BYTES == 64 ? 12 : 6;  // as many sums as registers hold
+constexpr int height = EQ_SIMD_BYTES == 64 ? 12 : 6;  // lines of a group: as many sums as registers hold
 
-template <class P>
+int padded_columns(int mul) { return (mul + panel - 1) / panel * panel; }
+
+// What a direction is, from its tables: `write_linear` in body.py writes them.
+struct LinearMap {
+  static constexpr int sizes = 6, output_size = 5, factor_size = 5;
+  int in_dim, out_dim, attributes, outputs, factors, most_staged;
+  const int64_t *output_table, *factor_table;
+  const double* coefficients;  // of the factors
+
+  explicit LinearMap(const eq_tables& tables)
+      : in_dim(tables.integers[0]), out_dim(tables.integers[1]), attributes(tables.integers[2]),
+        outputs(tables.integers[3]), factors(tables.integers[4]), most_staged(tables.integers[5]),
+        output_table(tables.integers + sizes), factor_table(output_table + outputs * output_size),
+        coefficients(tables.reals) {}
+
+  Output output(int n) const {
+    const int64_t* at = output_table + n * output_size;
+    return {int(at[0]), int(at[1]), int(at[2]), int(at[3]), int(at[4])};
+  }
+  Factor factor(int n) const {
+    const int64_t* at = factor_table + n * factor_size;
+    return {int(at[0]), int(at[1]), at[2], at[3], at[4], T(coefficients[n])};
+  }
+  int matrices() const { return attributes > 0 ? attributes : 1; }  // of a factor
+};
+
+T attribute_of(const eq_operands& o, int attributes, int64_t row, int z) {
+  return attributes == 0 ? T(1) : static_cast<const T*>(o.y)[row * attributes + z];
+}
+
+// The packed matrices, the order of the rows, and which attributes occur: the workspace.
 struct Maps {
-  static constexpr int matrices = P::attributes > 0 ? P::attributes : 1;
   const eq_operands& o;
+  const LinearMap map;
+  const int matrices;
   const T* from;
   T* to;
   T* packed;
   int32_t* order;
-  int32_t* present;  // which attributes occur
+  int32_t* present;
 
   explicit Maps(const eq_operands& operands)
-      : o(operands), from(static_cast<const T*>(has_gradient ? o.gz : o.x)),
-        to(static_cast<T*>(has_gradient ? o.gx : o.z)), packed(static_cast<T*>(o.workspace)),
-        order(reinterpret_cast<int32_t*>(packed + packed_size())), present(order + o.num_edges) {}
+      : o(operands), map(*operands.tables), matrices(map.matrices()),
+        from(static_cast<const T*>(has_gradient ? o.gz : o.x)), to(static_cast<T*>(has_gradient ? o.gx : o.z)),
+        packed(static_cast<T*>(o.workspace)), order(reinterpret_cast<int32_t*>(packed + packed_size())),
+        present(order + o.num_edges) {}
 
-  static int64_t output_size(const Output& out) {
+  int64_t terms_of(int begin, int end) const {
     int64_t terms = 0;
-    for (int f = out.begin; f < out.end; ++f) terms += P::factor(f).terms;
-    return terms * matrices * ((out.mul + panel - 1) / panel * panel);
+    for (int f = begin; f < end; ++f) terms += map.factor(f).terms;
+    return terms;
   }
-  static int64_t packed_size() {
+  int64_t output_size(const Output& out) const {
+    return terms_of(out.begin, out.end) * matrices * padded_columns(out.mul);
+  }
+  int64_t packed_size() const {
     int64_t size = 0;
-    for (int n = 0; n < P::outputs; ++n) size += output_size(P::output(n));
+    for (int n = 0; n < map.outputs; ++n) size += output_size(map.output(n));
     return size;
   }
-  static int64_t bytes(const eq_operands& o) {
-    return packed_size() * sizeof(T) + (o.num_edges + matrices) * sizeof(int32_t);
-  }
+  int64_t bytes() const { return packed_size() * sizeof(T) + (o.num_edges + matrices) * sizeof(int32_t); }
 
-  T attribute(int64_t row, int z) const {
-    if constexpr (P::attributes == 0) return 1;
-    else return static_cast<const T*>(o.y)[row * P::attributes + z];
-  }
+  T attribute(int64_t row, int z) const { return attribute_of(o, map.attributes, row, z); }
 
   // Rows by their first attribute that is not zero, in their order otherwise.
   void find_order(int32_t* first, int32_t* places) const {
-    for (int z = 0; z < matrices; ++z) present[z] = P::attributes == 0;
+    for (int z = 0; z < matrices; ++z) present[z] = map.attributes == 0;
     for (int z = 0; z <= matrices + 1; ++z) places[z] = 0;
     for (int64_t row = 0; row < o.num_edges; ++row) {
-      int key = P::attributes == 0 ? 0 : matrices;
-      for (int z = P::attributes; z-- > 0;)
+      int key = map.attributes == 0 ? 0 : matrices;
+      for (int z = map.attributes; z-- > 0;)
         if (attribute(row, z) != 0) present[key = z] = 1;
       first[row] = key;
       ++places[key + 1];
@@ -67,14 +95,11 @@ struct Maps {
 
   // The packed matrix of a factor and an attribute in a panel of an output; factors of a panel follow each other.
   T* pack(const Output& out, T* base, int p, int f, int z) const {
-    int64_t terms = 0;
-    for (int g = out.begin; g < f; ++g) terms += P::factor(g).terms;
-    int64_t all = terms;
-    for (int g = f; g < out.end; ++g) all += P::factor(g).terms;
-    return base + ((all * p + terms) * matrices + int64_t(P::factor(f).terms) * z) * panel;
+    const int64_t before = terms_of(out.begin, f), all = before + terms_of(f, out.end);
+    return base + ((all * p + before) * matrices + int64_t(map.factor(f).terms) * z) * panel;
   }
   void fill(const Output& out, T* base, int p, int f) const {
-    const Factor factor = P::factor(f);
+    const Factor factor = map.factor(f);
     const int first = p * panel, count = out.mul - first < panel ? out.mul - first : panel;
     for (int z = 0; z < matrices; ++z) {
       if (!present[z]) continue;
@@ -87,49 +112,55 @@ struct Maps {
   }
   void fill_all() const {
     T* base = packed;
-    for (int n = 0; n < P::outputs; ++n) {
-      const Output out = P::output(n);
-      const int panels = (out.mul + panel - 1) / panel, count = out.end - out.begin;
+    for (int n = 0; n < map.outputs; ++n) {
+      const Output out = map.output(n);
+      const int count = out.end - out.begin, jobs = padded_columns(out.mul) / panel * count;
 #pragma omp for schedule(static)
-      for (int job = 0; job < panels * count; ++job) fill(out, base, job / count, out.begin + job % count);
+      for (int job = 0; job < jobs; ++job) fill(out, base, job / count, out.begin + job % count);
       base += output_size(out);
     }
   }
 };
 
-// Some rows and what they have in common; `staged` has the operands of all factors and attributes one after the other.
-template <class P, int components>
+// Some lines and what they have in common; `staged` has the operands of all factors and attributes one after the other.
 struct Group {
-  static constexpr int rows = components < most_rows ? most_rows / components : 1;
-  static constexpr int height = rows * components;
-  const Maps<P>& maps;
-  const int32_t* order;
-  int count;
+  const Maps& maps;
   T* staged;
   int32_t* used;  // attributes that one of the rows has
   int num_used = 0;
+  int count = 0, components = 1;  // lines, and lines of a row
+  int64_t rows[height] = {};  // of each line; of those that are left over, that of the last
+  int component[height] = {};
 
-  void find_used() {
+  // Takes lines of an output, from `first` on.
+  void take(const Output& out, int64_t first) {
+    components = out.components;
+    const int64_t left = maps.o.num_edges * components - first;
+    count = left < height ? left : height;
+    for (int r = 0; r < height; ++r) {
+      const int64_t line = first + (r < count ? r : count - 1);
+      rows[r] = maps.order[line / components];
+      component[r] = line % components;
+    }
     num_used = 0;
-    for (int z = 0; z < Maps<P>::matrices; ++z) {
+    for (int z = 0; z < maps.matrices; ++z) {
       bool any = false;
-      for (int i = 0; i < count && maps.present[z]; ++i) any = any || maps.attribute(order[i], z) != 0;
+      for (int r = 0; r < count && maps.present[z]; ++r) any = any || maps.attribute(rows[r], z) != 0;
       if (any) used[num_used++] = z;
     }
   }
-  void stage(const Output& out) {
+  void stage(const Output& out) const {
     T* next = staged;
     for (int f = out.begin; f < out.end; ++f) {
-      const Factor factor = P::factor(f);
-      for (int n = 0; n < num_used; ++n, next += factor.terms * height) {
-        for (int i = 0; i < rows; ++i) {
-          const int64_t row = order[i < count ? i : count - 1];
-          const T scale = i < count ? maps.attribute(row, used[n]) : T(0);
-          const T* from = maps.from + row * P::in_dim + factor.first;
-          for (int k = 0; k < factor.terms; ++k)
-            for (int c = 0; c < components; ++c)
-              next[k * height + i * components + c] = scale * from[k * components + c];
-        }
+      const Factor factor = maps.map.factor(f);
+      const T* line[height];
+      for (int r = 0; r < height; ++r) line[r] = maps.from + rows[r] * maps.map.in_dim + factor.first + component[r];
+      for (int n = 0; n < num_used; ++n) {
+        T scale[height];
+        for (int r = 0; r < height; ++r) scale[r] = r < count ? maps.attribute(rows[r], used[n]) : T(0);
+        for (int64_t k = 0; k < factor.terms; ++k, next += height)
+#pragma GCC unroll 64
+          for (int r = 0; r < height; ++r) next[r] = scale[r] * line[r][k * components];
       }
     }
   }
@@ -137,7 +168,7 @@ struct Group {
     Lane sum[height][2] = {};
     const T* x = staged;
     for (int f = out.begin; f < out.end; ++f) {
-      const int terms = P::factor(f).terms;
+      const int terms = maps.map.factor(f).terms;
       for (int n = 0; n < num_used; ++n) {
         const T* w = maps.pack(out, base, p, f, used[n]);
         for (int k = 0; k < terms; ++k, x += height, w += panel) {
@@ -151,46 +182,36 @@ struct Group {
       }
     }
     const int first = p * panel, columns = out.mul - first < panel ? out.mul - first : panel;
-    for (int i = 0; i < count; ++i)
-      for (int c = 0; c < components; ++c) {
-        T* z = maps.to + int64_t(order[i]) * P::out_dim + out.first + first * components + c;
-        const T* values = reinterpret_cast<const T*>(sum[i * components + c]);
+    for (int r = 0; r < count; ++r) {
+      T* z = maps.to + rows[r] * maps.map.out_dim + out.first + first * components + component[r];
+      const T* values = reinterpret_cast<const T*>(sum[r]);
+      if (components == 1) memcpy(z, values, columns * sizeof(T));
+      else
         for (int u = 0; u < columns; ++u) z[u * components] = values[u];
-      }
+    }
   }
 };
 
-template <class P>
 void launch(const eq_operands& o) {
-  const Maps<P> maps(o);
-  const int64_t rows = o.num_edges;
+  const Maps maps(o);
   const auto cells = [](int64_t numbers) { return (numbers * sizeof(int32_t) + sizeof(T) - 1) / sizeof(T); };
-  int components = 1;
-  for (int n = 0; n < P::outputs; ++n)
-    if (P::output(n).components > components) components = P::output(n).components;
-  const int height = components > most_rows ? components : most_rows;
-  const Scratch staged(int64_t(P::most_staged) * height, o.threads), used(cells(maps.matrices), o.threads);
-  const Scratch sort(cells(rows + maps.matrices + 2), 1);
+  const Scratch staged(int64_t(maps.map.most_staged) * height, o.threads), used(cells(maps.matrices), o.threads);
+  const Scratch sort(cells(o.num_edges + maps.matrices + 2), 1);
   int32_t* keys = reinterpret_cast<int32_t*>(sort.of(0));
-  maps.find_order(keys, keys + rows);
+  maps.find_order(keys, keys + o.num_edges);
 #pragma omp parallel num_threads(o.threads)
   {
     maps.fill_all();
     T* base = maps.packed;
-    for (int n = 0; n < P::outputs; ++n) {
-      const Output out = P::output(n);
-      P::with_components(out.components, [&](auto tag) {
-        typedef Group<P, decltype(tag)::count> Of;
-        Of group{maps, nullptr, 0, staged.own(), reinterpret_cast<int32_t*>(used.own())};
+    Group group{maps, staged.own(), reinterpret_cast<int32_t*>(used.own())};
+    for (int n = 0; n < maps.map.outputs; ++n) {
+      const Output out = maps.map.output(n);
 #pragma omp for schedule(static) nowait
-        for (int64_t first = 0; first < rows; first += Of::rows) {
-          group.order = maps.order + first;
-          group.count = rows - first < Of::rows ? rows - first : Of::rows;
-          group.find_used();
-          group.stage(out);
-          for (int p = 0; p * panel < out.mul; ++p) group.multiply(out, base, p);
-        }
-      });
+      for (int64_t first = 0; first < o.num_edges * out.components; first += height) {
+        group.take(out, first);
+        group.stage(out);
+        for (int p = 0; p * panel < out.mul; ++p) group.multiply(out, base, p);
+      }
       base += maps.output_size(out);
     }
   }
@@ -198,9 +219,9 @@ void launch(const eq_operands& o) {
 
 }  // namespace
 
-#define EQ_EXPORT_LINEAR(P)                                                                                            \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch<P>(*o); }            \
+#define EQ_EXPORT_LINEAR                                                                                               \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch(*o); }               \
                                                                                                                        \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
-    return Maps<P>::bytes(*o);                                                                                         \
+    return Maps(*o).bytes();                                                                                           \
   }

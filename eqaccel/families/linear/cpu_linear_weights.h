@@ -13,38 +13,66 @@ namespace {
 constexpr int together = 1024;  // rows that are laid out at a time
 constexpr int piece = 64;  // rows that are added up in registers
 
-template <class P>
+// The numbers of a map, from its tables: `write_weights` in weights.py writes them.
+struct WeightsMap {
+  static constexpr int sizes = 6, block_size = 3, matrix_size = 4;
+  int in_dim, out_dim, attributes, blocks, matrices;
+  int64_t weights;
+  const int64_t *block_table, *matrix_table;
+  const double* coefficients;  // of the matrices
+
+  explicit WeightsMap(const eq_tables& tables)
+      : in_dim(tables.integers[0]), out_dim(tables.integers[1]), attributes(tables.integers[2]),
+        blocks(tables.integers[3]), matrices(tables.integers[4]), weights(tables.integers[5]),
+        block_table(tables.integers + sizes), matrix_table(block_table + blocks * block_size),
+        coefficients(tables.reals) {}
+
+  Written block(int n) const {
+    const int64_t* at = block_table + n * block_size;
+    return {int(at[0]), int(at[1]), int(at[2])};
+  }
+  Matrix matrix(int n) const {
+    const int64_t* at = matrix_table + n * matrix_size;
+    return {int(at[0]), int(at[1]), int(at[2]), at[3], T(coefficients[n])};
+  }
+  int kinds() const { return attributes > 0 ? attributes : 1; }  // of rows
+};
+
+// Lays out the components of a block of a row, `stride` apart, each as its channels one after the other.
+template <int known_components>
+EQ_FN void take_apart(const T* __restrict__ from, const Written& block, T scale, int stride, T* __restrict__ lines) {
+  const int components = known_components > 0 ? known_components : block.components;
+#pragma omp simd
+  for (int u = 0; u < block.mul; ++u)
+#pragma GCC unroll 8
+    for (int c = 0; c < components; ++c) lines[c * stride + u] = scale * from[u * components + c];
+}
+
 struct WeightSums {
-  static constexpr int kinds = P::attributes > 0 ? P::attributes : 1;
   const eq_operands& o;
+  const WeightsMap map;
+  const int kinds;
   int64_t staged_rows, width;
   T* staged;
   int64_t* begin;  // of each attribute in the lists
   int32_t *rows, *kind;
 
-  static constexpr int padded_columns(int mul) { return (mul + panel - 1) / panel * panel; }
-  static int64_t place(int block) {
+  explicit WeightSums(const eq_operands& operands)
+      : o(operands), map(*operands.tables), kinds(map.kinds()),
+        staged_rows(most_rows() < together ? most_rows() : together), width(place(map.blocks)),
+        staged(static_cast<T*>(o.workspace)), begin(reinterpret_cast<int64_t*>(staged + staged_rows * width)),
+        rows(reinterpret_cast<int32_t*>(begin + kinds + 1)), kind(rows + most_rows()) {}
+
+  int64_t most_rows() const { return o.num_edges * kinds; }
+  int64_t place(int block) const {
     int64_t at = 0;
-    for (int n = 0; n < block; ++n) at += P::block(n).components * padded_columns(P::block(n).mul);
+    for (int n = 0; n < block; ++n) at += map.block(n).components * padded_columns(map.block(n).mul);
     return at;
   }
-  static int64_t most_rows_of(const eq_operands& o) { return o.num_edges * kinds; }
-  static int64_t staged_rows_of(const eq_operands& o) {
-    return most_rows_of(o) < together ? most_rows_of(o) : together;
+  int64_t bytes() const {
+    return staged_rows * width * sizeof(T) + (kinds + 1) * sizeof(int64_t) + 2 * most_rows() * sizeof(int32_t);
   }
-  static int64_t bytes(const eq_operands& o) {
-    return staged_rows_of(o) * place(P::blocks) * sizeof(T) + (kinds + 1) * sizeof(int64_t) +
-           2 * most_rows_of(o) * sizeof(int32_t);
-  }
-  explicit WeightSums(const eq_operands& operands)
-      : o(operands), staged_rows(staged_rows_of(o)), width(place(P::blocks)), staged(static_cast<T*>(o.workspace)),
-        begin(reinterpret_cast<int64_t*>(staged + staged_rows * width)),
-        rows(reinterpret_cast<int32_t*>(begin + kinds + 1)), kind(rows + most_rows_of(o)) {}
-
-  T attribute(int64_t row, int z) const {
-    if constexpr (P::attributes == 0) return 1;
-    else return static_cast<const T*>(o.y)[row * P::attributes + z];
-  }
+  T attribute(int64_t row, int z) const { return attribute_of(o, map.attributes, row, z); }
   // Lists the rows of each attribute, in their order.
   void find() {
     for (int z = 0; z <= kinds; ++z) begin[z] = 0;
@@ -63,18 +91,16 @@ struct WeightSums {
   // Lays out entry i of the lists.
   void stage(int64_t i, T* to) const {
     const T scale = attribute(rows[i], kind[i]);
-    for (int n = 0; n < P::blocks; ++n) {
-      const Written block = P::block(n);
-      const T* __restrict__ from = static_cast<const T*>(o.gz) + rows[i] * int64_t(P::out_dim) + block.first;
+    for (int n = 0; n < map.blocks; ++n) {
+      const Written block = map.block(n);
+      const T* from = static_cast<const T*>(o.gz) + rows[i] * int64_t(map.out_dim) + block.first;
       const int stride = padded_columns(block.mul);
-      T* __restrict__ lines = to;
-      P::with_components(block.components, [&](auto tag) {
-        constexpr int components = decltype(tag)::count;
-#pragma omp simd
-        for (int u = 0; u < block.mul; ++u)
-#pragma GCC unroll 32
-          for (int c = 0; c < components; ++c) lines[c * stride + u] = scale * from[u * components + c];
-      });
+      switch (block.components) {
+        case 1: take_apart<1>(from, block, scale, stride, to); break;
+        case 3: take_apart<3>(from, block, scale, stride, to); break;
+        case 5: take_apart<5>(from, block, scale, stride, to); break;
+        default: take_apart<0>(from, block, scale, stride, to);
+      }
       for (int c = 0; c < block.components; ++c)
         for (int u = block.mul; u < stride; ++u) to[c * stride + u] = 0;
       to += stride * block.components;
@@ -83,26 +109,27 @@ struct WeightSums {
 };
 
 // Some rows of a matrix, of consecutive channels of x, and the columns of a panel.
-template <class P, int components, int height>
-EQ_FN void add_products(const WeightSums<P>& sums, const Matrix& m, int first, int p, int z, const T* staged,
+template <int count>
+EQ_FN void add_products(const WeightSums& sums, const Matrix& m, int first, int p, int z, const T* staged,
                         int64_t begin, int64_t end) {
-  const int mul = P::block(m.block).mul, stride = sums.padded_columns(mul);
-  Lane sum[height][2] = {};
+  const Written block = sums.map.block(m.block);
+  const int mul = block.mul, components = block.components, stride = padded_columns(mul);
+  Lane sum[count][2] = {};
   for (int64_t i = begin; i < end; ++i, staged += sums.width) {
-    const T* x = static_cast<const T*>(sums.o.x) + sums.rows[i] * int64_t(P::in_dim) + m.first + first * components;
-#pragma GCC unroll 2
-    for (int c = 0; c < components; ++c) {
-      const Lane left = *(const UnalignedLane*)(staged + c * stride);
-      const Lane right = *(const UnalignedLane*)(staged + c * stride + lanes);
+    const T* x =
+        static_cast<const T*>(sums.o.x) + sums.rows[i] * int64_t(sums.map.in_dim) + m.first + first * components;
+    const T* line = staged;
+    for (int c = 0; c < components; ++c, ++x, line += stride) {
+      const Lane left = *(const UnalignedLane*)line, right = *(const UnalignedLane*)(line + lanes);
 #pragma GCC unroll 64
-      for (int r = 0; r < height; ++r) {
-        sum[r][0] = fma(x[r * components + c], left, sum[r][0]);
-        sum[r][1] = fma(x[r * components + c], right, sum[r][1]);
+      for (int r = 0; r < count; ++r) {
+        sum[r][0] = fma(x[r * components], left, sum[r][0]);
+        sum[r][1] = fma(x[r * components], right, sum[r][1]);
       }
     }
   }
   const int columns = mul - p * panel < panel ? mul - p * panel : panel;
-  for (int r = 0; r < height; ++r) {
+  for (int r = 0; r < count; ++r) {
     T* to = static_cast<T*>(sums.o.gw) + m.begin + (int64_t(first + r) * sums.kinds + z) * mul + p * panel;
     if (columns == panel) {
       for (int n = 0; n < 2; ++n) {
@@ -117,10 +144,9 @@ EQ_FN void add_products(const WeightSums<P>& sums, const Matrix& m, int first, i
 }
 
 // The entries `begin` to `end` of the lists, for some rows of a matrix and a panel.
-template <class P, int components>
-void add_pieces(const WeightSums<P>& sums, const Matrix& m, int first, int p, int64_t begin, int64_t end) {
+void add_pieces(const WeightSums& sums, const Matrix& m, int first, int p, int64_t begin, int64_t end) {
   const T* staged = sums.staged + sums.place(m.block) + p * panel;
-  const int last = m.mul_in - first < most_rows ? m.mul_in : first + most_rows;
+  const int last = m.mul_in - first < height ? m.mul_in : first + height;
   for (int z = 0; z < sums.kinds; ++z) {
     const int64_t from = sums.begin[z] > begin ? sums.begin[z] : begin;
     const int64_t to = sums.begin[z + 1] < end ? sums.begin[z + 1] : end;
@@ -128,29 +154,27 @@ void add_pieces(const WeightSums<P>& sums, const Matrix& m, int first, int p, in
       const int64_t stop = to - i < piece ? to : i + piece;
       const T* lines = staged + (i - begin) * sums.width;
       int u = first;
-      for (; u + most_rows <= last; u += most_rows)
-        add_products<P, components, most_rows>(sums, m, u, p, z, lines, i, stop);
-      for (; u + most_rows / 3 <= last; u += most_rows / 3)
-        add_products<P, components, most_rows / 3>(sums, m, u, p, z, lines, i, stop);
-      for (; u < last; ++u) add_products<P, components, 1>(sums, m, u, p, z, lines, i, stop);
+      for (; u + height <= last; u += height) add_products<height>(sums, m, u, p, z, lines, i, stop);
+      for (; u + height / 3 <= last; u += height / 3) add_products<height / 3>(sums, m, u, p, z, lines, i, stop);
+      for (; u < last; ++u) add_products<1>(sums, m, u, p, z, lines, i, stop);
     }
   }
 }
 
-template <class P>
 void launch_weights(const eq_operands& o) {
-  WeightSums<P> sums(o);
+  WeightSums sums(o);
+  const WeightsMap& map = sums.map;
   sums.find();
   const int64_t count = sums.begin[sums.kinds];
-  const auto height_of = [](const Matrix& m) { return (m.mul_in + most_rows - 1) / most_rows; };
-  const auto panels_of = [](const Matrix& m) { return (P::block(m.block).mul + panel - 1) / panel; };
+  const auto panels_of = [&](const Matrix& m) { return padded_columns(map.block(m.block).mul) / panel; };
+  const auto jobs_of = [&](const Matrix& m) { return (m.mul_in + height - 1) / height * panels_of(m); };
   int jobs = 0;
-  for (int n = 0; n < P::matrices; ++n) jobs += height_of(P::matrix(n)) * panels_of(P::matrix(n));
+  for (int n = 0; n < map.matrices; ++n) jobs += jobs_of(map.matrix(n));
   T* gw = static_cast<T*>(o.gw);
 #pragma omp parallel num_threads(o.threads)
   {
 #pragma omp for schedule(static)
-    for (int64_t n = 0; n < P::weights; ++n) gw[n] = 0;
+    for (int64_t n = 0; n < map.weights; ++n) gw[n] = 0;
     for (int64_t begin = 0; begin < count; begin += together) {
       const int64_t end = count - begin < together ? count : begin + together;
 #pragma omp for schedule(static)
@@ -158,13 +182,9 @@ void launch_weights(const eq_operands& o) {
 #pragma omp for schedule(dynamic)
       for (int job = 0; job < jobs; ++job) {
         int n = 0, left = job;
-        for (; left >= height_of(P::matrix(n)) * panels_of(P::matrix(n)); ++n)
-          left -= height_of(P::matrix(n)) * panels_of(P::matrix(n));
-        const Matrix m = P::matrix(n);
-        P::with_components(P::block(m.block).components, [&](auto tag) {
-          add_pieces<P, decltype(tag)::count>(sums, m, left / panels_of(m) * most_rows, left % panels_of(m), begin,
-                                              end);
-        });
+        for (; left >= jobs_of(map.matrix(n)); ++n) left -= jobs_of(map.matrix(n));
+        const Matrix m = map.matrix(n);
+        add_pieces(sums, m, left / panels_of(m) * height, left % panels_of(m), begin, end);
       }
     }
   }
@@ -172,9 +192,9 @@ void launch_weights(const eq_operands& o) {
 
 }  // namespace
 
-#define EQ_EXPORT_LINEAR_WEIGHTS(P)                                                                                    \
-  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch_weights<P>(*o); }    \
+#define EQ_EXPORT_LINEAR_WEIGHTS                                                                                       \
+  extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch_weights(*o); }       \
                                                                                                                        \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
-    return WeightSums<P>::bytes(*o);                                                                                   \
+    return WeightSums(*o).bytes();                                                                                     \
   }

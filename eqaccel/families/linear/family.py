@@ -6,7 +6,15 @@ from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result
 from eqaccel.families.family import KernelFamily, TunedKernel
-from eqaccel.families.linear.payload import DIRECTIONS, NAME, explain, linear_payload, linear_prelude, print_body
+from eqaccel.families.linear.payload import (
+    DIRECTIONS,
+    NAME,
+    cpu_tables,
+    explain,
+    linear_payload,
+    linear_prelude,
+    print_body,
+)
 from eqaccel.families.linear.reference import execute_linear
 from eqaccel.families.linear.spec import LinearSpec
 from eqaccel.families.words import Word
@@ -32,6 +40,9 @@ class _LinearMaps(KernelFamily):
         self, spec: LinearSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Any = None
     ) -> str:
         return print_body(spec, direction, None if target.backend == "cpu" else scalar_bytes)
+
+    def cpu_tables(self, spec: LinearSpec, direction: Direction) -> str:
+        return cpu_tables(spec, direction)
 
     def explain(self, spec: LinearSpec, direction: Direction, target: Target, scalar_bytes: int) -> str:
         return explain(spec, direction)

@@ -32,9 +32,5 @@ struct Matrix {
   int64_t begin;
   T coefficient;
 };
-template <int n>
-struct Components {
-  static constexpr int count = n;
-};
 
 }  // namespace

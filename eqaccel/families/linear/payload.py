@@ -6,11 +6,12 @@ import functools
 from itertools import pairwise
 
 from eqaccel.codegen import COMMON, SCALAR_BYTES, Direction, Result, check, family_prelude, pack
-from eqaccel.families.linear.body import print_linear
+from eqaccel.families.linear.body import CPU_BODY, print_linear, write_linear
 from eqaccel.families.linear.plan import SHAPES, LinearPlan, make_plan
 from eqaccel.families.linear.reference import execute_linear
 from eqaccel.families.linear.spec import LinearSpec
-from eqaccel.families.linear.weights import THREADS, make_weights_plan, print_weights
+from eqaccel.families.linear.weights import CPU_BODY as CPU_WEIGHTS_BODY
+from eqaccel.families.linear.weights import THREADS, make_weights_plan, print_weights, write_weights
 
 NAME = "linear"
 """Of the family."""
@@ -35,6 +36,7 @@ def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
     entries["check/blocks"] = "".join(f"{n} 1 {dim}\n" for n, dim in zip("xywz", (x, y, w, z), strict=True) if dim)
     for direction in DIRECTIONS:
         entries[f"cpu/{direction.value}"] = print_body(spec, direction)
+        entries[f"tables/cpu/{direction.value}"] = cpu_tables(spec, direction)
         entries[f"plan/cpu/{direction.value}"] = explain(spec, direction)
         entries[f"check/{direction.value}"] = _checksums(spec, direction)
         for scalar, scalar_bytes in SCALAR_BYTES.items():
@@ -50,10 +52,26 @@ def linear_payload(spec: LinearSpec) -> tuple[bytes, int]:
 
 
 def print_body(spec: LinearSpec, direction: Direction, gpu_scalar_bytes: int | None = None) -> str:
-    """The body of a direction; arguments as for `print_linear`."""
-    if direction is Direction.DOUBLE_BACKWARD:
-        return print_weights(make_weights_plan(spec), gpu_scalar_bytes is not None)
+    """The body of a direction.
+
+    Args:
+        spec: The maps.
+        direction: Which derivative.
+        gpu_scalar_bytes: Bytes of a number on a GPU; None for the CPU, whose body serves all specs and both numbers.
+    """
+    of_weights = direction is Direction.DOUBLE_BACKWARD
+    if gpu_scalar_bytes is None:
+        return CPU_WEIGHTS_BODY if of_weights else CPU_BODY
+    if of_weights:
+        return print_weights(make_weights_plan(spec))
     return print_linear(make_plan(spec, direction), gpu_scalar_bytes)
+
+
+def cpu_tables(spec: LinearSpec, direction: Direction) -> str:
+    """What the kernel of a direction for the CPU takes with its operands."""
+    if direction is Direction.DOUBLE_BACKWARD:
+        return write_weights(make_weights_plan(spec))
+    return write_linear(make_plan(spec, direction))
 
 
 def _launches(plan: LinearPlan, body: str, scalar_bytes: int) -> dict[str, int]:

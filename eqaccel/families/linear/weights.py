@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eqaccel.families.linear.body import print_components
+from eqaccel.families.linear.body import write_tables
 from eqaccel.families.linear.spec import LinearSpec
 
 THREADS = 256
@@ -100,13 +100,24 @@ def make_weights_plan(spec: LinearSpec) -> WeightsPlan:
     return WeightsPlan(read.dim, written.dim, spec.num_attributes, spec.weight_numel, blocks, matrices)
 
 
-def print_weights(plan: WeightsPlan, is_gpu: bool) -> str:
-    """The body of the derivative by weights."""
+CPU_BODY = "EQ_EXPORT_LINEAR_WEIGHTS\n"
+"""Of all maps, whose tables come with their operands."""
+
+
+def write_weights(plan: WeightsPlan) -> str:
+    """The tables for the CPU, which `WeightsMap` of cpu_linear_weights.h reads."""
+    sizes = [plan.in_dim, plan.out_dim, plan.attributes, len(plan.blocks), len(plan.matrices), plan.weights]
+    blocks = [number for b in plan.blocks for number in (b.first, b.mul, b.components)]
+    matrices = [number for m in plan.matrices for number in (m.first, m.mul_in, m.block, m.begin)]
+    return write_tables([*sizes, *blocks, *matrices], [m.coefficient for m in plan.matrices])
+
+
+def print_weights(plan: WeightsPlan) -> str:
+    """The body of the derivative by weights for GPUs."""
     blocks = [f"{{{b.first}, {b.mul}, {b.components}}}," for b in plan.blocks]
     matrices = [f"{{{m.first}, {m.mul_in}, {m.block}, {m.begin}, T({m.coefficient!r})}}," for m in plan.matrices]
     lines = "\n    ".join
     sizes = f"in_dim = {plan.in_dim}, out_dim = {plan.out_dim}, attributes = {plan.attributes}"
-    exported = f"Problem, {plan.thread_side}" if is_gpu else "Problem"
     return f"""namespace {{
 EQ_TABLE Written block_table[] = {{
     {lines(blocks)}
@@ -120,7 +131,7 @@ struct Problem {{
   static constexpr int64_t weights = {plan.weights};
   static EQ_FN Written block(int n) {{ return block_table[n]; }}
   static EQ_FN Matrix matrix(int n) {{ return matrix_table[n]; }}
-{"" if is_gpu else print_components(sorted({b.components for b in plan.blocks}))}}};
+}};
 }}  // namespace
-EQ_EXPORT_LINEAR_WEIGHTS({exported})
+EQ_EXPORT_LINEAR_WEIGHTS(Problem, {plan.thread_side})
 """
