@@ -45,7 +45,10 @@ def test_sources_are_those_that_are_shipped(name: str, capsys: pytest.CaptureFix
                 if not program or arch is None:
                     assert text.startswith(f"eqaccel: {name}: expected a kernel that there is on {target.name} (")
                 else:
-                    assert text == program.source(*kernel[:3], arch)
+                    tables = "" if target.is_gpu else family.cpu_tables(spec, direction)
+                    lines = [f"// tables: {line}\n" for line in tables.splitlines()]
+                    assert text == program.source(*kernel[:3], arch) + "".join(lines)
+                    assert tables.encode() in payloads[direction][0]
                     found += 1
     assert found
 
