@@ -53,8 +53,10 @@ struct Product {
     return {right < -1 ? nullptr : x + left * terms, right < 0 ? nullptr : x + right * terms};
   }
 
-  // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated.
-  void lay_out(int64_t first, T* to) const {
+  // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated. Rows of one piece are where they
+  // have to be.
+  const T* lay_out(int64_t first, T* to) const {
+    if (!summands && terms <= depth && first + tile_rows <= rows) return static_cast<const T*>(o.x) + first * terms;
     for (int r = 0; r < tile_rows; ++r) {
       const Parts row = parts_of(first + r < rows ? first + r : rows - 1);
       for (int64_t k = 0; k < terms; k += depth) {
@@ -65,6 +67,7 @@ struct Product {
         else memset(piece, 0, count * sizeof(T));
       }
     }
+    return to;
   }
 
   // A share of the rows from `first` on, which are laid out next: all panels together fetch them.
@@ -147,10 +150,11 @@ void launch_product(const eq_operands& o, const int32_t* summands) {
     for (int64_t first = 0; first < product.rows; first += block) {
       const int64_t left = (product.rows - first + tile_rows - 1) / tile_rows;
       const int count = left < tiles ? int(left) : tiles;
-      for (int t = 0; t < count; ++t) product.lay_out(first + t * tile_rows, x + t * product.tile_size());
+      const T* tile[most_tiles];
+      for (int t = 0; t < count; ++t) tile[t] = product.lay_out(first + t * tile_rows, x + t * product.tile_size());
       for (int64_t p = 0; p < product.panels; ++p)
         for (int64_t t = 0, row = first; t < count; ++t, row += tile_rows)
-          product.multiply(row, p, x + t * product.tile_size(), row + block);
+          product.multiply(row, p, tile[t], row + block);
     }
     finish_streams();
   }
