@@ -9,6 +9,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace columns_file {
 
 struct Orders {
   Tensor order, inverse;
@@ -88,5 +89,6 @@ TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("permute_columns", on_
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("permute_columns", on_meta); }
 TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("permute_columns", differentiable); }
 
+}  // namespace columns_file
 }  // namespace
 }  // namespace eqaccel::ops

@@ -15,7 +15,7 @@
 namespace eqaccel::ops {
 namespace {
 
-constexpr const char* op_name = "eqaccel::edge_pairs";
+constexpr const char* edge_pairs_name = "eqaccel::edge_pairs";
 constexpr int32_t alone = -1;
 
 // Slots and vectors of a graph.
@@ -72,14 +72,14 @@ std::vector<int32_t> receivers_of(const int32_t* row_ptr, int64_t nodes, int64_t
 std::tuple<Tensor, Tensor> edge_pairs(const Tensor& vectors, const Tensor& graph, int64_t num_nodes) {
   TORCH_CHECK((vectors.scalar_type() == at::kFloat || vectors.scalar_type() == at::kDouble) && vectors.dim() == 2 &&
                   vectors.size(1) == 3,
-              op_name, ": argument 'vectors' must be float32 or float64 of shape (num_edges, 3), got ",
+              edge_pairs_name, ": argument 'vectors' must be float32 or float64 of shape (num_edges, 3), got ",
               vectors.scalar_type(), " of shape ", vectors.sizes(), ". Pass the vectors from sender to receiver.");
-  TORCH_CHECK(graph.is_cpu(), op_name, ": argument 'graph' must be on the CPU, like 'vectors', got ", graph.device(),
-              ". Move it with .cpu().");
+  TORCH_CHECK(graph.is_cpu(), edge_pairs_name, ": argument 'graph' must be on the CPU, like 'vectors', got ",
+              graph.device(), ". Move it with .cpu().");
   const Tensor held = vectors.contiguous(), packed = graph.contiguous();
   const int64_t count = vectors.size(0);
   const GraphSize size{num_nodes, num_nodes, count};
-  check_packed(op_name, packed, size);
+  check_packed(edge_pairs_name, packed, size);
   const PackedParts<const int32_t*> parts(packed.const_data_ptr<int32_t>(), size);
   std::vector<int32_t> partner(count, alone);
   AT_DISPATCH_FLOATING_TYPES(vectors.scalar_type(), "edge_pairs", [&] {

@@ -12,6 +12,7 @@
 
 namespace eqaccel {
 namespace {
+namespace exchange_file {
 
 using at::Tensor;
 using ops::AutogradContext;
@@ -162,5 +163,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("exchange_backward", differentiable<true>);
 }
 
+}  // namespace exchange_file
 }  // namespace
 }  // namespace eqaccel

@@ -17,6 +17,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace gate_file {
 
 // A line of GateSpec.text().
 struct Part {
@@ -253,5 +254,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("gate", forward_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("gate", forward_autocast); }
 
+}  // namespace gate_file
 }  // namespace
 }  // namespace eqaccel::ops

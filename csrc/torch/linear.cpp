@@ -11,39 +11,40 @@
 
 namespace eqaccel::ops {
 
-constexpr const char* name = "eqaccel::linear";
+constexpr const char* linear_name = "eqaccel::linear";
 typedef LinearOperands Slot;
 
 Tensor linear(const LinearProblem& p, const LinearFactors& factors) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t);
-  static const auto op = find_operator<Signature>(name);
+  static const auto op = find_operator<Signature>(linear_name);
   return op.call(p.payload, p.key, factors[0], factors[1], factors[2], p.missing, p.columns);
 }
 
 namespace {
+namespace linear_file {
 
 // Where an operand is among those that are given.
 int64_t position(int64_t slot, int64_t missing) { return slot - (slot > missing); }
 
 void check_missing(int64_t missing) {
-  TORCH_CHECK(0 <= missing && missing < Slot::count, name, ": argument 'missing' must be 0 to ", Slot::count - 1,
+  TORCH_CHECK(0 <= missing && missing < Slot::count, linear_name, ": argument 'missing' must be 0 to ", Slot::count - 1,
               ", got ", missing, ". It is the number of the operand that is not given: x, y, w or gz.");
 }
 
 class LinearCall : public KernelCall {
  public:
   LinearCall(const LinearProblem& problem, const LinearFactors& factors)
-      : KernelCall(name, problem.payload, problem.key, factors[0]), missing_(problem.missing) {
+      : KernelCall(linear_name, problem.payload, problem.key, factors[0]), missing_(problem.missing) {
     check_missing(missing_);
     const int64_t width = program_->number(dims[missing_]);
-    TORCH_CHECK(problem.columns == width, name, ": argument 'columns' must be ", width, ", as in the payload, got ",
-                problem.columns, ". Pass the values of one module.");
+    TORCH_CHECK(problem.columns == width, linear_name, ": argument 'columns' must be ", width,
+                ", as in the payload, got ", problem.columns, ". Pass the values of one module.");
     const Tensor& first = factors[0];  // has rows: only w has none
-    TORCH_CHECK(first.dim() == 2, name, ": argument '", missing_ == 0 ? "y" : "x",
+    TORCH_CHECK(first.dim() == 2, linear_name, ": argument '", missing_ == 0 ? "y" : "x",
                 "' must have shape (rows, columns), got ", first.sizes(),
                 ". Flatten leading dimensions with .flatten(0, -2).");
-    TORCH_CHECK(first.size(0) < std::numeric_limits<int32_t>::max(), name, ": rows must number less than 2^31, got ",
-                first.size(0), ". Split a larger system.");
+    TORCH_CHECK(first.size(0) < std::numeric_limits<int32_t>::max(), linear_name,
+                ": rows must number less than 2^31, got ", first.size(0), ". Split a larger system.");
     ops_.num_receivers = ops_.num_senders = ops_.num_edges = first.size(0);
     for (int64_t slot = 0; slot < Slot::count; ++slot)
       if (slot != missing_) operands_[slot] = take(slot, factors[position(slot, missing_)]);
@@ -82,12 +83,12 @@ class LinearCall : public KernelCall {
     check_kind(names[slot], t);
     const int64_t width = program_->number(dims[slot]);
     if (slot == Slot::w) {
-      TORCH_CHECK(t.dim() == 1 && t.size(0) == width, name, ": argument 'w' must have shape (", width, ",), got ",
-                  t.sizes(), ". Check the module that the weights are for.");
+      TORCH_CHECK(t.dim() == 1 && t.size(0) == width, linear_name, ": argument 'w' must have shape (", width,
+                  ",), got ", t.sizes(), ". Check the module that the weights are for.");
       return t.contiguous();
     }
-    TORCH_CHECK(t.dim() == 2 && t.size(0) == ops_.num_edges && t.size(1) == width, name, ": argument '", names[slot],
-                "' must have shape (", ops_.num_edges, ", ", width, "), got ", t.sizes(),
+    TORCH_CHECK(t.dim() == 2 && t.size(0) == ops_.num_edges && t.size(1) == width, linear_name, ": argument '",
+                names[slot], "' must have shape (", ops_.num_edges, ", ", width, "), got ", t.sizes(),
                 ". Check the number of rows and the module that the operand is for.");
     return t.contiguous();
   }
@@ -181,5 +182,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) { library.impl("linear", differen
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("linear", under_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("linear", under_autocast); }
 
+}  // namespace linear_file
 }  // namespace
 }  // namespace eqaccel::ops

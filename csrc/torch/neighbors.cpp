@@ -19,6 +19,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace neighbors_file {
 
 using Edges = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // vectors, edge_index, graph, num_edges
 using Forces = std::tuple<Tensor, Tensor>;
@@ -327,5 +328,6 @@ TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
   library.impl("edge_forces", forces_on_gpu);
 }
 
+}  // namespace neighbors_file
 }  // namespace
 }  // namespace eqaccel::ops

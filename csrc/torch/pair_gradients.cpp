@@ -8,6 +8,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace pair_gradients_file {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
@@ -35,10 +36,12 @@ Tensor multiply_pairs(const Tensor& payload, int64_t key, const Tensor& product_
 
 TORCH_LIBRARY_IMPL(eqaccel, CompositeExplicitAutograd, library) { library.impl("multiply_pairs", multiply_pairs); }
 
+}  // namespace pair_gradients_file
 }  // namespace
 
-Gradients gradients(const SharedLayer& layer, const PairRange& range, int64_t slots, const Tensor& gz, const Tensor& x,
-                    const Tensor& y, const Tensor& w, bool mul_ir) {
+pair_gradients_file::Gradients gradients(const SharedLayer& layer, const PairRange& range, int64_t slots,
+                                         const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
+                                         bool mul_ir) {
   const EdgePairs& pairs = range.pairs;
   const Product& product = layer.product;
   const Tensor back = layer.matrix.t();
@@ -49,7 +52,9 @@ Gradients gradients(const SharedLayer& layer, const PairRange& range, int64_t sl
     const auto [gx, gy, gw] = op.call(layer.payload, layer.key, gz, x, y, w, pairs.row, range.index, x.size(0),
                                       layer.z_dim, mul_ir, layer.deterministic);
     if (pairs.are_alone()) return {gx, gy, multiply(product, gw, back)};
-    return {gx, gy, multiply_pairs(pairs.payload, pairs.key, product.payload, product.key, gw, back, pairs.edges)};
+    return {gx, gy,
+            pair_gradients_file::multiply_pairs(pairs.payload, pairs.key, product.payload, product.key, gw, back,
+                                                pairs.edges)};
   }
   const TensorProductProblem problem{layer.payload, layer.key, range.index,        x.size(0),
                                      layer.z_dim,   mul_ir,    layer.deterministic};

@@ -27,6 +27,7 @@ void check_pairs(const char* op, const Tensor& matrix, int64_t rows, const Tenso
 }
 
 namespace {
+namespace pair_rows_file {
 
 // Rows are looked at before they are read: what is passed may be of another graph.
 void check_range(const char* op, const Tensor& index, int64_t lowest, int64_t count) {
@@ -137,10 +138,11 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("spread_pairs", differentiable_spread);
 }
 
+}  // namespace pair_rows_file
 }  // namespace
 
 Tensor take_pairs(const EdgePairs& pairs, const Tensor& values, const Tensor& differ) {
-  return call({pairs.payload, pairs.key, pairs.row, pairs.edges, differ}, values);
+  return pair_rows_file::call({pairs.payload, pairs.key, pairs.row, pairs.edges, differ}, values);
 }
 
 }  // namespace eqaccel::ops

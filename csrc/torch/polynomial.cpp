@@ -28,6 +28,7 @@ PolynomialSecondGradients polynomial_double_backward(const PolynomialProblem& p,
 }
 
 namespace {
+namespace polynomial_file {
 
 class PolynomialCall : public RowCall {
  public:
@@ -108,5 +109,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("polynomial", forward_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("polynomial", forward_autocast); }
 
+}  // namespace polynomial_file
 }  // namespace
 }  // namespace eqaccel::ops

@@ -8,6 +8,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace polynomial_autograd_file {
 
 // What the three operators keep for their derivatives.
 struct Kept {
@@ -174,5 +175,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("polynomial_double_backward", double_backward);
 }
 
+}  // namespace polynomial_autograd_file
 }  // namespace
 }  // namespace eqaccel::ops

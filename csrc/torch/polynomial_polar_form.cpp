@@ -10,19 +10,20 @@
 
 namespace eqaccel::ops {
 
-constexpr const char* name = "eqaccel::polynomial_polar_form";
+constexpr const char* polar_form_name = "eqaccel::polynomial_polar_form";
 constexpr int slots = 5, first_feature = 2;  // gz, w and three features
 
 Tensor polynomial_polar_form(const PolynomialProblem& p, const std::array<Tensor, 4>& factors, int64_t missing,
                              c10::SymInt columns) {
   using Signature =
       Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, c10::SymInt);
-  static const auto op = find_operator<Signature>(name);
+  static const auto op = find_operator<Signature>(polar_form_name);
   const auto& [f, g, h, i] = factors;
   return op.call(p.payload, p.key, f, g, h, i, missing, std::move(columns));
 }
 
 namespace {
+namespace polynomial_polar_form_file {
 
 // The terms as lists: the column of each operand that a term reads, and the coefficient.
 struct Terms {
@@ -51,14 +52,14 @@ void check(const Program& program, const std::array<Tensor, slots>& factors, int
   const int64_t features = program.number("x_dim") + 1;
   const std::array<int64_t, slots> wanted{program.number("z_dim"), program.number("w_dim"), features, features,
                                           features};
-  TORCH_CHECK(columns == wanted[missing], name, ": argument 'columns' must be ", wanted[missing], ", got ", columns,
-              ". Pass the number of columns of the operand that is missing.");
+  TORCH_CHECK(columns == wanted[missing], polar_form_name, ": argument 'columns' must be ", wanted[missing], ", got ",
+              columns, ". Pass the number of columns of the operand that is missing.");
   for (int slot = 0; slot < slots; ++slot) {
     if (slot == missing) continue;
     const Tensor& t = factors[slot];
     TORCH_CHECK(t.dim() == 2 && like.dim() == 2 && t.size(0) == like.size(0) && t.size(1) == wanted[slot] &&
                     t.options().type_equal(like.options()),
-                name, ": operand ", slot, " must have ", wanted[slot],
+                polar_form_name, ": operand ", slot, " must have ", wanted[slot],
                 " columns, and all the same rows, dtype and "
                 "device, got ",
                 t.sizes(), ". Pass gz, w and features with a column more than x, in this order.");
@@ -67,7 +68,7 @@ void check(const Program& program, const std::array<Tensor, slots>& factors, int
 
 // Operand `missing` aside, the operands in the order of the slots.
 std::array<Tensor, slots> place(const std::array<Tensor, 4>& factors, int64_t missing) {
-  TORCH_CHECK(0 <= missing && missing < slots, name, ": argument 'missing' must be 0 to 4, got ", missing,
+  TORCH_CHECK(0 <= missing && missing < slots, polar_form_name, ": argument 'missing' must be 0 to 4, got ", missing,
               ". Count gz, w and the three features.");
   std::array<Tensor, slots> placed;
   for (int slot = 0, next = 0; slot < slots; ++slot)
@@ -79,7 +80,7 @@ std::array<Tensor, slots> place(const std::array<Tensor, 4>& factors, int64_t mi
 // a fixed order.
 Tensor contract(const Tensor& payload, int64_t key, const Tensor& f, const Tensor& g, const Tensor& h, const Tensor& i,
                 int64_t missing, int64_t columns) {
-  const auto program = program_of(name, payload, key);
+  const auto program = program_of(polar_form_name, payload, key);
   const std::array<Tensor, slots> factors = place({f, g, h, i}, missing);
   check(*program, factors, missing, columns);
   const Terms terms = read_terms(*program, f.options());
@@ -168,5 +169,6 @@ TORCH_LIBRARY_IMPL(eqaccel, CPU, library) { library.impl("polynomial_polar_form"
 TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) { library.impl("polynomial_polar_form", contract); }
 TORCH_LIBRARY_IMPL(eqaccel, Meta, library) { library.impl("polynomial_polar_form", shape); }
 
+}  // namespace polynomial_polar_form_file
 }  // namespace
 }  // namespace eqaccel::ops

@@ -29,6 +29,7 @@ RadialSecondGradients radial_basis_double_backward(const RadialProblem& p, bool 
 }
 
 namespace {
+namespace radial_basis_file {
 
 class RadialCall : public RowCall {
  public:
@@ -125,5 +126,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("radial_basis", forward_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("radial_basis", forward_autocast); }
 
+}  // namespace radial_basis_file
 }  // namespace
 }  // namespace eqaccel::ops

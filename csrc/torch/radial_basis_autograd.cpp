@@ -7,6 +7,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace radial_basis_autograd_file {
 
 // What the two operators keep for their derivatives.
 struct Kept {
@@ -158,5 +159,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("radial_basis_double_backward", double_backward);
 }
 
+}  // namespace radial_basis_autograd_file
 }  // namespace
 }  // namespace eqaccel::ops

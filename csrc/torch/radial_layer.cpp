@@ -11,6 +11,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace radial_layer_file {
 
 using Problem = SiluSource;
 
@@ -136,5 +137,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("radial_layer", forward_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("radial_layer", forward_autocast); }
 
+}  // namespace radial_layer_file
 }  // namespace
 }  // namespace eqaccel::ops

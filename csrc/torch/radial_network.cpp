@@ -13,6 +13,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace radial_network_file {
 
 using Numbers = c10::ArrayRef<double>;
 
@@ -221,5 +222,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("radial_network", forward_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("radial_network", forward_autocast); }
 
+}  // namespace radial_network_file
 }  // namespace
 }  // namespace eqaccel::ops

@@ -12,6 +12,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace silu_file {
 
 using Problem = SiluSource;
 using SecondGradients = std::tuple<Tensor, Tensor>;  // with respect to gz and x
@@ -200,18 +201,20 @@ TORCH_LIBRARY_IMPL(eqaccel, Meta, library) {
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCPU, library) { library.impl("silu", forward_autocast); }
 TORCH_LIBRARY_IMPL(eqaccel, AutocastCUDA, library) { library.impl("silu", forward_autocast); }
 
+}  // namespace silu_file
 }  // namespace
 
 Tensor SiluRecipe::make() const {
   const at::NoGradGuard values_alone;
-  return operands.size() == 1 ? call_forward(source, operands[0]) : call_backward(source, operands[0], operands[1]);
+  return operands.size() == 1 ? silu_file::call_forward(source, operands[0])
+                              : silu_file::call_backward(source, operands[0], operands[1]);
 }
 
 std::optional<SiluRecipe> silu_recipe(const Tensor& t) {
   const auto& producer = t.grad_fn();
   if (!producer) return std::nullopt;
-  auto recipe = recipe_of<Forward>(producer.get());
-  return recipe ? recipe : recipe_of<Backward>(producer.get());
+  auto recipe = silu_file::recipe_of<silu_file::Forward>(producer.get());
+  return recipe ? recipe : silu_file::recipe_of<silu_file::Backward>(producer.get());
 }
 
 }  // namespace eqaccel::ops

@@ -13,6 +13,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace take_rows_file {
 
 using Indices = c10::List<std::optional<Tensor>>;
 
@@ -138,5 +139,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("take_columns", take_columns);
 }
 
+}  // namespace take_rows_file
 }  // namespace
 }  // namespace eqaccel::ops

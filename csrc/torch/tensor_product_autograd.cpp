@@ -16,6 +16,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace tensor_product_autograd_file {
 
 // What the three operators keep for their derivatives. The weights, operand number `weights`, are the largest arrays of a
 // model: where they are a large product of matrices, they are not kept but made again.
@@ -281,11 +282,12 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("tensor_product_triple_backward", triple_backward);
 }
 
+}  // namespace tensor_product_autograd_file
 }  // namespace
 
 TensorProductThirdGradients compose_third_gradients(const TensorProductProblem& p, const variable_list& v,
                                                     const variable_list& incoming) {
-  const variable_list sums = Third(p, v, incoming, [](int) { return true; }).composed();
+  const variable_list sums = tensor_product_autograd_file::Third(p, v, incoming, [](int) { return true; }).composed();
   return {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6]};
 }
 

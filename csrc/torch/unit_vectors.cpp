@@ -10,6 +10,7 @@
 
 namespace eqaccel::ops {
 namespace {
+namespace unit_vectors_file {
 
 constexpr double shortest = 1e-12;  // shorter rows are divided by it, and have no direction
 
@@ -168,5 +169,6 @@ TORCH_LIBRARY_IMPL(eqaccel, Autograd, library) {
   library.impl("unit_vectors_backward", backward);
 }
 
+}  // namespace unit_vectors_file
 }  // namespace
 }  // namespace eqaccel::ops
