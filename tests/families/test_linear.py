@@ -15,7 +15,7 @@ from family_checks import (
     assert_wrong_kernels_are_refused,
     cuda_resources,
     forms,
-    with_another_coefficient,
+    with_another_number,
 )
 from hosts import needs_hipcc, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
@@ -413,7 +413,7 @@ def test_wrong_kernels_are_refused(
     """Also where the kernel is known to be right for another spec, whose tables it served before."""
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     entry = f"tables/cpu/{direction.value}"
-    assert_wrong_kernels_are_refused(linear_payload(SPECS[name])[0], direction, with_another_coefficient, entry)
+    assert_wrong_kernels_are_refused(linear_payload(SPECS[name])[0], direction, with_another_number, entry)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,14 @@ def assert_wrong_kernels_are_refused(
             runtime.compile_program(wrong, "cpu", scalar, direction.value)
 
 
-def with_another_coefficient(tables: str) -> str:
-    """Tables of a kernel with one added to their last coefficient."""
+def with_another_coefficient(body: str) -> str:
+    """The text of a kernel with one added to its last coefficient."""
+    last = list(re.finditer(r"T\((-?\d)", body))[-1]
+    return body[: last.start()] + "T(1+" + body[last.start(1) :]
+
+
+def with_another_number(tables: str) -> str:
+    """The tables of a kernel with one added to their last number."""
     integers, reals = tables.splitlines()
     *others, last = reals.split()
     return f"{integers}\n{' '.join([*others, repr(float(last) + 1)])}\n"
