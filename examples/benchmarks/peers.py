@@ -160,6 +160,13 @@ def _openequivariance(
     return Contender(bind, layout, _openequivariance_weights(conv, spec, dtype, device))
 
 
+def _openequivariance_scatter(spec: TensorProductSpec, dtype: torch.dtype, device: str) -> Contender:
+    import openequivariance as oeq
+
+    product = oeq.TensorProduct(_openequivariance_problem(spec, dtype, device, "mul_ir"))
+    return Contender(_scattered(product), "mul_ir", _openequivariance_weights(product, spec, dtype, device))
+
+
 def _openequivariance_batch(spec: TensorProductSpec, dtype: torch.dtype, device: str, *, layout: str) -> Contender:
     import openequivariance as oeq
 
@@ -193,6 +200,7 @@ CONVOLUTIONS: dict[str, dict[str, Factory]] = {
     "cue-scatter": {"cuEquivariance scatter": _cuequivariance_scatter},
     "oeq": _openequivariance_variants(("mul_ir", "ir_mul")),
     "oeq-ir_mul": _openequivariance_variants(("ir_mul",)),
+    "oeq-scatter": {"OpenEquivariance scatter": _openequivariance_scatter},
 }
 """What each word of the command line stands for, where convolutions are timed."""
 
