@@ -220,7 +220,7 @@ class GpuKernel : public Kernel {
     if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held});
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
     if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held}, together);
-    return split_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_);
+    return split_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_, w_dim_ > z_dim_);
   }
   eq_work_split sender_split(const eq_operands& o) const {
     return split_by_rows({o.num_edges, o.num_senders}, gather_blocks_);

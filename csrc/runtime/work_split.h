@@ -22,8 +22,9 @@ struct Blocks {
 constexpr int64_t least_slots = 16;  // of a block
 constexpr int64_t stages_of_short_rows = 4;  // rows taken together have so many times the slots of a block's stages
 constexpr int64_t stages_of_equal_parts = 3;  // and parts of the backward so many times
+constexpr int64_t most_rounds = 2;  // of a device over rows, where these may be dealt out in equal parts
+constexpr int64_t idle_part = 8, idle_part_of_sums = 4;  // if more than one in so many blocks would have no row
 // In quarters. They go with those and were not varied one by one: measure before relying on them.
-constexpr int64_t least_busy = 3;  // of the blocks of a device: with fewer rows, equal parts
 constexpr int64_t longest_row = 6;  // of the mean row: what is longer is cut
 constexpr int64_t short_row = 5;  // of the slots of a block's stages: mean rows up to that are taken together
 constexpr int64_t short_row_double = 10;  // the same in double backward
@@ -38,19 +39,28 @@ inline eq_work_split split_batch(int64_t edges, const Blocks& blocks) {
   return equal_split(std::max(std::min<int64_t>(ceil_div(edges, blocks.count) / 4, 64), least));
 }
 
+// Whether blocks that have a row each would leave much of a device without work, at once or in a second round.
+inline bool leaves_idle(const SlotsOfRows& graph, int64_t blocks, bool has_cheap_sums) {
+  const int64_t rounds = ceil_div(graph.rows, blocks), places = rounds * blocks, idle = places - graph.rows;
+  return has_cheap_sums ? rounds <= most_rounds && idle_part * idle > places
+                        : rounds == 1 && idle_part_of_sums * idle > places;
+}
+
 // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all
-// others is cut. Fewer rows are dealt out in equal parts.
-inline eq_work_split split_by_rows(const SlotsOfRows& graph, int64_t blocks) {
+// others is cut. Fewer rows are dealt out in equal parts, sooner where partial sums cost little beside all else.
+inline eq_work_split split_by_rows(const SlotsOfRows& graph, int64_t blocks, bool has_cheap_sums = false) {
   const int64_t even = ceil_div(graph.slots, blocks), mean = graph.mean();
-  if (4 * even < least_busy * mean) return equal_split(std::max(even, least_slots));
+  if (leaves_idle(graph, blocks, has_cheap_sums)) return equal_split(std::max(even, least_slots));
   const auto cut = static_cast<int32_t>(std::max({even, longest_row * mean / 4, least_slots}));
   return {0, 0, 0, cut, cut, nullptr};
 }
 
 // Forward and double backward, which add up the edges of a row. Rows that do not fill the stages of a block are taken
-// together, in double backward, which has more to set up for a block, those of twice the length too.
-inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blocks, Direction direction) {
-  eq_work_split split = split_by_rows(graph, blocks.count);
+// together, in double backward, which has more to set up for a block, those of twice the length too. Partial sums cost
+// little in double backward, and forward if an edge has more weights than a row has outputs (`is_dense`).
+inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blocks, Direction direction,
+                                     bool is_dense) {
+  eq_work_split split = split_by_rows(graph, blocks.count, is_dense || direction != Direction::forward);
   const int64_t full = blocks.edges_held * (direction == Direction::forward ? short_row : short_row_double) / 4;
   if (split.size > 0 || graph.slots > full * graph.rows) return split;
   split.size = static_cast<int32_t>(stages_of_short_rows * blocks.edges_held);
