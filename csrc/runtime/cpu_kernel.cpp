@@ -23,39 +23,26 @@ Function find_symbol(void* library, const char* name) {
   return reinterpret_cast<Function>(symbol);
 }
 
-// Operands, and what a kernel takes with them.
-class TabledOperands {
- public:
-  TabledOperands(const eq_operands& operands, const Tables& tables)
-      : operands_(operands), tables_{tables.integers.data(), tables.reals.data()} {
-    if (!tables.integers.empty()) operands_.tables = &tables_;
-  }
-  TabledOperands(const TabledOperands&) = delete;
-  TabledOperands& operator=(const TabledOperands&) = delete;
-  const eq_operands* get() const { return &operands_; }
-
- private:
-  eq_operands operands_;
-  eq_tables tables_;
-};
-
 class CpuKernel : public Kernel {
  public:
   CpuKernel(void* library, Tables tables)
-      : tables_(std::move(tables)), launch_(find_symbol<Launch>(library, "eq_launch")),
+      : tables_(std::move(tables)), pointers_{tables_.integers.data(), tables_.reals.data()},
+        launch_(find_symbol<Launch>(library, "eq_launch")),
         launch_shared_(reinterpret_cast<LaunchShared>(dlsym(library, "eq_launch_shared"))),
         workspace_(find_symbol<Workspace>(library, "eq_workspace_bytes")) {}
 
   void launch(const eq_operands& operands, void*) const override {
-    const TabledOperands tabled(operands, tables_);
-    with_memory([&] { launch_(tabled.get()); });
+    const eq_operands o = with_tables(operands);
+    with_memory([&] { launch_(&o); });
   }
   void launch_shared(const eq_operands& operands, const int32_t* shared, void* stream) const override {
     if (!launch_shared_) return Kernel::launch_shared(operands, shared, stream);
-    with_memory([&] { launch_shared_(&operands, shared); });
+    const eq_operands o = with_tables(operands);
+    with_memory([&] { launch_shared_(&o, shared); });
   }
   std::size_t workspace_bytes(const eq_operands& operands) const override {
-    return workspace_(TabledOperands(operands, tables_).get());
+    const eq_operands o = with_tables(operands);
+    return workspace_(&o);
   }
 
  private:
@@ -63,6 +50,10 @@ class CpuKernel : public Kernel {
   using LaunchShared = void (*)(const eq_operands*, const int32_t*);
   using Workspace = int64_t (*)(const eq_operands*);
 
+  eq_operands with_tables(eq_operands operands) const {
+    if (!tables_.integers.empty()) operands.tables = &pointers_;
+    return operands;
+  }
   template <class Work>
   static void with_memory(const Work& work) {
     try {
@@ -73,6 +64,7 @@ class CpuKernel : public Kernel {
   }
 
   Tables tables_;
+  eq_tables pointers_;  // to these
   Launch launch_;
   LaunchShared launch_shared_;  // null in families that have none
   Workspace workspace_;

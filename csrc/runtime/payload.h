@@ -23,7 +23,7 @@ std::string read_family(const std::string& meta);
 // The numbers of the entry "meta". Throws std::invalid_argument.
 std::map<std::string, int64_t> read_numbers(const std::string& meta);
 
-// Tables of a line of whole numbers and a line of others. Throws std::invalid_argument.
+// Tables of a line of whole numbers and a line of others, or of no text. Throws std::invalid_argument.
 Tables read_tables(const std::string& text);
 
 // The key that names a payload: 63 bits of a digest of all of its bytes, as `payload_key` in eqaccel/codegen/payload.py.

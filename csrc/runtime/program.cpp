@@ -99,8 +99,7 @@ int64_t Program::number(const std::string& key) const {
 bool Program::has_checksums(Direction direction) const { return entries_.count(checksums_name(direction)) > 0; }
 
 std::string Program::plan(Backend backend, Scalar scalar, Direction direction, const std::string& arch) const {
-  const auto found = entries_.find("plan/" + body(backend, scalar, direction, arch));
-  return found == entries_.end() ? "" : found->second;
+  return optional_entry("plan/" + body(backend, scalar, direction, arch));
 }
 
 std::string Program::precompiled_target(Backend backend, Scalar scalar, Direction direction,
@@ -175,15 +174,16 @@ std::string Program::source(Backend backend, Scalar scalar, Direction direction,
                           entry(of) + (code == numbers_.end() ? "" : entry("code/" + std::to_string(code->second))));
 }
 
-const std::string* Program::tables_text(Direction direction) const {
-  const auto found = entries_.find(std::string("tables/cpu/") + name(direction));
-  return found == entries_.end() ? nullptr : &found->second;
+std::string Program::optional_entry(const std::string& name) const {
+  const auto found = entries_.find(name);
+  return found == entries_.end() ? "" : found->second;
 }
 
-Tables Program::tables(Direction direction) const {
-  const std::string* text = tables_text(direction);
-  return text ? read_tables(*text) : Tables{};
+std::string Program::tables_text(Direction direction) const {
+  return optional_entry(std::string("tables/cpu/") + name(direction));
 }
+
+Tables Program::tables(Direction direction) const { return read_tables(tables_text(direction)); }
 
 const std::string& Program::entry(const std::string& name) const {
   const auto found = entries_.find(name);
@@ -246,7 +246,8 @@ Compiled Program::compile(Backend backend, Scalar scalar, Direction direction, c
     }
   }
   // Another spec may have brought the kernel here, with tables of its own.
-  if (cached && checked && tables_text(direction)) check_once(entry->code, "as the cache holds it", scalar, direction);
+  if (cached && checked && !tables_text(direction).empty())
+    check_once(entry->code, "as the cache holds it", scalar, direction);
   cache::count(cached);
   dump(backend, scalar, direction, key, {text, entry->log, plan(backend, scalar, direction, arch)});
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -307,9 +308,8 @@ void Program::check(const std::string& code, Scalar scalar, Direction direction,
 
 void Program::check_once(const std::string& code, const std::string& made, Scalar scalar, Direction direction) const {
   if (!has_checksums(direction)) return;
-  const std::string* tables = tables_text(direction);
   const std::string mark =
-      cache::key({"checked", sha256(code), tables ? *tables : "", entry("check/blocks"),
+      cache::key({"checked", sha256(code), tables_text(direction), entry("check/blocks"),
                   entry(checksums_name(direction)), name(scalar), name(direction), instruction_sets()}) +
       ".ok";
   static auto* const mutex = new std::mutex;

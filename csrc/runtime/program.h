@@ -165,8 +165,8 @@ class Program {
   void check(const std::string& code, Scalar, Direction, const std::string& made, const std::string& log) const;
   // The same once for these bytes and tables on this machine: the cache remembers it.
   void check_once(const std::string& code, const std::string& made, Scalar, Direction) const;
-  // The text of the tables of a kernel for the CPU; null where it takes none.
-  const std::string* tables_text(Direction) const;
+  std::string tables_text(Direction) const;  // of a kernel for the CPU, "" if it takes none
+  std::string optional_entry(const std::string& name) const;  // "" if absent
 
   struct Slot;  // one kernel, with the lock under which it is compiled
   std::map<std::string, std::string> entries_;

@@ -23,7 +23,7 @@ constexpr int64_t least_slots = 16;  // of a block
 constexpr int64_t stages_of_short_rows = 4;  // rows taken together have so many times the slots of a block's stages
 constexpr int64_t stages_of_equal_parts = 3;  // and parts of the backward so many times
 constexpr int64_t most_rounds = 2;  // of a device over rows, where these may be dealt out in equal parts
-constexpr int64_t idle_part = 8, idle_part_of_sums = 4;  // if more than one in so many blocks would have no row
+constexpr int64_t idle_part = 4, idle_part_cheap = 8;  // if more than one in so many blocks would have no row
 // In quarters. They go with those and were not varied one by one: measure before relying on them.
 constexpr int64_t longest_row = 6;  // of the mean row: what is longer is cut
 constexpr int64_t short_row = 5;  // of the slots of a block's stages: mean rows up to that are taken together
@@ -42,8 +42,8 @@ inline eq_work_split split_batch(int64_t edges, const Blocks& blocks) {
 // Whether blocks that have a row each would leave much of a device without work, at once or in a second round.
 inline bool leaves_idle(const SlotsOfRows& graph, int64_t blocks, bool has_cheap_sums) {
   const int64_t rounds = ceil_div(graph.rows, blocks), places = rounds * blocks, idle = places - graph.rows;
-  return has_cheap_sums ? rounds <= most_rounds && idle_part * idle > places
-                        : rounds == 1 && idle_part_of_sums * idle > places;
+  return has_cheap_sums ? rounds <= most_rounds && idle_part_cheap * idle > places
+                        : rounds == 1 && idle_part * idle > places;
 }
 
 // A row to a block where that gives work to all of the device; a row that would keep its block busy for longer than all

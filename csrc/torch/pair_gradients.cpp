@@ -10,8 +10,6 @@ namespace eqaccel::ops {
 namespace {
 namespace pair_gradients_file {
 
-using Gradients = std::tuple<Tensor, Tensor, Tensor>;
-
 // The sum of the values of the edges of a pair; zeros beyond the last pair.
 Tensor add(const EdgePairs& pairs, const Tensor& values) {
   if (!values.is_cpu()) {
@@ -39,9 +37,9 @@ TORCH_LIBRARY_IMPL(eqaccel, CompositeExplicitAutograd, library) { library.impl("
 }  // namespace pair_gradients_file
 }  // namespace
 
-pair_gradients_file::Gradients gradients(const SharedLayer& layer, const PairRange& range, int64_t slots,
-                                         const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
-                                         bool mul_ir) {
+std::tuple<Tensor, Tensor, Tensor> gradients(const SharedLayer& layer, const PairRange& range, int64_t slots,
+                                             const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
+                                             bool mul_ir) {
   const EdgePairs& pairs = range.pairs;
   const Product& product = layer.product;
   const Tensor back = layer.matrix.t();

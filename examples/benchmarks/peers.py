@@ -160,17 +160,19 @@ def _openequivariance(
     return Contender(bind, layout, _openequivariance_weights(conv, spec, dtype, device))
 
 
-def _openequivariance_scatter(spec: TensorProductSpec, dtype: torch.dtype, device: str) -> Contender:
+def _openequivariance_product(spec: TensorProductSpec, dtype: torch.dtype, device: str, layout: str) -> Any:
     import openequivariance as oeq
 
-    product = oeq.TensorProduct(_openequivariance_problem(spec, dtype, device, "mul_ir"))
+    return oeq.TensorProduct(_openequivariance_problem(spec, dtype, device, layout))
+
+
+def _openequivariance_scatter(spec: TensorProductSpec, dtype: torch.dtype, device: str) -> Contender:
+    product = _openequivariance_product(spec, dtype, device, "mul_ir")
     return Contender(_scattered(product), "mul_ir", _openequivariance_weights(product, spec, dtype, device))
 
 
 def _openequivariance_batch(spec: TensorProductSpec, dtype: torch.dtype, device: str, *, layout: str) -> Contender:
-    import openequivariance as oeq
-
-    product = oeq.TensorProduct(_openequivariance_problem(spec, dtype, device, layout))
+    product = _openequivariance_product(spec, dtype, device, layout)
     return Contender(lambda _: product, layout, _openequivariance_weights(product, spec, dtype, device))
 
 

@@ -16,18 +16,30 @@ constexpr int height = EQ_SIMD_BYTES == 64 ? 12 : 6;  // lines of a group: as ma
 
 int padded_columns(int mul) { return (mul + panel - 1) / panel * panel; }
 
+// What the tables of all directions begin with.
+struct MapSizes {
+  int in_dim, out_dim, attributes;
+  int kinds;  // of rows: one for each attribute
+  const double* coefficients;
+
+  explicit MapSizes(const eq_tables& tables)
+      : in_dim(tables.integers[0]), out_dim(tables.integers[1]), attributes(tables.integers[2]),
+        kinds(attributes > 0 ? attributes : 1), coefficients(tables.reals) {}
+
+  T attribute(const eq_operands& o, int64_t row, int z) const {
+    return attributes == 0 ? T(1) : static_cast<const T*>(o.y)[row * attributes + z];
+  }
+};
+
 // What a direction is, from its tables: `write_linear` in body.py writes them.
-struct LinearMap {
+struct LinearMap : MapSizes {
   static constexpr int sizes = 6, output_size = 5, factor_size = 5;
-  int in_dim, out_dim, attributes, outputs, factors, most_staged;
+  int outputs, factors, most_staged;
   const int64_t *output_table, *factor_table;
-  const double* coefficients;  // of the factors
 
   explicit LinearMap(const eq_tables& tables)
-      : in_dim(tables.integers[0]), out_dim(tables.integers[1]), attributes(tables.integers[2]),
-        outputs(tables.integers[3]), factors(tables.integers[4]), most_staged(tables.integers[5]),
-        output_table(tables.integers + sizes), factor_table(output_table + outputs * output_size),
-        coefficients(tables.reals) {}
+      : MapSizes(tables), outputs(tables.integers[3]), factors(tables.integers[4]), most_staged(tables.integers[5]),
+        output_table(tables.integers + sizes), factor_table(output_table + outputs * output_size) {}
 
   Output output(int n) const {
     const int64_t* at = output_table + n * output_size;
@@ -37,18 +49,13 @@ struct LinearMap {
     const int64_t* at = factor_table + n * factor_size;
     return {int(at[0]), int(at[1]), at[2], at[3], at[4], T(coefficients[n])};
   }
-  int matrices() const { return attributes > 0 ? attributes : 1; }  // of a factor
 };
-
-T attribute_of(const eq_operands& o, int attributes, int64_t row, int z) {
-  return attributes == 0 ? T(1) : static_cast<const T*>(o.y)[row * attributes + z];
-}
 
 // The packed matrices, the order of the rows, and which attributes occur: the workspace.
 struct Maps {
   const eq_operands& o;
   const LinearMap map;
-  const int matrices;
+  const int matrices;  // of a factor
   const T* from;
   T* to;
   T* packed;
@@ -56,10 +63,9 @@ struct Maps {
   int32_t* present;
 
   explicit Maps(const eq_operands& operands)
-      : o(operands), map(*operands.tables), matrices(map.matrices()),
-        from(static_cast<const T*>(has_gradient ? o.gz : o.x)), to(static_cast<T*>(has_gradient ? o.gx : o.z)),
-        packed(static_cast<T*>(o.workspace)), order(reinterpret_cast<int32_t*>(packed + packed_size())),
-        present(order + o.num_edges) {}
+      : o(operands), map(*operands.tables), matrices(map.kinds), from(static_cast<const T*>(has_gradient ? o.gz : o.x)),
+        to(static_cast<T*>(has_gradient ? o.gx : o.z)), packed(static_cast<T*>(o.workspace)),
+        order(reinterpret_cast<int32_t*>(packed + packed_size())), present(order + o.num_edges) {}
 
   int64_t terms_of(int begin, int end) const {
     int64_t terms = 0;
@@ -76,7 +82,7 @@ struct Maps {
   }
   int64_t bytes() const { return packed_size() * sizeof(T) + (o.num_edges + matrices) * sizeof(int32_t); }
 
-  T attribute(int64_t row, int z) const { return attribute_of(o, map.attributes, row, z); }
+  T attribute(int64_t row, int z) const { return map.attribute(o, row, z); }
 
   // Rows by their first attribute that is not zero, in their order otherwise.
   void find_order(int32_t* first, int32_t* places) const {

@@ -14,18 +14,15 @@ constexpr int together = 1024;  // rows that are laid out at a time
 constexpr int piece = 64;  // rows that are added up in registers
 
 // The numbers of a map, from its tables: `write_weights` in weights.py writes them.
-struct WeightsMap {
+struct WeightsMap : MapSizes {
   static constexpr int sizes = 6, block_size = 3, matrix_size = 4;
-  int in_dim, out_dim, attributes, blocks, matrices;
+  int blocks, matrices;
   int64_t weights;
   const int64_t *block_table, *matrix_table;
-  const double* coefficients;  // of the matrices
 
   explicit WeightsMap(const eq_tables& tables)
-      : in_dim(tables.integers[0]), out_dim(tables.integers[1]), attributes(tables.integers[2]),
-        blocks(tables.integers[3]), matrices(tables.integers[4]), weights(tables.integers[5]),
-        block_table(tables.integers + sizes), matrix_table(block_table + blocks * block_size),
-        coefficients(tables.reals) {}
+      : MapSizes(tables), blocks(tables.integers[3]), matrices(tables.integers[4]), weights(tables.integers[5]),
+        block_table(tables.integers + sizes), matrix_table(block_table + blocks * block_size) {}
 
   Written block(int n) const {
     const int64_t* at = block_table + n * block_size;
@@ -35,7 +32,6 @@ struct WeightsMap {
     const int64_t* at = matrix_table + n * matrix_size;
     return {int(at[0]), int(at[1]), int(at[2]), at[3], T(coefficients[n])};
   }
-  int kinds() const { return attributes > 0 ? attributes : 1; }  // of rows
 };
 
 // Lays out the components of a block of a row, `stride` apart, each as its channels one after the other.
@@ -58,7 +54,7 @@ struct WeightSums {
   int32_t *rows, *kind;
 
   explicit WeightSums(const eq_operands& operands)
-      : o(operands), map(*operands.tables), kinds(map.kinds()),
+      : o(operands), map(*operands.tables), kinds(map.kinds),
         staged_rows(most_rows() < together ? most_rows() : together), width(place(map.blocks)),
         staged(static_cast<T*>(o.workspace)), begin(reinterpret_cast<int64_t*>(staged + staged_rows * width)),
         rows(reinterpret_cast<int32_t*>(begin + kinds + 1)), kind(rows + most_rows()) {}
@@ -72,7 +68,7 @@ struct WeightSums {
   int64_t bytes() const {
     return staged_rows * width * sizeof(T) + (kinds + 1) * sizeof(int64_t) + 2 * most_rows() * sizeof(int32_t);
   }
-  T attribute(int64_t row, int z) const { return attribute_of(o, map.attributes, row, z); }
+  T attribute(int64_t row, int z) const { return map.attribute(o, row, z); }
   // Lists the rows of each attribute, in their order.
   void find() {
     for (int z = 0; z <= kinds; ++z) begin[z] = 0;

@@ -10,8 +10,13 @@ from eqaccel.families.linear.body import CPU_BODY, print_linear, write_linear
 from eqaccel.families.linear.plan import SHAPES, LinearPlan, make_plan
 from eqaccel.families.linear.reference import execute_linear
 from eqaccel.families.linear.spec import LinearSpec
-from eqaccel.families.linear.weights import CPU_BODY as CPU_WEIGHTS_BODY
-from eqaccel.families.linear.weights import THREADS, make_weights_plan, print_weights, write_weights
+from eqaccel.families.linear.weights import (
+    CPU_WEIGHTS_BODY,
+    THREADS,
+    make_weights_plan,
+    print_weights,
+    write_weights,
+)
 
 NAME = "linear"
 """Of the family."""

@@ -100,7 +100,7 @@ def make_weights_plan(spec: LinearSpec) -> WeightsPlan:
     return WeightsPlan(read.dim, written.dim, spec.num_attributes, spec.weight_numel, blocks, matrices)
 
 
-CPU_BODY = "EQ_EXPORT_LINEAR_WEIGHTS\n"
+CPU_WEIGHTS_BODY = "EQ_EXPORT_LINEAR_WEIGHTS\n"
 """Of all maps, whose tables come with their operands."""
 
 
