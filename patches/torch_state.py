@@ -33,7 +33,30 @@ def duplicated(model: torch.nn.Module, known: Mapping[int, Any] = MappingProxyTy
         model: The model.
         known: By the identity of what is in the model, what is to be in the copy.
     """
-    return copy.deepcopy(model, _copies(model) | dict(known))
+    memo = _copies(model) | dict(known)
+    for module in reversed(list(model.modules())):  # what a module consists of comes first
+        if id(module) not in memo and _has_program(module):
+            _copy_with_program(module, memo)
+    return copy.deepcopy(model, memo)
+
+
+def _has_program(module: torch.nn.Module) -> bool:
+    """Whether a module is a program of torch.fx, or one of e3nn's that consist of programs of torch.fx or TorchScript.
+
+    Deepcopy makes the code of the former anew, and e3nn writes those of the latter to bytes and reads them, which takes
+    up to ten times as long as to copy all that is trained.
+    """
+    programs = [getattr(module, name, None) for name in vars(module).get("__codegen__", ())]
+    kinds = (torch.fx.GraphModule, torch.jit.ScriptModule)
+    return isinstance(module, torch.fx.GraphModule) or (bool(programs) and all(isinstance(p, kinds) for p in programs))
+
+
+def _copy_with_program(module: torch.nn.Module, memo: dict[int, Any]) -> None:
+    """Copies a module but for its graph and its code, which nobody changes, into the memo of a deepcopy."""
+    other = memo[id(module)] = object.__new__(type(module))
+    if isinstance(module, torch.fx.GraphModule):
+        memo[id(module._graph)] = module._graph
+    other.__dict__.update(copy.deepcopy(module.__dict__, memo))
 
 
 def widened(model: torch.nn.Module) -> Any:

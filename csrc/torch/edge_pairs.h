@@ -24,6 +24,8 @@ struct Product {
 };
 
 Tensor multiply(const Product&, const Tensor& a, const Tensor& b);
+// The same without derivatives, into `c`, which is contiguous and of the shape of the result.
+void multiply_into(const Product&, const Tensor& a, const Tensor& b, const Tensor& c);
 
 // Whether eqaccel::matrix_product_shared has a kernel for sums of rows of `a`, which is faster than to add them before.
 bool adds_rows(const Product&, const Tensor& a);

@@ -55,9 +55,10 @@ void check_summands(const Tensor& a, const Tensor& summands) {
 
 bool may_multiply(const Tensor& a) { return a.scalar_type() == at::kFloat && backend_of(a.device()) == Backend::cuda; }
 
-// What has no value where no kernel takes the operands. `summands`: contiguous; undefined if rows are not added.
+// What has no value where no kernel takes the operands. `summands`: contiguous; undefined if rows are not added. `into`:
+// contiguous; undefined if the result is a new tensor.
 std::optional<Tensor> by_kernel(const char* op, const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b,
-                                const Tensor& summands) {
+                                const Tensor& summands, const Tensor& into = {}) {
   if (!may_multiply(a)) return std::nullopt;
   const bool adds = summands.defined();
   const auto program = program_of(op, payload, key);
@@ -65,7 +66,7 @@ std::optional<Tensor> by_kernel(const char* op, const Tensor& payload, int64_t k
   if (!arch || (adds && !MatrixProduct::adds_rows(*program, *arch))) return std::nullopt;
   const c10::DeviceGuard guard(a.device());
   const int64_t count = adds ? summands.size(0) : a.size(0);
-  const Tensor rows = a.contiguous(), c = at::empty({count, b.size(1)}, a.options());
+  const Tensor rows = a.contiguous(), c = into.defined() ? into : at::empty({count, b.size(1)}, a.options());
   const Matrices matrices{rows.const_data_ptr<float>(),
                           b.const_data_ptr<float>(),
                           c.mutable_data_ptr<float>(),
@@ -281,6 +282,10 @@ Tensor multiply(const Product& product, const Tensor& a, const Tensor& b) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
   static const auto op = find_operator<Signature>(op_name);
   return op.call(product.payload, product.key, a, b);
+}
+
+void multiply_into(const Product& product, const Tensor& a, const Tensor& b, const Tensor& c) {
+  if (!by_kernel(op_name, product.payload, product.key, a, b, {}, c)) c.copy_(multiply(product, a, b));
 }
 
 bool adds_rows(const Product& product, const Tensor& a) {

@@ -18,8 +18,10 @@ Tensor add(const EdgePairs& pairs, const Tensor& values) {
     return op.call(pairs.payload, pairs.key, values, pairs.edges);
   }
   const Tensor first = pairs.edges.select(1, 0), second = pairs.edges.select(1, 1);
-  const Tensor rest = values.index_select(0, second.clamp_min(0));
-  return values.index_select(0, first).add_(rest.masked_fill_(second.lt(0).unsqueeze(1), 0));
+  const auto rows = [&](const Tensor& edge, const Tensor& is_there) {
+    return values.index_select(0, edge.clamp_min(0)).masked_fill_(is_there.logical_not().unsqueeze(1), 0);
+  };
+  return rows(first, second.gt(-2)).add_(rows(second, second.ge(0)));
 }
 
 Tensor multiply_pairs(const Tensor& payload, int64_t key, const Tensor& product_payload, int64_t product_key,
@@ -43,7 +45,7 @@ std::tuple<Tensor, Tensor, Tensor> gradients(const SharedLayer& layer, const Pai
   const EdgePairs& pairs = range.pairs;
   const Product& product = layer.product;
   const Tensor back = layer.matrix.t();
-  if (!pairs.are_alone() || slots >= y.size(0)) {
+  if (slots >= y.size(0)) {
     using Signature = TensorProductGradients(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&,
                                              const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared_backward");
@@ -58,10 +60,10 @@ std::tuple<Tensor, Tensor, Tensor> gradients(const SharedLayer& layer, const Pai
                                      layer.z_dim,   mul_ir,    layer.deterministic};
   const Tensor of_edges = at::empty({y.size(0), layer.matrix.size(0)}, layer.matrix.options());
   const auto take = [&](int64_t first, const Tensor& gw) {
-    of_edges.narrow(0, first, gw.size(0)).copy_(multiply(product, gw, back));
+    multiply_into(product, gw, back, of_edges.narrow(0, first, gw.size(0)));
   };
   const auto [gx, gy] = tensor_product_shared_backward(problem, gz, x, y, w, pairs.row, slots, take);
-  return {gx, gy, of_edges};
+  return {gx, gy, pairs.are_alone() ? of_edges : pair_gradients_file::add(pairs, of_edges)};
 }
 
 }  // namespace eqaccel::ops

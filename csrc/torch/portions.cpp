@@ -42,23 +42,24 @@ PairRange range_of_slots(const Tensor& index, int64_t nodes, int64_t edges, int6
   return {first, row.add(first).to(at::kLong), {row, {}, {}, {}, 0}, own};
 }
 
-// A range in parts of so many pairs, at the end of others.
-void divide(const PairRange& range, int64_t size, std::vector<PairRange>& results) {
+// All pairs in ranges of so many.
+std::vector<PairRange> divide(const PairRange& whole, int64_t size) {
   using Signature = std::vector<Tensor>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool);
   static const auto split = find_operator<Signature>("eqaccel::pair_ranges");
-  const EdgePairs& pairs = range.pairs;
-  const int64_t edges = pairs.row.size(0), nodes = nodes_of(range.index, edges);
+  const EdgePairs& pairs = whole.pairs;
+  const int64_t edges = pairs.row.size(0), nodes = nodes_of(whole.index, edges);
+  std::vector<PairRange> results;
   if (pairs.are_alone()) {
     for (int64_t first = 0; first < edges; first += size)
-      results.push_back(range_of_slots(range.index, nodes, edges, first, std::min(size, edges - first)));
-    return;
+      results.push_back(range_of_slots(whole.index, nodes, edges, first, std::min(size, edges - first)));
+    return results;
   }
-  const auto parts = split.call(range.index, pairs.row, pairs.edges, nodes, size, pairs.all_reversible);
+  const auto parts = split.call(whole.index, pairs.row, pairs.edges, nodes, size, pairs.all_reversible);
   for (std::size_t n = 0; n + 3 < parts.size(); n += 4) {
     const EdgePairs own{parts[n + 1], parts[n + 2], pairs.differ, pairs.payload, pairs.key, pairs.all_reversible};
-    const Tensor slots = range.slots.defined() ? range.slots.index_select(0, parts[n]) : parts[n];
-    results.push_back({range.first + static_cast<int64_t>(n / 4) * size, slots, own, parts[n + 3]});
+    results.push_back({static_cast<int64_t>(n / 4) * size, parts[n], own, parts[n + 3]});
   }
+  return results;
 }
 
 }  // namespace
@@ -66,25 +67,11 @@ void divide(const PairRange& range, int64_t size, std::vector<PairRange>& result
 Portions::Portions(EdgePairs pairs, Tensor index, const Limits& limits)
     : whole_{{0, {}, std::move(pairs), std::move(index)}}, limits_(limits) {}
 
-const std::vector<PairRange>& Portions::divided(const std::vector<PairRange>& ranges, int64_t size) {
-  const std::pair name(ranges[0].pairs.size(), size);
-  if (const auto found = divided_.find(name); found != divided_.end()) return found->second;
-  std::vector<PairRange> results;
-  for (const PairRange& range : ranges) divide(range, size, results);
-  return divided_.emplace(name, std::move(results)).first->second;
-}
-
 const std::vector<PairRange>& Portions::ranges(int64_t row_bytes) {
   const int64_t size = at_a_time(pairs().size(), row_bytes, limits_.pairs);
-  return size >= pairs().size() ? whole_ : divided(whole_, size);
-}
-
-const std::vector<PairRange>& Portions::gradient_ranges(int64_t row_bytes) {
-  const std::vector<PairRange>& found = ranges(row_bytes);
-  const int64_t most = found[0].pairs.size(), edges_of_pair = 2;
-  const auto size = [&](int64_t bytes) { return at_a_time(most, edges_of_pair * bytes, limits_.gradients); };
-  if (pairs().are_alone() || size(row_bytes) >= most) return found;
-  return divided(found, size(std::max(row_bytes, longest_row_)));
+  if (size >= pairs().size()) return whole_;
+  const auto found = divided_.find(size);
+  return found != divided_.end() ? found->second : divided_.emplace(size, divide(whole(), size)).first->second;
 }
 
 int64_t Portions::edges_at_a_time(int64_t row_bytes, int64_t edges) const {
@@ -94,11 +81,6 @@ int64_t Portions::edges_at_a_time(int64_t row_bytes, int64_t edges) const {
 bool Portions::is_one_portion(int64_t row_bytes) {
   const int64_t edges = pairs().row.size(0);
   return ranges(row_bytes).size() == 1 && edges_at_a_time(row_bytes, edges) == edges;
-}
-
-int64_t Portions::new_layer(int64_t row_bytes) {
-  longest_row_ = std::max(longest_row_, row_bytes);
-  return layers_++;
 }
 
 Tensor Portions::made(const Name& name, int64_t bytes, const Make& make) {
@@ -121,7 +103,7 @@ Tensor Portions::taken(const Name& name, int64_t bytes, const Make& make) {
 
 std::vector<Tensor> Portions::range_indices() const {
   std::vector<Tensor> indices;
-  for (const auto& [sizes, parts] : divided_)
+  for (const auto& [size, parts] : divided_)
     for (const PairRange& part : parts) indices.push_back(part.index);
   return indices;
 }

@@ -43,11 +43,7 @@ class Portions : public torch::CustomClassHolder {
   // The pairs in ranges for which weights take what they may take, of which the first is a largest; one range, without
   // slots, if all of them may be there.
   const std::vector<PairRange>& ranges(int64_t row_bytes);
-  // The same ranges, divided where gradients of the weights of their edges would take more than they may; those of edges
-  // that are alone are made for some slots of a range instead, which costs less. Layers have them in common: as small as
-  // the one with the longest rows takes them, so ask when all layers are there.
-  const std::vector<PairRange>& gradient_ranges(int64_t row_bytes);
-  // Of so many edges, those that may have gradients at a time, in equal portions.
+  // Of so many edges, those of which gradients of weights may be there at a time, in equal portions.
   int64_t edges_at_a_time(int64_t row_bytes, int64_t edges) const;
   // Whether all weights may be there, and all gradients. Then a layer keeps its weights by itself; of other layers they are
   // kept here, as many as there is room for.
@@ -56,7 +52,7 @@ class Portions : public torch::CustomClassHolder {
   // A layer, and the first pair of a range of it.
   using Name = std::pair<int64_t, int64_t>;
   using Make = std::function<Tensor()>;
-  int64_t new_layer(int64_t row_bytes);
+  int64_t new_layer() { return layers_++; }
   // Makes weights of so many bytes, and keeps them. There is room for them before: the oldest go.
   Tensor made(const Name&, int64_t bytes, const Make&);
   // Weights for the last time: those that were kept, or else made anew.
@@ -68,15 +64,11 @@ class Portions : public torch::CustomClassHolder {
   std::vector<Tensor> range_indices() const;
 
  private:
-  // Ranges of at most so many pairs.
-  const std::vector<PairRange>& divided(const std::vector<PairRange>&, int64_t size);
-
   const std::vector<PairRange> whole_;
   const Limits limits_;
-  // By the pairs that one has at most, of what was divided and of the parts.
-  std::map<std::pair<int64_t, int64_t>, std::vector<PairRange>> divided_;
+  std::map<int64_t, std::vector<PairRange>> divided_;  // by the pairs that one has at most
   std::deque<std::pair<Name, Tensor>> kept_;  // the oldest first
-  int64_t layers_ = 0, longest_row_ = 0, times_made_ = 0;
+  int64_t layers_ = 0, times_made_ = 0;
 };
 
 // What weights may take of the memory of a device: what was asked for, or else shares of it, which may be halved a few

@@ -1,7 +1,6 @@
 // eqaccel::shared_convolution: a convolution whose edges share the weights of their pairs. Where these take too much
 // memory, they are made for one range of pairs after another; where their gradients do, which edges have each for
-// themselves, these are made for smaller ranges, or for some edges after the other where every edge is alone. Results are
-// bitwise reproducible for the same portions.
+// themselves, these are made for some edges after the other. Results are bitwise reproducible for the same portions.
 #include "shared_convolution.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -37,7 +36,7 @@ class Layer : public torch::CustomClassHolder {
  public:
   explicit Layer(c10::intrusive_ptr<SharedLayer> of)
       : of_(std::move(of)), row_bytes_(of_->matrix.size(1) * static_cast<int64_t>(of_->matrix.element_size())),
-        number_(of_->portions->new_layer(row_bytes_)) {}
+        number_(of_->portions->new_layer()) {}
 
   bool is_one_portion() const { return portions().is_one_portion(row_bytes_); }
 
@@ -74,24 +73,16 @@ class Layer : public torch::CustomClassHolder {
   // `gradients`, of which ranges add to that of x, and have rows of their own of the others.
   variable_list gradients_of_ranges(const Tensor& given_gz, const Tensor& given_x, const Tensor& y,
                                     const Tensor& hidden) const {
-    const std::vector<PairRange>& ranges = portions().ranges(row_bytes_);
-    const std::vector<PairRange>& parts = portions().gradient_ranges(row_bytes_);
+    const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
     if (parts.size() == 1) return gradients(given_gz, given_x, y, taken(parts[0], hidden));
     const Tensor x = in_kernels(given_x, 'x'), gz = in_kernels(given_gz, 'z');
     const Tensor gx = at::zeros_like(x), gy = at::empty_like(y), of_hidden = at::empty_like(hidden);
     const std::vector<Tensor> ys = in_ranges(y, parts);
-    std::size_t n = parts.size();
-    // The weights of the last range are those that are there still.
-    for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
-      const Tensor weights = taken(*range, hidden);
-      while (n > 0 && parts[n - 1].first >= range->first) {
-        const PairRange& part = parts[--n];
-        const Tensor own = weights.narrow(0, part.first - range->first, part.pairs.size());
-        const auto [add_x, of_y, of_rows] = gradients(part, gz, x, ys[n], own, false);
-        gx.add_(add_x);
-        gy.index_copy_(0, part.slots, of_y);
-        part.of_pairs(of_hidden).copy_(of_rows);
-      }
+    for (std::size_t n = parts.size(); n-- > 0;) {  // the weights of the last range are those that are there still
+      const auto [add_x, of_y, of_rows] = gradients(parts[n], gz, x, ys[n], taken(parts[n], hidden), false);
+      gx.add_(add_x);
+      gy.index_copy_(0, parts[n].slots, of_y);
+      parts[n].of_pairs(of_hidden).copy_(of_rows);
     }
     return {of_->mul_ir ? relaid(gx, program()->blocks('x'), true) : gx, gy, of_hidden};
   }

@@ -44,8 +44,8 @@ def convolve_pairs(
 
     The gradient can be computed once, not differentiated again, and there is none of the network. Where weights take
     too much memory, they are made for one range of pairs after another. Where their gradients do, which edges have each
-    for themselves, these are made for smaller ranges. In either case the whole network runs once more for the gradient,
-    unless it keeps its inputs alone. Results are bitwise reproducible for the same portions.
+    for themselves, these are made for some edges after the other. In either case the whole network runs once more for
+    the gradient, unless it keeps its inputs alone. Results are bitwise reproducible for the same portions.
 
     Args:
         conv: The convolution, channel by channel.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -455,18 +454,15 @@ MODEL = "128x0e+128x1o+128x2e+128x3o"
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     others = [diagonal(MODEL, MODEL), diagonal("64x0e+64x1o", "64x0e+64x1o"), SPECS["ragged"]]
+    of_rows, of_weights = [*map(kernel_name, range(len(SHAPES[4])))], ["eq_linear_weights", "eq_linear_weights_sum"]
+    kernels = dict.fromkeys(DIRECTIONS[:2], of_rows) | dict.fromkeys(DIRECTIONS[2:], of_weights)
     for spec in (diagonal(MODEL, MODEL, 89), *(others if arch == "sm_90" else [])):
-        for kernel in map(kernel_name, range(len(SHAPES[4]))):
-            assert_fits(spec, DIRECTIONS[:2], arch, kernel)
-        for kernel in ("eq_linear_weights", "eq_linear_weights_sum"):
-            assert_fits(spec, DIRECTIONS[2:], arch, kernel)
-
-
-def assert_fits(spec: LinearSpec, directions: Sequence[Direction], arch: str, kernel: str) -> None:
-    """A kernel spills nothing, and takes the shared memory that there is without being asked."""
-    for _, _, used in cuda_resources(linear_payload(spec)[0], directions, arch, kernel):
-        assert used["spill_store_bytes"] == 0
-        assert used.get("shared_bytes", 0) <= min(48 * 1024, TARGETS[arch].shared_bytes)  # none is not named
+        for _, direction, resources in cuda_resources(linear_payload(spec)[0], DIRECTIONS, arch):
+            for kernel in kernels[direction]:
+                used = resources[kernel]
+                assert used["spill_store_bytes"] == 0
+                # As much as there is without being asked; none is not named.
+                assert used.get("shared_bytes", 0) <= min(48 * 1024, TARGETS[arch].shared_bytes)
 
 
 @needs_hipcc

@@ -336,8 +336,8 @@ def test_warmup(device: torch.device) -> None:
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     for name in ("mace", "cutoff"):
-        for _, _, used in cuda_resources(radial_payload(SPECS[name])[0], COMMON, arch, "eq_rows"):
-            assert used["spill_store_bytes"] == used["stack_bytes"] == 0
+        for _, _, used in cuda_resources(radial_payload(SPECS[name])[0], COMMON, arch):
+            assert used["eq_rows"]["spill_store_bytes"] == used["eq_rows"]["stack_bytes"] == 0
 
 
 @needs_hipcc

@@ -163,8 +163,8 @@ def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
     for name in ("mace", "nequip"):
-        for _, _, used in cuda_resources(radial_layer_payload(SPECS[name])[0], DIRECTIONS, arch, "eq_rows"):
-            assert used["spill_store_bytes"] == used["stack_bytes"] == 0
+        for _, _, used in cuda_resources(radial_layer_payload(SPECS[name])[0], DIRECTIONS, arch):
+            assert used["eq_rows"]["spill_store_bytes"] == used["eq_rows"]["stack_bytes"] == 0
 
 
 @needs_hipcc

@@ -169,8 +169,8 @@ def test_wrong_kernels_are_refused(direction: Direction, tmp_path: Path, monkeyp
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
-    for _, _, used in cuda_resources(silu_payload(SPEC)[0], COMMON, arch, "eq_rows"):
-        assert used["spill_store_bytes"] == used["stack_bytes"] == 0
+    for _, _, used in cuda_resources(silu_payload(SPEC)[0], COMMON, arch):
+        assert used["eq_rows"]["spill_store_bytes"] == used["eq_rows"]["stack_bytes"] == 0
 
 
 @needs_hipcc

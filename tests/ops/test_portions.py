@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eqaccel import TensorProductConv, TensorProductSpec
 from eqaccel.ops import EdgePairs, Graph, LastProduct, MatrixProduct, Portions, WeightLimits, convolve_pairs
 
 SPEC = TensorProductSpec.channelwise("4x0e", "0e", "4x0e")
-LONG = TensorProductSpec.channelwise("4x0e", "0e+0e+0e", "4x0e")
-"""Of three times the weights."""
 NODES, TERMS, LAYERS = 6, 3, 4
 PAIRS = NODES * (NODES - 1) // 2
 ROW_BYTES = SPEC.weight_numel * 8
@@ -22,13 +21,7 @@ LAYER_BYTES = PAIRS * ROW_BYTES
 """Of the weights of pairs of all nodes."""
 
 
-def results(
-    pair_bytes: float,
-    gradient_bytes: float,
-    specs: Sequence[TensorProductSpec] = (SPEC,) * LAYERS,
-    *,
-    absolute: bool = False,
-) -> tuple[Portions, list[Tensor]]:
+def results(pair_bytes: float, gradient_bytes: float, *, absolute: bool = False) -> tuple[Portions, list[Tensor]]:
     """Layers one after another over all pairs of nodes, and gradients; or sums of absolute values for both."""
     generator = torch.Generator().manual_seed(0)
 
@@ -43,11 +36,10 @@ def results(
     portions = Portions(pairs, index, pair_bytes, gradient_bytes)
     inputs = made(len(pairs.edges), TERMS).requires_grad_()
     start = x = made(NODES, SPEC.x_dim).requires_grad_()
-    y, matrix = made(len(receiver), LONG.y_dim).requires_grad_(), made(TERMS, LONG.weight_numel)
-    for spec in specs:
-        network = LastProduct(torch.clone, MatrixProduct(), matrix[:, : spec.weight_numel])
-        z = convolve_pairs(TensorProductConv(spec), x, y[:, : spec.y_dim], network, inputs, portions)
-        x = z[:, : SPEC.x_dim]
+    y, matrix = made(len(receiver), SPEC.y_dim).requires_grad_(), made(TERMS, SPEC.weight_numel)
+    network = LastProduct(torch.clone, MatrixProduct(), matrix)
+    for _ in range(LAYERS):
+        x = convolve_pairs(TensorProductConv(SPEC), x, y, network, inputs, portions)
     return portions, [x.detach(), *torch.autograd.grad(x.sum(), [start, y, inputs])]
 
 
@@ -70,38 +62,46 @@ def edges_of(portions: Portions) -> list[int]:
     return sorted((len(index) - 2 * NODES - 4) // 3 for index in portions.range_indices)
 
 
+class RowsOfGradients(TorchDispatchMode):
+    """Notes of how many edges there are gradients of weights, when these are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.eqaccel.matrix_product.default and args[3].size(1) == TERMS:
+            self.rows.append(args[2].size(0))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize(
-    ("pairs", "gradients", "edges"),
+    ("pairs", "gradients", "edges", "rows"),
     [
-        (15, 30, []),
-        (15, 29, [14, 16]),  # eight pairs and seven
-        (15, 10, [10, 10, 10]),
-        (15, 1, [2] * 15),  # a pair at least
-        (14, 30, [14, 16]),
-        (8, 16, [14, 16]),
-        (8, 8, [6, 8, 8, 8, 14, 16]),  # of either range of weights, two for gradients
-        (5, 7, [4, 4, 4, 6, 6, 6, 10, 10, 10]),
-        (1, 1, [2] * 15),
+        (15, 30, [], []),
+        (15, 29, [], [15, 15]),
+        (15, 11, [], [10, 10, 10]),
+        (15, 1, [], [1] * 30),  # an edge at least
+        (14, 30, [14, 16], []),  # eight pairs and seven
+        (8, 16, [14, 16], []),
+        (8, 8, [14, 16], [7, 7, 8, 8]),
+        (5, 7, [10, 10, 10], [5] * 6),
+        (1, 1, [2] * 15, [1] * 30),
     ],
 )
-def test_ranges_have_the_pairs_that_find_room(pairs: int, gradients: int, edges: list[int]) -> None:
-    """Rows of weights of pairs, and of gradients of edges, of 15 pairs: few ranges of weights, and parts of them."""
+def test_portions_are_as_large_as_there_is_room(pairs: int, gradients: int, edges: list[int], rows: list[int]) -> None:
+    """Rows of weights of pairs and of gradients of edges, of 15 pairs: few ranges, and few parts of their edges."""
     portions, found = results(pairs * ROW_BYTES, gradients * ROW_BYTES)
     assert edges_of(portions) == edges
-    again = results(pairs * ROW_BYTES, gradients * ROW_BYTES)[1]
+    with RowsOfGradients() as noted:
+        again = results(pairs * ROW_BYTES, gradients * ROW_BYTES)[1]
+    assert noted.rows == rows * LAYERS
     assert all(map(torch.equal, found, again))
     # A layer is a sum over neighbours of products, and so is its gradient, which adds up layers too.
     roundings = 2 * LAYERS * (NODES + TERMS + SPEC.weight_numel + 4)
     whole, sizes = results(math.inf, math.inf)[1], results(math.inf, math.inf, absolute=True)[1]
     for value, right, size in zip(found, whole, sizes, strict=True):
         assert bool(((value - right).abs() <= roundings * torch.finfo(torch.float64).eps * size).all())
-
-
-def test_layers_share_the_ranges_of_gradients() -> None:
-    """Those of the layer with the longest rows, wherever it comes."""
-    for specs in ((SPEC, LONG, SPEC), (LONG, SPEC, SPEC), (SPEC, SPEC, LONG)):
-        portions, _ = results(math.inf, 3 * 6 * ROW_BYTES, specs)
-        assert edges_of(portions) == [6] * 5
 
 
 def test_layers_in_one_portion_keep_their_weights_themselves() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import pickle
 from collections.abc import Callable
@@ -10,7 +9,11 @@ from typing import Any, ParamSpec
 
 import torch
 from e3nn import get_optimization_defaults
+from remembered import compute_moments_once
 
+from eqaccel.patches.torch_state import duplicated
+
+compute_moments_once()
 _Arguments = ParamSpec("_Arguments")
 
 
@@ -30,6 +33,6 @@ def built_once(build: Callable[_Arguments, torch.nn.Module]) -> Callable[_Argume
             kept[key] = build(*args, **options), torch.get_rng_state()
         model, random_state = kept[key]
         torch.set_rng_state(random_state)
-        return copy.deepcopy(model)
+        return duplicated(model)
 
     return copied

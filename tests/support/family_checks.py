@@ -64,14 +64,14 @@ def with_another_number(tables: str) -> str:
 
 
 def cuda_resources(
-    content: bytes, directions: Sequence[Direction], arch: str, kernel: str
-) -> Iterator[tuple[str, Direction, dict[str, Any]]]:
-    """Compiles all CUDA kernels of a payload; yields dtype, direction, and what the kernel of a name takes."""
+    content: bytes, directions: Sequence[Direction], arch: str
+) -> Iterator[tuple[str, Direction, dict[str, dict[str, Any]]]]:
+    """Compiles all CUDA kernels of a payload; yields dtype, direction, and what kernels take, by their names."""
     text = runtime.Program(content)
     for direction in directions:
         for scalar in SCALAR_BYTES:
             compiled = runtime.compile_program(text, "cuda", scalar, direction.value, arch)
-            yield scalar, direction, compiled["resources"][kernel]
+            yield scalar, direction, compiled["resources"]
 
 
 def assert_hip_text_compiles(content: bytes, direction: Direction, folder: Path) -> None:

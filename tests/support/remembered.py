@@ -77,3 +77,10 @@ def load_programs_once() -> None:
     _mixin.torch = SimpleNamespace(
         jit=SimpleNamespace(script=jit.script, ScriptModule=jit.ScriptModule, save=save, load=load)
     )
+
+
+def compute_moments_once() -> None:
+    """Makes e3nn remember the moments of activations: it averages a million numbers for each module that has one."""
+    from e3nn.math import _normalize_activation
+
+    _normalize_activation.moment = functools.cache(_normalize_activation.moment)
