@@ -35,16 +35,21 @@ def options_of(box: str, file: Path) -> dict[str, Any]:
     return {"boundary": BOXES[box][0], "coeff": f"* * {file} {' '.join(sm.ELEMENTS)}"}
 
 
+CASES = {
+    ("triclinic", 1): ["0", "omni"],
+    ("triclinic", 2): list(HEADS),
+    ("slab", 3): ["0", "mf-ompa"],
+    ("smaller than the cutoff", 2): ["0", "l3i5"],
+    ("triclinic", 4): ["0", "l3i5", "mf-ompa"],
+    ("one atom", 3): ["0", "omni"],
+}
+"""Boxes and ranks, and the models that run there: one of them everywhere, and each of them where ranks share a box."""
+
+
 @pytest.mark.parametrize(
-    ("box", "ranks"),
-    [
-        ("triclinic", 1),
-        ("triclinic", 2),
-        ("slab", 3),
-        ("smaller than the cutoff", 2),
-        ("triclinic", 4),
-        ("one atom", 3),
-    ],
+    ("plain_and_exported", "box", "ranks"),
+    [(name, *case) for case, names in CASES.items() for name in names],
+    indirect=["plain_and_exported"],
 )
 def test_ranks_give_what_the_model_gives(
     box: str, ranks: int, plain_and_exported: tuple[Any, Path], tmp_path: Path
@@ -65,10 +70,7 @@ def test_ranks_give_what_the_model_gives(
     assert np.abs(frame.virial / BAR - virial).max() <= RTOL * scale
 
 
-@pytest.mark.parametrize("lists", ["host", "device"])
-def test_any_number_of_ranks_gives_the_same_run(
-    lists: str, plain_and_exported: tuple[Any, Path], tmp_path: Path
-) -> None:
+def test_any_number_of_ranks_gives_the_same_run(plain_and_exported: tuple[Any, Path], tmp_path: Path) -> None:
     """Atoms go from rank to rank."""
     _, file = plain_and_exported
     write_data(tmp_path / "start.data", frame_of("triclinic", sm.ELEMENTS), sm.ELEMENTS, velocities=True)
@@ -76,7 +78,7 @@ def test_any_number_of_ranks_gives_the_same_run(
     commands = "fix nve all nve\ntimestep 0.0005\nneigh_modify every 2 delay 0 check no\nrun 12"
     expected = simulate(tmp_path, commands, style="eqaccel lists host", **options)
     assert [frame.step for frame in expected] == [0, 6, 12]
-    for ranks in (2, 3) if lists == "host" else (1, 2, 3):
+    for lists, ranks in (("host", 2), ("host", 3), ("device", 1), ("device", 2), ("device", 3)):
         frames = simulate(tmp_path, commands, ranks, style=f"eqaccel lists {lists}", **options)
         for frame, alone in zip(frames, expected, strict=True):
             scale = np.abs(alone.forces).max()

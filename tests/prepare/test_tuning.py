@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import shutil
@@ -108,8 +109,13 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("scalar_bytes", [4, 8])
-@pytest.mark.parametrize("target", MACHINES)
-@pytest.mark.parametrize("name", [*SPECS, *LARGE])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *itertools.product(SPECS, MACHINES),
+        *itertools.product(LARGE, ("cpu-avx512", MACHINE_CLASSES[0].name, MACHINE_CLASSES[-1].name)),
+    ],
+)
 def test_candidates_are_few_different_and_legal(name: str, target: str, scalar_bytes: int) -> None:
     spec = (SPECS | LARGE)[name]
     for direction in Direction:
