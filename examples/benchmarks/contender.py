@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqaccel import Irreps, TensorProductSpec
+from eqaccel import Irreps, TensorProductSpec, WignerConvention
 from eqaccel.benchmarks.graphs import EdgeList
 from eqaccel.testing import derivatives, reference
 
@@ -28,11 +28,20 @@ class Contender:
         bind: Prepares a graph, or a batch, and gives the product on it.
         layout: Order inside the blocks of x and z: "mul_ir" or "ir_mul".
         weight_order: Its weight i is number `weight_order[i]` of e3nn's; None if they are the same.
+        convention: Whose signs its couplings have; None for the e3nn that is installed.
     """
 
     bind: Callable[[EdgeList], Product]
     layout: str
     weight_order: Tensor | None = None
+    convention: WignerConvention | None = None
+
+    def computed(self, spec: TensorProductSpec) -> TensorProductSpec:
+        """What it computes where e3nn has this tensor product: the same, but for signs of couplings."""
+        if self.convention is None:
+            return spec
+        irreps = (spec.irreps_in1, spec.irreps_in2, spec.irreps_out)
+        return TensorProductSpec(*irreps, instructions(spec), convention=self.convention)
 
     def orders(self, spec: TensorProductSpec, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
         """For each element of its rows of x, w and z, the position of that element in e3nn's order."""
@@ -75,8 +84,14 @@ class Truth:
 
         inputs = shapes(spec, edges)
         self.operands, self.directions = normal(*inputs), [normal((edges.num_nodes, spec.z_dim)), normal(*inputs)]
-        exact = partial(reference, spec, edge_index=edges.edge_index, num_receivers=edges.num_nodes)
-        self.results = derivatives(exact, self.operands, self.directions)
+        self._results: dict[TensorProductSpec, list[Tensor]] = {}
+
+    def results(self, spec: TensorProductSpec) -> list[Tensor]:
+        """The exact ones of a spec with the same operands."""
+        if spec not in self._results:
+            of_graph = {"edge_index": self.edges.edge_index, "num_receivers": self.edges.num_nodes}
+            self._results[spec] = derivatives(partial(reference, spec, **of_graph), self.operands, self.directions)
+        return self._results[spec]
 
     def error(self, contender: Contender) -> float:
         """The maximum over all results of max|result - exact| / max|exact|."""
@@ -88,7 +103,8 @@ class Truth:
 
         operands, *directions = ([t.to(self.dtype) for t in part] for part in (self.operands, *self.directions))
         found = derivatives(in_e3nn_order, operands, directions)
-        return max(_relative(result, exact) for result, exact in zip(found, self.results, strict=True))
+        exact = self.results(contender.computed(self.spec))
+        return max(_relative(*pair) for pair in zip(found, exact, strict=True))
 
 
 def sample_error(
@@ -104,6 +120,7 @@ def sample_error(
         rows: Rows of the output to compare with float64.
     """
     on_x, on_w, on_z = contender.orders(spec, operands[0].device)
+    computed = contender.computed(spec)
     x, y, w = operands
     with torch.no_grad():
         z = contender.bind(edges)(x, y, w)
@@ -112,7 +129,7 @@ def sample_error(
             exact = torch.zeros(spec.z_dim, dtype=torch.float64, device=x.device)
             for sender, edge in _incoming(edges, row, x.device):
                 features = x[sender][:, on_x.argsort()].double()
-                messages = reference(spec, features, y[edge].double(), w[edge][:, on_w.argsort()].double())
+                messages = reference(computed, features, y[edge].double(), w[edge][:, on_w.argsort()].double())
                 exact += messages.sum(0)
             worst = max(worst, _relative(z[row, on_z.argsort()], exact))
     return worst

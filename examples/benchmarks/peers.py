@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import eqaccel
-from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec
+from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec, WignerConvention
 from eqaccel.benchmarks.contender import Contender, Factory, Product, instructions
 from eqaccel.benchmarks.graphs import EdgeList
 from eqaccel.patches.torch_state import default_dtype
@@ -157,7 +157,7 @@ def _openequivariance(
             raise NotImplementedError("its deterministic mode needs a symmetric graph")
         return lambda x, y, w: conv(x, y, w, receiver, sender, transpose)
 
-    return Contender(bind, layout, _openequivariance_weights(conv, spec, dtype, device))
+    return _openequivariance_contender(bind, layout, conv, spec, dtype, device)
 
 
 def _openequivariance_product(spec: TensorProductSpec, dtype: torch.dtype, device: str, layout: str) -> Any:
@@ -168,17 +168,21 @@ def _openequivariance_product(spec: TensorProductSpec, dtype: torch.dtype, devic
 
 def _openequivariance_scatter(spec: TensorProductSpec, dtype: torch.dtype, device: str) -> Contender:
     product = _openequivariance_product(spec, dtype, device, "mul_ir")
-    return Contender(_scattered(product), "mul_ir", _openequivariance_weights(product, spec, dtype, device))
+    return _openequivariance_contender(_scattered(product), "mul_ir", product, spec, dtype, device)
 
 
 def _openequivariance_batch(spec: TensorProductSpec, dtype: torch.dtype, device: str, *, layout: str) -> Contender:
     product = _openequivariance_product(spec, dtype, device, layout)
-    return Contender(lambda _: product, layout, _openequivariance_weights(product, spec, dtype, device))
+    return _openequivariance_contender(lambda _: product, layout, product, spec, dtype, device)
 
 
-def _openequivariance_weights(product: Any, spec: TensorProductSpec, dtype: torch.dtype, device: str) -> Tensor:
+def _openequivariance_contender(
+    bind: Any, layout: str, product: Any, spec: TensorProductSpec, dtype: torch.dtype, device: str
+) -> Contender:
+    """With weights in an order of its own, and the signs of e3nn since 0.5, whichever is installed."""
     numbers = torch.arange(spec.weight_numel, dtype=dtype, device=device)[None]
-    return product.reorder_weights_from_e3nn(numbers)[0].long()
+    order = product.reorder_weights_from_e3nn(numbers)[0].long()
+    return Contender(bind, layout, order, WignerConvention.E3NN_0_5)
 
 
 def _openequivariance_variants(layouts: tuple[str, ...]) -> dict[str, Factory]:

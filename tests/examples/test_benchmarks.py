@@ -14,7 +14,7 @@ import torch
 from folders import EXAMPLES
 from patch_checks import RELATIVE
 
-from eqaccel import PolynomialSpec, TensorProductSpec
+from eqaccel import PolynomialSpec, TensorProductSpec, WignerConvention
 from eqaccel.codegen import Direction
 from eqaccel.families.polynomial import Term
 from eqaccel.testing import reference
@@ -174,6 +174,22 @@ def test_what_cannot_be_timed_says_so(monkeypatch, tmp_path):
     assert "wrong numbers on this graph: " in rows["wrong_when_large"]["note"]
     assert rows["broken"]["note"] == "RuntimeError: no kernel image"
     assert not any("forward" in rows[name] for name in factories)
+
+
+def test_contenders_may_have_the_signs_of_another_e3nn():
+    from dataclasses import replace
+
+    from eqaccel.benchmarks import graphs, peers
+    from eqaccel.benchmarks.contender import Truth
+
+    def spec(convention=None):
+        return TensorProductSpec("3x1o", "2e", "2x2o", [(0, 0, 0, "uvw")], convention=convention)
+
+    truth = Truth(spec(), graphs.batch(5), torch.float64, "cpu")
+    for convention in WignerConvention:
+        own = peers._eqaccel_batch(spec(convention), torch.float64, "cpu", layout="mul_ir")
+        assert truth.error(replace(own, convention=convention)) < 1e-14
+        assert truth.error(own) == pytest.approx(0 if convention is WignerConvention.installed() else 2)
 
 
 def test_a_limit_of_time_is_kept(tmp_path):
