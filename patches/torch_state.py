@@ -44,8 +44,10 @@ def _has_program(module: torch.nn.Module) -> bool:
     """Whether a module is a program of torch.fx, or one of e3nn's that consist of programs of torch.fx or TorchScript.
 
     Deepcopy makes the code of the former anew, and e3nn writes those of the latter to bytes and reads them, which takes
-    up to ten times as long as to copy all that is trained.
+    up to ten times as long as to copy all that is trained. Replacements say themselves how they are copied.
     """
+    if type(module).__reduce_ex__ is not object.__reduce_ex__:
+        return False
     programs = [getattr(module, name, None) for name in vars(module).get("__codegen__", ())]
     kinds = (torch.fx.GraphModule, torch.jit.ScriptModule)
     return isinstance(module, torch.fx.GraphModule) or (bool(programs) and all(isinstance(p, kinds) for p in programs))
