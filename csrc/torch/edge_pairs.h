@@ -27,6 +27,10 @@ Tensor multiply(const Product&, const Tensor& a, const Tensor& b);
 // The same without derivatives, into `c`, which is contiguous and of the shape of the result.
 void multiply_into(const Product&, const Tensor& a, const Tensor& b, const Tensor& c);
 
+// Sums of two rows of `a`, or one row, or zeros, as the edges of pairs say: what eqaccel::matrix_product_shared multiplies.
+// Nothing is read of a row of `a` that is in none of them.
+Tensor sums_of_rows(const Tensor& a, const Tensor& summands);
+
 // Whether eqaccel::matrix_product_shared has a kernel for sums of rows of `a`, which is faster than to add them before.
 bool adds_rows(const Product&, const Tensor& a);
 

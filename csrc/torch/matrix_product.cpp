@@ -92,13 +92,6 @@ Tensor on_gpu(const Tensor& payload, int64_t key, const Tensor& a, const Tensor&
   return c ? *c : at::mm(a, b);
 }
 
-// The rows that are multiplied. Nothing is read of a row of `a` that is in none of them.
-Tensor sums_of_rows(const Tensor& a, const Tensor& summands) {
-  const Tensor first = summands.select(1, 0), second = summands.select(1, 1), zero = at::zeros({}, a.options());
-  const Tensor sums = at::where(second.gt(-2).unsqueeze(1), a.index_select(0, first), zero);
-  return sums + at::where(second.ge(0).unsqueeze(1), a.index_select(0, second.clamp_min(0)), zero);
-}
-
 // Numbers of rows are not checked: that would wait for the device.
 Tensor on_gpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const Tensor& b, const Tensor& summands) {
   check(a, b);
@@ -282,6 +275,12 @@ Tensor multiply(const Product& product, const Tensor& a, const Tensor& b) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
   static const auto op = find_operator<Signature>(op_name);
   return op.call(product.payload, product.key, a, b);
+}
+
+Tensor sums_of_rows(const Tensor& a, const Tensor& summands) {
+  const Tensor first = summands.select(1, 0), second = summands.select(1, 1), zero = at::zeros({}, a.options());
+  const Tensor sums = at::where(second.gt(-2).unsqueeze(1), a.index_select(0, first), zero);
+  return sums + at::where(second.ge(0).unsqueeze(1), a.index_select(0, second.clamp_min(0)), zero);
 }
 
 void multiply_into(const Product& product, const Tensor& a, const Tensor& b, const Tensor& c) {

@@ -12,16 +12,10 @@ namespace pair_gradients_file {
 
 // The sum of the values of the edges of a pair; zeros beyond the last pair.
 Tensor add(const EdgePairs& pairs, const Tensor& values) {
-  if (!values.is_cpu()) {
-    using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
-    static const auto op = find_operator<Signature>("eqaccel::add_pairs");
-    return op.call(pairs.payload, pairs.key, values, pairs.edges);
-  }
-  const Tensor first = pairs.edges.select(1, 0), second = pairs.edges.select(1, 1);
-  const auto rows = [&](const Tensor& edge, const Tensor& is_there) {
-    return values.index_select(0, edge.clamp_min(0)).masked_fill_(is_there.logical_not().unsqueeze(1), 0);
-  };
-  return rows(first, second.gt(-2)).add_(rows(second, second.ge(0)));
+  if (values.is_cpu()) return sums_of_rows(values, pairs.edges);
+  using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
+  static const auto op = find_operator<Signature>("eqaccel::add_pairs");
+  return op.call(pairs.payload, pairs.key, values, pairs.edges);
 }
 
 Tensor multiply_pairs(const Tensor& payload, int64_t key, const Tensor& product_payload, int64_t product_key,

@@ -189,7 +189,7 @@ def test_a_convolution_in_portions(
     row_bytes, count = WEIGHTS * dtype.itemsize, len(problem.receiver)
     bounds = {
         "pair_bytes": max(1, len(problem.pairs.edges)) * row_bytes / ranges,
-        "gradient_bytes": max(1, count) * row_bytes / ranges / portions,
+        "gradient_bytes": max(1, count) * row_bytes / (ranges * portions if portions > 1 else 1),
     }
 
     def computed(conv: TensorProductConv, x: Tensor, gz: Tensor, **bounds: float) -> list[Tensor]:
@@ -212,6 +212,7 @@ def test_a_convolution_in_portions(
         assert_close(results, exact(problem, absolute=False), exact(problem, absolute=True))
     if device.type == "cpu":
         assert torch.equal(found[2], whole[2])  # of each edge for itself
+        assert portions > 1 or torch.equal(found[3], whole[3])  # and of each pair
         assert ranges > 1 or torch.equal(found[0], whole[0])
     # Kernels work in the other layout.
     x, gz = to_ir_mul(problem.x, SPEC.irreps_in1), to_ir_mul(problem.gz, SPEC.irreps_out)
@@ -253,4 +254,5 @@ def test_room_adds_nothing_in_portions(pair_rows: int, gradient_rows: int, dtype
     found = [t[:count] for t, count in zip(found, (atoms, atoms, edges, pairs), strict=True)]
     whole = computed(Portions(problem.pairs, problem.index), problem.x, problem.y, rows, problem.gz)
     assert torch.equal(found[2], whole[2])
+    assert gradient_rows < len(roomy.row) or torch.equal(found[3], whole[3])
     assert_close(found, exact(problem, absolute=False), exact(problem, absolute=True))
