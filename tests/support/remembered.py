@@ -33,8 +33,8 @@ def _remembered(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def trace_programs_once() -> None:
     """Makes e3nn remember programs of modules that are copied: it pickles them, and torch traces what is unpickled.
 
-    That takes half of the time of NequIP's models in tests. Versions before 0.6 have TorchScript instead, which
-    `load_programs_once` is for.
+    Models are copied without that (`eqaccel.patches.torch_state.duplicated`), but replacements in them, and what tests
+    give to deepcopy, are not. Versions before 0.6 have TorchScript instead, which `load_programs_once` is for.
     """
     from e3nn.util.codegen import _mixin
 
