@@ -8,17 +8,20 @@
 #include <sys/mman.h>
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
-#include <map>
+#include <iterator>
 #include <mutex>
 #include <new>
+#include <vector>
 
 namespace eqaccel::ops {
 namespace {
 
 constexpr std::size_t page = 2 << 20;  // huge, which Linux gives where it can
 constexpr std::size_t most_kept = std::size_t(1) << 30;  // bytes that are free, for later results
+constexpr std::size_t stale_after = 200;  // results: what some steps of a model do without
 
 // Sizes that differ by less than an eighth share a block, so that a neighbour list may change a little.
 std::size_t block_size(std::size_t bytes) {
@@ -26,44 +29,56 @@ std::size_t block_size(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+// Blocks that results have given back. Of a size the latest is taken first.
 class Pool {
  public:
   void* take(std::size_t size) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (const auto found = free_.find(size); found != free_.end()) {
-        void* block = found->second;
-        free_.erase(found);
+      const auto latest = std::find_if(free_.rbegin(), free_.rend(), [&](const Block& b) { return b.size == size; });
+      if (latest != free_.rend()) {
+        void* address = latest->address;
+        free_.erase(std::next(latest).base());
         kept_ -= size;
-        return block;
+        return address;
       }
     }
-    void* block = std::aligned_alloc(page, size);
-    if (!block) throw std::bad_alloc();
+    void* address = std::aligned_alloc(page, size);
+    if (!address) throw std::bad_alloc();
 #ifdef __linux__
-    madvise(block, size, MADV_HUGEPAGE);
+    madvise(address, size, MADV_HUGEPAGE);
 #endif
-    return block;
+    return address;
   }
 
-  void give(void* block, std::size_t size) {
-    if (size > most_kept) return std::free(block);
+  void give(void* address, std::size_t size) {
+    if (size > most_kept) return std::free(address);
     const std::lock_guard<std::mutex> lock(mutex_);
-    free_.emplace(size, block);
-    kept_ += size;
-    // The smallest go first: they are mapped again soonest.
-    while (kept_ > most_kept) {
-      const auto least = free_.begin();
-      kept_ -= least->first;
-      std::free(least->second);
-      free_.erase(least);
+    free_.push_back({address, size, ++given_});
+    for (kept_ += size; kept_ > most_kept;) {
+      const auto last = least_needed();
+      kept_ -= last->size;
+      std::free(last->address);
+      free_.erase(last);
     }
   }
 
  private:
+  struct Block {
+    void* address;
+    std::size_t size;
+    std::size_t given;  // how many there were then
+  };
+
+  // The oldest if it is stale; else the smallest, whose pages are mapped again soonest.
+  std::vector<Block>::iterator least_needed() {
+    if (given_ - free_.front().given > stale_after) return free_.begin();
+    return std::min_element(free_.begin(), free_.end(), [](const Block& a, const Block& b) { return a.size < b.size; });
+  }
+
   std::mutex mutex_;
-  std::multimap<std::size_t, void*> free_;
-  std::size_t kept_ = 0;
+  std::vector<Block> free_;  // the oldest first
+  std::size_t kept_ = 0, given_ = 0;
 };
 
 // Leaked on purpose: tensors may be released while static objects are taken down.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+
+import pytest
 import torch
 
-from eqaccel import TensorProduct, TensorProductSpec
+from eqaccel import MatrixProduct, TensorProduct, TensorProductSpec
 
 SPEC = TensorProductSpec.channelwise("32x0e+32x1o", "0e+1o", "32x0e+32x1o")
 
@@ -13,6 +16,17 @@ def _output(rows: int) -> torch.Tensor:
     return TensorProduct(SPEC)(
         torch.ones(rows, SPEC.x_dim), torch.ones(rows, SPEC.y_dim), torch.ones(rows, SPEC.weight_numel)
     )
+
+
+def _product(rows: int, columns: int) -> torch.Tensor:
+    return MatrixProduct()(torch.ones(rows, 1), torch.ones(1, columns))
+
+
+@pytest.fixture(autouse=True)
+def older_blocks_are_stale() -> None:
+    """What other tests have given back makes room first: more results than a stale block has seen did without it."""
+    for _ in range(210):
+        _product(1 << 10, 1 << 10)
 
 
 def test_memory_of_a_result_is_taken_again_for_one_of_about_its_size() -> None:
@@ -27,6 +41,26 @@ def test_memory_of_a_result_is_taken_again_for_one_of_about_its_size() -> None:
     third = _output(20_100)
     assert third.data_ptr() == address
     assert torch.equal(third[:20_000], wanted)
+
+
+def test_memory_of_a_larger_system_makes_room() -> None:
+    """One block, which later results do not take, is all that is kept; each of theirs would be mapped again."""
+
+    def faults(rows: int, columns: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        _product(rows, columns)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults(1 << 12, 1 << 16)
+    mapped = min(faults(1 << 8, 1 << 16) for _ in range(3))
+    for _ in range(210):
+        faults(1 << 10, 1 << 10)
+    assert min(faults(1 << 8, 1 << 16) for _ in range(3)) < mapped / 2
+
+
+def test_memory_of_matrix_products_is_taken_again() -> None:
+    where = _product(70_000, 320).data_ptr()
+    assert _product(70_000, 320).data_ptr() == where
 
 
 def test_a_view_keeps_the_memory() -> None:
@@ -45,7 +79,7 @@ def test_results_are_ordinary_tensors() -> None:
 
 
 def test_results_are_resized_as_those_of_torch_are() -> None:
-    first = _output(26_000)  # of a size that no other test has given back
+    first = _output(26_000)
     address, wanted, size = first.data_ptr(), first.clone(), first.shape
     first.resize_(40_000, size[1])
     assert torch.equal(first[:26_000], wanted)
