@@ -10,8 +10,8 @@ from torch import Tensor
 from eqaccel.errors import PatchError
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import ScaledSilu
+from eqaccel.patches.activation_e3nn import silu_factor
 from eqaccel.patches.nodes import Form, NodeForm, random_rows
-from eqaccel.patches.radial_e3nn import silu_factor
 from eqaccel.patches.replacement import Replacement
 
 

@@ -28,17 +28,11 @@ import torch
 from eqaccel.errors import SharedMemoryError, VerificationError
 from eqaccel.patches import operators
 from eqaccel.patches.coefficients import share_coefficients, sharpen, write
+from eqaccel.patches.copying import converted, widened
 from eqaccel.patches.kind import Outputs
 from eqaccel.patches.precision import precision_of, rounded_at_random
 from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES, derivative_scales, distance
-from eqaccel.patches.torch_state import (
-    converted,
-    first_not_finite,
-    model_device,
-    rounding_unit,
-    untouched_state,
-    widened,
-)
+from eqaccel.patches.torch_state import first_not_finite, model_device, rounding_unit, untouched_state
 from eqaccel.prepare import scalar_name, warmup
 
 _DERIVATIVE = "derivative of a loss in "

@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from eqaccel.errors import PatchError, VerificationError
 from eqaccel.patches.comparison import Comparison, Results, Run, differentiated, random_like
+from eqaccel.patches.copying import duplicated
 from eqaccel.patches.rounding import STAGES
-from eqaccel.patches.torch_state import all_trainable, duplicated, model_device, untouched_state
+from eqaccel.patches.torch_state import all_trainable, model_device, untouched_state
 from eqaccel.prepare import model_dtype
 
 

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import ExportError
+from eqaccel.patches.copying import duplicated
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
-from eqaccel.patches.torch_state import default_dtype, duplicated, model_device
+from eqaccel.patches.torch_state import default_dtype, model_device
 from eqaccel.patches.watch import Watch
 from eqaccel.step import Evaluation, Step
 

@@ -6,18 +6,16 @@ to launch than to run. On a CPU they cost little, so there the plain form of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from eqaccel.codegen.activations import ACTIVATIONS
 from eqaccel.errors import PatchError
 from eqaccel.families.gate import Activation, GatedChannels, GateSpec, Scalars
 from eqaccel.ops import Gate
+from eqaccel.patches.activation_e3nn import activation_of
 from eqaccel.patches.dense import prefers_dense
 from eqaccel.patches.replacement import Replacement
 
@@ -91,39 +89,5 @@ def _activations(module: Any, columns: Sequence[int]) -> list[Activation]:
     acts = [act for (mul, _), act in zip(module.irreps_in, module.acts, strict=True) for _ in range(mul)]
     if None in acts or len(acts) != len(columns):
         raise PatchError("not all of its scalars have an activation")
-    known = {act: _activation(act) for act in dict.fromkeys(acts)}
+    known = {act: activation_of(act) for act in dict.fromkeys(acts)}
     return [known[act] for act in acts]
-
-
-def _activation(act: Any) -> Activation:
-    """What an activation computes: its name says which function that may be, and its values have to agree."""
-    is_normalized = type(act).__name__ == "normalize2mom"
-    inner = act.f if is_normalized else act
-    name = getattr(inner, "__name__", type(inner).__name__)
-    factor = float(act.cst) if is_normalized and not act._is_id else 1.0
-    kind = _KINDS.get(name)
-    if kind is not None:
-        x = np.concatenate([np.linspace(-30, 30, 121), [1e-8, -1e-8]])
-        expected = factor * ACTIVATIONS[kind](x, False)[0]
-        with torch.no_grad():
-            values = act(torch.from_numpy(x)).numpy()
-        if np.allclose(values, expected, rtol=1e-12, atol=1e-14):
-            return Activation(kind, factor)
-    raise PatchError(f"its activation {name} is none of {', '.join(_KINDS)}")
-
-
-_KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "silu": "silu",
-        "SiLU": "silu",
-        "tanh": "tanh",
-        "Tanh": "tanh",
-        "sigmoid": "sigmoid",
-        "Sigmoid": "sigmoid",
-        "ShiftedSoftPlus": "ssp",  # of e3nn and SevenNet
-        "shifted_softplus": "ssp",
-        "ShiftedSoftplus": "ssp",  # of NequIP
-        "abs": "abs",
-    }
-)
-"""Kinds of activations by names of functions and modules."""

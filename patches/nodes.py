@@ -21,13 +21,14 @@ from eqaccel.ops import Gate
 from eqaccel.ops.library import translate
 from eqaccel.patches import dense
 from eqaccel.patches.coefficients import sharpen
+from eqaccel.patches.copying import widened
 from eqaccel.patches.gate import FusedGate, gate_spec
 from eqaccel.patches.harmonics import PolynomialHarmonics, polynomial_of
 from eqaccel.patches.linear import AttributeProduct, LinearMap, attribute_product, linear_map
 from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.rounding import ROUNDING, distance
-from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_device, widened
+from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_device
 
 OWN = (Linear, SphericalHarmonics, TensorProduct)
 """Classes of eqaccel's own that are named as those of e3nn."""

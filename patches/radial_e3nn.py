@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from eqaccel.errors import PatchError
 from eqaccel.families.matrix_product import MatrixProductSpec
 from eqaccel.families.silu import SiluSpec
 from eqaccel.ops import MatrixProduct, ScaledSilu
+from eqaccel.patches.activation_e3nn import silu_factor
 from eqaccel.patches.radial import Activating, Form, LayerNumbers, RadialPart
 
 
@@ -79,18 +79,6 @@ def _form(layer: Any, product: MatrixProductSpec) -> Form | None:
     if factor is None:
         return E3nnRadialLayer, MatrixProduct(product)
     return RadialSiluLayer, _SiluLayer(layer, factor, product)
-
-
-def silu_factor(act: Any) -> float | None:
-    """What an activation of e3nn's multiplies SiLU by; None if it is something else, which its values tell too."""
-    inner = getattr(act, "f", None)
-    if type(act).__name__ != "normalize2mom" or not (inner is silu or isinstance(inner, torch.nn.SiLU)):
-        return None
-    factor = 1.0 if act._is_id else float(act.cst)
-    x = torch.linspace(-8.0, 8.0, 17, dtype=torch.float64)
-    with torch.no_grad():
-        same = torch.equal(act(x), factor * silu(x))
-    return factor if same else None
 
 
 E3NN_NETWORK = "FullyConnectedNet"

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from eqaccel.prepare import model_dtype
 
@@ -24,80 +20,6 @@ def rounding_unit(dtype: torch.dtype, device: torch.device) -> float:
     if dtype == torch.float32 and device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32:
         return 2.0**-10
     return torch.finfo(dtype).eps
-
-
-def duplicated(model: torch.nn.Module, known: Mapping[int, Any] = MappingProxyType({})) -> Any:
-    """A copy of a model, also of one with tensors and functions that deepcopy refuses.
-
-    Args:
-        model: The model.
-        known: By the identity of what is in the model, what is to be in the copy.
-    """
-    memo = _copies(model) | dict(known)
-    for module in reversed(list(model.modules())):  # what a module consists of comes first
-        if id(module) not in memo and _has_program(module):
-            _copy_with_program(module, memo)
-    return copy.deepcopy(model, memo)
-
-
-def _has_program(module: torch.nn.Module) -> bool:
-    """Whether a module is a program of torch.fx, or one of e3nn's that consist of programs of torch.fx or TorchScript.
-
-    Deepcopy makes the code of the former anew, and e3nn writes those of the latter to bytes and reads them, which takes
-    up to ten times as long as to copy all that is trained. Replacements say themselves how they are copied.
-    """
-    if type(module).__reduce_ex__ is not object.__reduce_ex__:
-        return False
-    programs = [getattr(module, name, None) for name in vars(module).get("__codegen__", ())]
-    kinds = (torch.fx.GraphModule, torch.jit.ScriptModule)
-    return isinstance(module, torch.fx.GraphModule) or (bool(programs) and all(isinstance(p, kinds) for p in programs))
-
-
-def _copy_with_program(module: torch.nn.Module, memo: dict[int, Any]) -> None:
-    """Copies a module but for its graph and its code, which nobody changes, into the memo of a deepcopy."""
-    other = memo[id(module)] = object.__new__(type(module))
-    if isinstance(module, torch.fx.GraphModule):
-        memo[id(module._graph)] = module._graph
-    other.__dict__.update(copy.deepcopy(module.__dict__, memo))
-
-
-def widened(model: torch.nn.Module) -> Any:
-    """A copy of a model that computes in float64."""
-    return converted(model, torch.float64)
-
-
-def converted(model: torch.nn.Module, dtype: torch.dtype) -> Any:
-    """A copy of a model that computes in a dtype; modules that remember which dtype they compute in are told so."""
-    before = model_dtype(model)
-    other = duplicated(model).to(dtype)
-    for module in other.modules():
-        for name, value in list(vars(module).items()):
-            if value is before:
-                setattr(module, name, dtype)
-            elif isinstance(value, torch.Tensor) and value.is_floating_point():
-                setattr(module, name, value.to(dtype))
-    return other
-
-
-def _copies(model: torch.nn.Module) -> dict[int, Any]:
-    """Copies, by identity, of what is in a model and deepcopy refuses.
-
-    These are parameters of a class whose constructor takes other arguments than torch's (MACE has such ones for weights
-    that are zero), results of a computation, such as the weights that `weight_norm` leaves in a module, and scripted
-    functions, such as an activation of SevenNet's, which may be shared.
-    """
-    copies: dict[int, Any] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            if type(parameter) is not torch.nn.Parameter:
-                values = parameter.detach().clone()
-                copies[id(parameter)] = torch.Tensor._make_subclass(type(parameter), values, parameter.requires_grad)
-        for value in tree_leaves(vars(module)):
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                copies[id(value)] = value.detach().clone()
-            if isinstance(value, torch.jit.ScriptFunction):
-                copies[id(value)] = value
-    return copies
 
 
 def first_not_finite(model: torch.nn.Module) -> str | None:

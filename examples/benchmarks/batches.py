@@ -25,7 +25,8 @@ from eqaccel.benchmarks.steps import Prepared
 from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
 from eqaccel.benchmarks.timing import Timing, free_memory, limited
 from eqaccel.patches.calculator import step_state
-from eqaccel.patches.torch_state import default_dtype, duplicated
+from eqaccel.patches.copying import duplicated
+from eqaccel.patches.torch_state import default_dtype
 from eqaccel.step import SKIN
 
 TEMPERATURE = 30.0  # kelvin

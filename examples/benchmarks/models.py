@@ -22,7 +22,7 @@ from eqaccel.benchmarks.compile_times import Spec, cold_and_warm
 from eqaccel.benchmarks.families import FAMILIES, ModelCase, Variant
 from eqaccel.benchmarks.model_timing import device_kernels, time_variants
 from eqaccel.benchmarks.timing import Timing, describe, free_memory
-from eqaccel.patches.torch_state import duplicated
+from eqaccel.patches.copying import duplicated
 
 # e3nn 0.4 keeps some of its constants in float32, and the peers do not.
 LIMITS = {torch.float32: 1e-4, torch.float64: 1e-6}

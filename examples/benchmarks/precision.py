@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 import eqaccel
 from eqaccel.benchmarks import pictures, report, suite
 from eqaccel.benchmarks.structures import SYSTEMS, TEMPERATURE, Springs, make_sample
-from eqaccel.patches.torch_state import default_dtype, duplicated
+from eqaccel.patches.copying import duplicated
+from eqaccel.patches.torch_state import default_dtype
 
 if TYPE_CHECKING:  # the command line has to answer without it
     import ase

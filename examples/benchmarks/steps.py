@@ -30,7 +30,8 @@ from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.structures import make_sample, make_system, read_system
 from eqaccel.benchmarks.timing import free_memory, limited
 from eqaccel.patches.calculator import step_state
-from eqaccel.patches.torch_state import default_dtype, duplicated
+from eqaccel.patches.copying import duplicated
+from eqaccel.patches.torch_state import default_dtype
 
 MEAN_FORCE = 0.1  # eV/A, of a model on the small cell where it is largest; springs are stronger
 

@@ -25,7 +25,8 @@ from eqaccel.benchmarks.model_timing import device_kernels
 from eqaccel.benchmarks.models import LIMITS, PEERS
 from eqaccel.benchmarks.structures import SYSTEMS, make_sample, read_system
 from eqaccel.benchmarks.timing import allocated_peak, free_memory, limited, measure
-from eqaccel.patches.torch_state import default_dtype, duplicated
+from eqaccel.patches.copying import duplicated
+from eqaccel.patches.torch_state import default_dtype
 
 RATE = 1e-4  # of Adam: random weights stay finite over the steps that are timed
 

@@ -25,6 +25,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 silu = torch.nn.functional.silu
 
 
+def of_that_name(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.5 * x)
+
+
+of_that_name.__name__ = "silu"
+
+
 def activation(irreps: str, *acts: Any) -> Any:
     with default_dtype(torch.float64):
         return Activation(irreps, list(acts))
@@ -54,7 +61,13 @@ def test_values_and_derivatives(irreps: str, acts: tuple[Any, ...], device: torc
 
 @pytest.mark.parametrize(
     ("irreps", "acts"),
-    [("5x0e", (torch.tanh,)), ("3x0e+2x0e", (silu, torch.tanh)), ("3x0e+1x1o", (silu, None)), ("3x0e", (None,))],
+    [
+        ("5x0e", (torch.tanh,)),
+        ("5x0e", (of_that_name,)),
+        ("3x0e+2x0e", (silu, torch.tanh)),
+        ("3x0e+1x1o", (silu, None)),
+        ("3x0e", (None,)),
+    ],
 )
 def test_others_are_left(irreps: str, acts: tuple[Any, ...]) -> None:
     with pytest.raises(PatchError, match="its activations are not SiLU with one factor"):

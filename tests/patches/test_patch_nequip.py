@@ -39,10 +39,10 @@ from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.ops import graph
 from eqaccel.patches import convolution
 from eqaccel.patches.coefficients import sharpen
+from eqaccel.patches.copying import widened
 from eqaccel.patches.nequip.swapping import NequipConvolution
 from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import preview
-from eqaccel.patches.torch_state import widened
 from eqaccel.testing import assert_close as assert_within
 from eqaccel.testing import random_operands, reference
 

@@ -15,12 +15,13 @@ import eqaccel
 from eqaccel.errors import AlreadyPatchedError, CalculatorError, PatchError
 from eqaccel.families.matrix_product import Factors
 from eqaccel.ops import MatrixProduct, TensorProductConv
+from eqaccel.patches.copying import widened
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.precision import precision_of, rounded_at_random
 from eqaccel.patches.radial import RadialPart
 from eqaccel.patches.rounding import FACTOR
 from eqaccel.patches.structures import small_structures
-from eqaccel.patches.torch_state import default_dtype, widened
+from eqaccel.patches.torch_state import default_dtype
 
 FAMILY = "mace" if find_spec("mace") else "nequip" if find_spec("nequip") else ""
 pytestmark = [

@@ -26,7 +26,8 @@ from replacement_cases import (
 )
 from torch import nn
 
-from eqaccel.patches import torch_state
+import eqaccel
+from eqaccel.patches import copying
 from eqaccel.patches.convolution import build_convolution
 from eqaccel.patches.mace.swapping import MaceConvolution
 from eqaccel.patches.precision import Options
@@ -95,12 +96,18 @@ def test_a_module_with_two_parents() -> None:
     assert type(shared) is o3.TensorProduct
 
 
+@pytest.mark.parametrize("patched", [False, True])
 @pytest.mark.parametrize("to", [torch.float32, torch.float64])
-def test_duplicates_share_nothing_that_changes(to: torch.dtype) -> None:
+def test_duplicates_share_nothing_that_changes(to: torch.dtype, patched: bool) -> None:
     """Programs of e3nn, of torch.fx here or of TorchScript, and one of torch.fx alone."""
     irreps = o3.Irreps("4x0e+2x1o")
     product = o3.FullyConnectedTensorProduct(irreps, "1x0e+1x1o", irreps)
     model = torch.nn.ModuleList([product, o3.Linear(irreps, irreps), torch.fx.symbolic_trace(torch.nn.Linear(10, 10))])
+
+    if patched:
+        eqaccel.patch(model)
+        assert isinstance(model[0], Replacement)
+        assert isinstance(model[1], Replacement)
 
     def values(model: torch.nn.ModuleList) -> torch.Tensor:
         dtype = next(model.parameters()).dtype
@@ -108,14 +115,14 @@ def test_duplicates_share_nothing_that_changes(to: torch.dtype) -> None:
         return model[2](model[1](model[0](x, y)))
 
     before, bias = values(model).detach(), model[2].bias
-    twin = torch_state.duplicated(model, {id(bias): bias})
+    twin = copying.duplicated(model, {id(bias): bias})
     assert torch.equal(values(twin), before)
     assert twin[2].bias is bias
     tensors = [*twin.state_dict(keep_vars=True).items()]
     assert [name for name, _ in tensors] == list(model.state_dict())
     own = {tensor.data_ptr() for tensor in model.state_dict().values() if tensor.numel()}
     assert not own & {tensor.data_ptr() for _, tensor in tensors if tensor.numel() and tensor is not bias}
-    other = torch_state.converted(model, to)
+    other = copying.converted(model, to)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(2)
@@ -126,6 +133,6 @@ def test_duplicates_share_nothing_that_changes(to: torch.dtype) -> None:
 @pytest.mark.parametrize("make", ALL)
 def test_duplicates_of_replacements_know_what_they_were_made_from(make: Callable[[], Case]) -> None:
     pair = Pair(make)
-    part = pair.part(torch_state.duplicated(pair.fast))
+    part = pair.part(copying.duplicated(pair.fast))
     assert isinstance(part, Replacement)
     assert part._made_from.holds()

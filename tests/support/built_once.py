@@ -11,7 +11,7 @@ import torch
 from e3nn import get_optimization_defaults
 from remembered import compute_moments_once
 
-from eqaccel.patches.torch_state import duplicated
+from eqaccel.patches.copying import duplicated
 
 compute_moments_once()
 _Arguments = ParamSpec("_Arguments")

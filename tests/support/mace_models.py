@@ -16,12 +16,9 @@ from e3nn import o3
 from mace import data as mace_data
 from mace import modules
 from mace.tools import torch_geometric, utils
-from remembered import load_programs_once
 from structures import crystal_and_molecule
 
 from eqaccel.patches.torch_state import default_dtype
-
-load_programs_once()
 
 ELEMENTS = (1, 6, 8)
 CUTOFF = 3.0

@@ -16,12 +16,10 @@ from nequip.model import NequIPGNNModel, PresetNequIPGNNModel
 from nequip.model.saved_models import load_saved_model
 from nequip.scripts import _package_utils
 from nequip.utils.global_state import set_global_state
-from remembered import trace_programs_once
 from structures import crystal_and_molecule
 
 from eqaccel import report
 
-trace_programs_once()
 _dtype = torch.get_default_dtype()
 set_global_state()
 torch.set_default_dtype(_dtype)  # see the fixture nequip_defaults
