@@ -22,6 +22,7 @@ from eqaccel.benchmarks import (
     matrices,
     model_tables,
     models,
+    modules,
     overhead,
     pictures,
     precision,
@@ -114,6 +115,14 @@ BENCHMARKS: dict[str, Benchmark] = {
         matrices.format_table,
         matrices.format_table,
         matrices.draw,
+    ),
+    "modules": Benchmark(
+        "modules of e3nn outside of interatomic potentials, patched and replaced",
+        modules.add_arguments,
+        modules.run,
+        modules.format_table,
+        modules.format_table,
+        modules.draw,
     ),
     "models": Benchmark(
         "energy and forces of whole MACE and NequIP models",

@@ -32,6 +32,7 @@ _TITLES = {
     "machines": "Kernels of smaller GPUs",
     "overhead": "What a call costs the host",
     "matrices": "Layers of radial networks",
+    "modules": "Modules of e3nn outside of interatomic potentials",
     "precision": "Errors of lower precision",
 }
 

@@ -216,6 +216,7 @@ def test_batch_takes_products_of_other_modes(tmp_path):
         ("scaling", ["--edges", "1e3,2e3", "--problems", "tiny", "--compare", "none"], "ring-61x60 61/3660"),
         ("overhead", ["--problems", "tiny", "--compare", "none", "--calls", "5"], "torch.add"),
         ("matrices", ["--layers", "mp0-hidden,nequip-l", "--rows", "100"], "100 x 1312 x 128"),
+        ("modules", ["--modules", "gates,harmonics", "--rows", "5,9", "--repetitions", "1"], "| harmonics | 9 "),
     ],
 )
 def test_other_benchmarks_run(name, options, expected, tmp_path, capsys):
@@ -449,7 +450,18 @@ def test_bench_is_a_command_of_eqaccel(tmp_path):
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert all(
         name in shown
-        for name in ("kernels", "batch", "graphs", "scaling", "overhead", "matrices", "models", "step", "report")
+        for name in (
+            "kernels",
+            "batch",
+            "graphs",
+            "scaling",
+            "overhead",
+            "matrices",
+            "modules",
+            "models",
+            "step",
+            "report",
+        )
     )
 
 
