@@ -10,8 +10,18 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from eqaccel.patches.replacement import Changed, Replacement, Snapshot
+from eqaccel.patches.replacement import Replacement, Snapshot
 from eqaccel.prepare import model_dtype
+
+_WAYS_OF_COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+_KNOWN_WAYS = (
+    None,  # of Python
+    torch.nn.Module.__module__,
+    torch.fx.GraphModule.__module__,
+    "e3nn.util.codegen._mixin",
+    Replacement.__module__,
+)
+"""Modules in which these methods stand."""
 
 
 def duplicated(model: torch.nn.Module, known: Mapping[int, Any] = MappingProxyType({})) -> Any:
@@ -34,10 +44,11 @@ def _has_program(module: torch.nn.Module) -> bool:
     """Whether a module is a program of torch.fx, or one of e3nn's that consist of programs of torch.fx or TorchScript.
 
     Deepcopy makes the code of the former anew, and e3nn writes those of the latter to bytes and reads them, which takes
-    up to ten times as long as to copy all that is trained.
+    up to ten times as long as to copy all that is trained. A class that says itself how it is copied is left to that.
     """
-    if type(module).__reduce_ex__ not in (object.__reduce_ex__, Changed.__reduce_ex__, Replacement.__reduce_ex__):
-        return False  # it says itself how it is copied
+    ways = (getattr(type(module), name, None) for name in _WAYS_OF_COPYING)
+    if any(getattr(way, "__module__", None) not in _KNOWN_WAYS for way in ways):
+        return False
     programs = [getattr(module, name, None) for name in vars(module).get("__codegen__", ())]
     kinds = (torch.fx.GraphModule, torch.jit.ScriptModule)
     return isinstance(module, torch.fx.GraphModule) or (bool(programs) and all(isinstance(p, kinds) for p in programs))

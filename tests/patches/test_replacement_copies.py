@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,3 +137,18 @@ def test_duplicates_of_replacements_know_what_they_were_made_from(make: Callable
     part = pair.part(copying.duplicated(pair.fast))
     assert isinstance(part, Replacement)
     assert part._made_from.holds()
+
+
+class CountsItsCopies(o3.Linear):
+    """A class that says itself how it is copied."""
+
+    copies = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.copies += 1
+
+
+def test_duplicates_of_classes_that_say_how_they_are_copied() -> None:
+    twin = copying.duplicated(nn.ModuleList([CountsItsCopies("2x0e", "3x0e"), o3.Linear("2x0e", "3x0e")]))
+    assert twin[0].copies == 1
