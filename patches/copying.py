@@ -33,8 +33,6 @@ def duplicated(model: torch.nn.Module, known: Mapping[int, Any] = MappingProxyTy
     """
     memo = _copies(model) | dict(known)
     for module in reversed(list(model.modules())):  # what a module consists of comes first
-        if isinstance(module, Replacement):
-            module.update()
         if id(module) not in memo and _has_program(module):
             _copy_with_program(module, memo)
     return copy.deepcopy(model, memo)
@@ -56,6 +54,8 @@ def _has_program(module: torch.nn.Module) -> bool:
 
 def _copy_with_program(module: torch.nn.Module, memo: dict[int, Any]) -> None:
     """Copies a module but for its graph and its code, which nobody changes, into the memo of a deepcopy."""
+    if isinstance(module, Replacement):
+        module.update()  # as it does where it says itself how it is copied
     other = memo[id(module)] = object.__new__(type(module))
     if isinstance(module, torch.fx.GraphModule):
         memo[id(module._graph)] = module._graph

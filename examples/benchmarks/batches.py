@@ -38,13 +38,9 @@ CONTENDERS = {"eqaccel": "eqaccel", "e3nn": "e3nn", **PEERS}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     contests.add_arguments(parser, CONTENDERS, "mp0-medium", "carbon-64")
-    parser.add_argument("--cells", type=_counts, default="1,16", help="how many cells at once; default: %(default)s")
+    parser.add_argument("--cells", type=suite.counts, default="1,16", help="at once; default: %(default)s")
     parser.add_argument("--steps", type=int, default=200, help="that are timed")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for the steps of one contender")
-
-
-def _counts(text: str) -> list[int]:
-    return [int(count) for count in text.split(",")]
 
 
 def run(arguments: argparse.Namespace) -> report.Results:

@@ -104,7 +104,7 @@ class Truth:
         operands, *directions = ([t.to(self.dtype) for t in part] for part in (self.operands, *self.directions))
         found = derivatives(in_e3nn_order, operands, directions)
         exact = self.results(contender.computed(self.spec))
-        return max(_relative(*pair) for pair in zip(found, exact, strict=True))
+        return max(relative_error(*pair) for pair in zip(found, exact, strict=True))
 
 
 def sample_error(
@@ -131,7 +131,7 @@ def sample_error(
                 features = x[sender][:, on_x.argsort()].double()
                 messages = reference(computed, features, y[edge].double(), w[edge][:, on_w.argsort()].double())
                 exact += messages.sum(0)
-            worst = max(worst, _relative(z[row, on_z.argsort()], exact))
+            worst = max(worst, relative_error(z[row, on_z.argsort()], exact))
     return worst
 
 
@@ -145,7 +145,8 @@ def _incoming(edges: EdgeList, row: int, device: torch.device) -> Iterator[tuple
         yield edges.sender[chunk], chunk
 
 
-def _relative(result: Tensor, exact: Tensor) -> float:
+def relative_error(result: Tensor, exact: Tensor) -> float:
+    """max|result - exact| / max|exact|."""
     largest = exact.abs().max().clamp_min(torch.finfo(exact.dtype).tiny)
     return float((result.detach().to(exact) - exact).abs().max() / largest)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +15,8 @@ from torch import Tensor
 
 import eqaccel
 from eqaccel.benchmarks import pictures, report, suite
+from eqaccel.benchmarks.contender import relative_error
+from eqaccel.benchmarks.peers import o3_of_e3nn
 from eqaccel.benchmarks.timing import Timing, describe, measure
 from eqaccel.patches.torch_state import default_dtype
 from eqaccel.testing import derivatives
@@ -40,7 +41,6 @@ MODULES: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
 )
 """Class in e3nn.o3 and its arguments."""
 
-_DIRECTIONS = ("forward", "backward", "double_backward")
 _CHECKED = 64  # rows that are compared with float64
 
 
@@ -48,13 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     report.add_arguments(parser)
     parser.add_argument("--modules", type=suite.names(MODULES, list(MODULES)), default="all")
-    parser.add_argument("--rows", type=_counts, help="numbers of rows; default: 64,50000 on a GPU, 64,2000 on a CPU")
+    parser.add_argument("--rows", type=suite.counts, help="how many; default: 64,50000 on a GPU, 64,2000 on a CPU")
     parser.add_argument("--repetitions", type=int, default=25)
     parser.add_argument("--budget", type=float, default=4.0, help="seconds for one implementation and direction")
-
-
-def _counts(text: str) -> list[int]:
-    return [int(count) for count in text.split(",")]
 
 
 def run(arguments: argparse.Namespace) -> report.Results:
@@ -74,15 +70,11 @@ def run(arguments: argparse.Namespace) -> report.Results:
 
 def _build(name: str, arguments: argparse.Namespace) -> tuple[torch.nn.Module, dict[str, torch.nn.Module]]:
     """A module of e3nn in float64, and the implementations in the type and on the device that are timed."""
-    # e3nn 0.4 loads its constants with torch.load, which under a recent torch refuses slices.
-    os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    from e3nn import o3
-
     kind, values = MODULES[name]
     dtype = getattr(torch, arguments.dtype)
     torch.manual_seed(0)
     with default_dtype(torch.float64):
-        exact = getattr(o3, kind)(*values)
+        exact = getattr(o3_of_e3nn(), kind)(*values)
     plain = copy.deepcopy(exact).to(arguments.device, dtype)
     drop_in = getattr(eqaccel.o3, kind).from_e3nn(plain).to(arguments.device)
     network = torch.nn.ModuleDict({"module": copy.deepcopy(plain)})
@@ -116,15 +108,19 @@ def _compare(
         else:
             found[-1]["note"] = f"wrong numbers: relative error {error:.1e}"
     operands = [tensor.to(arguments.device, dtype).requires_grad_() for tensor in inputs]
-    for direction in _DIRECTIONS:
-        setups = {key: _setup(direction, module, operands) for key, module in known.items()}
+    work = {}
+    for key, module in known.items():
+        weights = [weight for weight in module.parameters() if weight.numel()]
+        work[key] = suite.setups(lambda module=module: module, operands, weights)
+    for name, direction in report.DIRECTIONS.items():
+        setups = {key: each[direction] for key, each in work.items()}
         timings = measure(setups, arguments.device, arguments.repetitions, arguments.budget)
         for row in found:
             timing = timings.get(row["implementation"])
             if isinstance(timing, Timing):
-                row[direction] = timing.to_json()
+                row[name] = timing.to_json()
             elif timing is not None:
-                row["note"] = "; ".join(filter(None, [row["note"], f"{direction}: {timing}"]))
+                row["note"] = "; ".join(filter(None, [row["note"], f"{name}: {timing}"]))
     return found
 
 
@@ -148,43 +144,17 @@ def _error(module: torch.nn.Module, exact: torch.nn.Module, inputs: Sequence[Ten
         tangents = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         along = [tensor.to(place, dtype) for tensor in tangents]
         results.append(derivatives(each, operands, [along[:1], along[1:]]))
-    return max(
-        float((found.detach().cpu().double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-300))
-        for found, wanted in zip(*results, strict=True)
-    )
-
-
-def _setup(direction: str, module: torch.nn.Module, inputs: Sequence[Tensor]) -> Callable[[], Callable[[], object]]:
-    """What to time, behind a function that prepares it: gradients are those of operands and of weights."""
-    operands = [*inputs, *(weight for weight in module.parameters() if weight.numel())]
-
-    def forward() -> object:
-        with torch.no_grad():
-            return module(*inputs)
-
-    def backward() -> Callable[[], object]:
-        z = module(*inputs)
-        gradient = torch.randn_like(z)
-        return lambda: torch.autograd.grad(z, operands, gradient, retain_graph=True)
-
-    def double_backward() -> Callable[[], object]:
-        z = module(*inputs)
-        gradient = torch.randn_like(z).requires_grad_()
-        gradients = torch.autograd.grad(z, operands, gradient, create_graph=True)
-        tangents = [torch.randn_like(g) for g in gradients]
-        wanted = [*operands, gradient]
-        return lambda: torch.autograd.grad(gradients, wanted, tangents, retain_graph=True, allow_unused=True)
-
-    return {"forward": lambda: forward, "backward": backward, "double_backward": double_backward}[direction]
+    return max(relative_error(*pair) for pair in zip(*results, strict=True))
 
 
 def format_table(results: report.Results) -> str:
     """A line for each module and number of rows: e3nn's time, and how many times as fast the others are."""
-    header = ["module", "rows", *(f"{name.replace('_', ' ')}: e3nn, eqaccel, patched" for name in _DIRECTIONS), "note"]
+    times = [f"{name.replace('_', ' ')}: e3nn, eqaccel, patched" for name in report.DIRECTIONS]
+    header = ["module", "rows", *times, "note"]
     lines = []
     for name, rows, of_case in _cases(results):
         cells = []
-        for direction in _DIRECTIONS:
+        for direction in report.DIRECTIONS:
             times = {key: row[direction]["median_ms"] for key, row in of_case.items() if direction in row}
             if "e3nn" not in times:
                 cells.append("-")
@@ -198,10 +168,10 @@ def format_table(results: report.Results) -> str:
 
 def draw(results: report.Results, path: Path) -> list[Path]:
     """Bars for each module, number of rows and direction: times of e3nn over those of the patched module."""
-    names, speedups = [], {direction.replace("_", " "): [] for direction in _DIRECTIONS}
+    names, speedups = [], {direction.replace("_", " "): [] for direction in report.DIRECTIONS}
     for name, rows, of_case in _cases(results):
         names.append(f"{name}, {rows}")
-        for direction, values in zip(_DIRECTIONS, speedups.values(), strict=True):
+        for direction, values in zip(report.DIRECTIONS, speedups.values(), strict=True):
             times = [of_case.get(key, {}).get(direction) for key in ("e3nn", "patched")]
             values.append(times[0]["median_ms"] / times[1]["median_ms"] if all(times) else None)
     return pictures.grouped(results, path, names, speedups, "times as fast as e3nn", "Patched modules of e3nn")

@@ -36,11 +36,21 @@ def _eqaccel_batch(spec: TensorProductSpec, dtype: torch.dtype, device: str, *, 
     return Contender(lambda _: product, layout)
 
 
-def _e3nn_product(spec: TensorProductSpec, dtype: torch.dtype, device: str) -> torch.nn.Module:
+def o3_of_e3nn() -> Any:
+    """The module `e3nn.o3`.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
     # e3nn 0.4 loads its constants with torch.load, which under a recent torch refuses slices.
     torch.serialization.add_safe_globals([slice])
     from e3nn import o3
 
+    return o3
+
+
+def _e3nn_product(spec: TensorProductSpec, dtype: torch.dtype, device: str) -> torch.nn.Module:
+    o3 = o3_of_e3nn()
     with default_dtype(dtype):
         irreps = map(str, (spec.irreps_in1, spec.irreps_in2, spec.irreps_out))
         product = o3.TensorProduct(*irreps, instructions(spec), shared_weights=False, internal_weights=False)

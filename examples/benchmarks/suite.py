@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 
 from eqaccel import runtime
 from eqaccel.benchmarks import report
-from eqaccel.benchmarks.contender import Contender, Factory, Truth, sample_error, shapes
+from eqaccel.benchmarks.contender import Factory, Truth, sample_error, shapes
 from eqaccel.benchmarks.graphs import EdgeList, batch, make_graph
 from eqaccel.benchmarks.problems import PROBLEMS, Problem
 from eqaccel.benchmarks.report import DIRECTIONS
@@ -48,6 +49,11 @@ def names(known: Iterable[str] | None, every: Sequence[str] = ()) -> Callable[[s
         return [each for name in found for each in (every if name == "all" and every else [name])]
 
     return parse
+
+
+def counts(text: str) -> list[int]:
+    """A parser of comma-separated numbers."""
+    return [int(count) for count in text.split(",")]
 
 
 def add_arguments(
@@ -194,30 +200,40 @@ def build(
 
 
 def setups(
-    contender: Contender, edges: EdgeList, operands: Sequence[torch.Tensor]
+    bind: Callable[[], Callable[..., torch.Tensor]],
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor] = (),
 ) -> dict[Direction, Callable[[], Callable[[], object]]]:
-    """What to time for each direction, behind functions that prepare it."""
+    """What to time for each direction, behind functions that prepare it.
+
+    Args:
+        bind: Gives the function that is timed.
+        inputs: What it is called with.
+        weights: What it is differentiated by too.
+    """
+    operands = [*inputs, *weights]
 
     def forward() -> Callable[[], object]:
-        product = contender.bind(edges)
+        product = bind()
 
         def run() -> object:
             with torch.no_grad():
-                return product(*operands)
+                return product(*inputs)
 
         return run
 
     def backward() -> Callable[[], object]:
-        z = contender.bind(edges)(*operands)
+        z = bind()(*inputs)
         gradient = torch.randn_like(z)
         return lambda: torch.autograd.grad(z, operands, gradient, retain_graph=True)
 
     def double_backward() -> Callable[[], object]:
-        z = contender.bind(edges)(*operands)
+        z = bind()(*inputs)
         gradient = torch.randn_like(z).requires_grad_()
         gradients = torch.autograd.grad(z, operands, gradient, create_graph=True)
         tangents = [torch.randn_like(g) for g in gradients]
-        return lambda: torch.autograd.grad(gradients, [*operands, gradient], tangents, retain_graph=True)
+        wanted = [*operands, gradient]  # of which a linear function has some that nothing depends on
+        return lambda: torch.autograd.grad(gradients, wanted, tangents, retain_graph=True, allow_unused=True)
 
     return dict(zip(COMMON, (forward, backward, double_backward), strict=True))
 
@@ -275,7 +291,7 @@ def run_case(
             del contenders[name]
     for name in arguments.directions:
         direction = DIRECTIONS[name]
-        work = {key: setups(contender, edges, operands)[direction] for key, contender in contenders.items()}
+        work = {key: setups(partial(each.bind, edges), operands)[direction] for key, each in contenders.items()}
         timings = measure(work, device, arguments.repetitions, arguments.budget, occupied, arguments.device_time)
         floor = limits(problem, edges, direction, dtype, roofline, device == "cuda")
         for row in results:

@@ -290,56 +290,6 @@ def test_standings_take_the_best_variants():
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes", "edges"),
-    [
-        ("carbon", 1000, (150_000, 165_000)),
-        ("dhfr", 1800, (52_000, 60_000)),
-        ("covid", 23000, (130_000, 142_000)),
-        ("covid-morton", 23000, (130_000, 142_000)),
-        ("water", 5184, (420_000, 450_000)),
-        ("ring-64x60", 64, (3839, 3841)),
-    ],
-)
-def test_graphs_have_the_sizes_they_are_named_for(name, nodes, edges):
-    from eqaccel.benchmarks.graphs import make_graph
-
-    graph = make_graph(name)
-    assert graph.num_nodes == nodes
-    assert edges[0] < graph.num_edges < edges[1]
-    order = graph.receiver * nodes + graph.sender
-    assert bool((order.diff() > 0).all()), "sorted, and no edge twice"
-    assert torch.equal((graph.sender * nodes + graph.receiver).sort().values, order), "symmetric"
-
-
-def test_hub_has_as_many_edges_as_its_even_counterpart():
-    from eqaccel.benchmarks.graphs import make_graph
-
-    hub, even = make_graph("hub"), make_graph("hub-even")
-    assert hub.num_edges == even.num_edges
-    assert hub.receiver.bincount().max() == hub.sender.bincount().max() == 20_000
-    assert even.receiver.bincount().unique().tolist() == [100]
-
-
-def test_morton_order_brings_neighbours_together():
-    from eqaccel.benchmarks.graphs import make_graph
-
-    distance = [
-        float((g.sender - g.receiver).abs().double().mean()) for g in map(make_graph, ("covid", "covid-morton"))
-    ]
-    assert distance[1] < distance[0] / 4
-
-
-def test_graphs_by_number_of_neighbours():
-    from eqaccel.benchmarks.graphs import make_graph
-
-    for name in ("local-300x60", "ring-300x60"):
-        assert torch.equal(make_graph(name).receiver.bincount(), torch.full((300,), 60))
-    for wrong in ("nowhere", "hub-morton", "radius-morton", "ring", "carbon-10x2"):
-        with pytest.raises(ValueError, match=r"graph: expected one of .*ring-NxD, got"):
-            make_graph(wrong)
-
-
-@pytest.mark.parametrize(
     ("name", "paths", "weights"),
     [
         ("mace-large", 17, 2176),
@@ -448,21 +398,8 @@ def test_texts_show_the_results_that_are_kept(monkeypatch, tmp_path):
 def test_bench_is_a_command_of_eqaccel(tmp_path):
     command = [sys.executable, "-m", "eqaccel", "bench", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    assert all(
-        name in shown
-        for name in (
-            "kernels",
-            "batch",
-            "graphs",
-            "scaling",
-            "overhead",
-            "matrices",
-            "modules",
-            "models",
-            "step",
-            "report",
-        )
-    )
+    kinds = "kernels batch graphs scaling overhead matrices modules models step report"
+    assert all(name in shown for name in kinds.split())
 
 
 def test_a_model_whose_library_is_missing_says_what_to_use(monkeypatch, tmp_path, capsys):
