@@ -44,6 +44,7 @@ class GpuKernel : public Kernel {
       : driver_(GpuDriver::get(backend)), direction_(direction), device_(device),
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8), x_dim_(program.number("x_dim")),
         z_dim_(program.number("z_dim")), w_dim_(program.number("w_dim")), covers_all_(program.number("covers_all")),
+        takes_both_layouts_(program.number("takes_both_layouts")),
         shares_weights_(program.number("shares_weights") && direction < Direction::double_backward) {
     const DeviceInfo& info = driver_.device(device);
     const std::string body = program.body(backend, scalar, direction, info.arch);
@@ -63,7 +64,7 @@ class GpuKernel : public Kernel {
     }
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
     const GpuDriver::Module module = driver_.load_module(compiled.code, device);
-    relayout_ = driver_.get_function(module, "eq_relayout");
+    if (!takes_both_layouts_) relayout_ = driver_.get_function(module, "eq_relayout");
     add_partials_ = driver_.get_function(module, "eq_add_partials");
     gather_gx_ = driver_.get_function(module, "eq_gather_gx");
     add_gx_partials_ = driver_.get_function(module, "eq_add_gx_partials");
@@ -115,7 +116,7 @@ class GpuKernel : public Kernel {
     eq_operands o = given;
     o.workspace = base + at.gx_edge;
     if (direction_ != Direction::forward) o.gw = static_cast<char*>(given.gw) - range.first * w_dim_ * scalar_bytes_;
-    if (given.mul_ir) {
+    if (changes_layout(given)) {
       const int64_t senders = begins ? given.num_senders : 0, receivers = begins ? given.num_receivers : 0;
       o.x = change_layout(given.x, base + at.x, senders, true, false, stream);
       if (direction_ != Direction::forward)
@@ -181,7 +182,7 @@ class GpuKernel : public Kernel {
         add_partials(add_gx_partials_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
       }
     }
-    if (!given.mul_ir) return;
+    if (!changes_layout(given)) return;
     if (direction_ != Direction::backward)
       change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
     if (direction_ == Direction::forward || gathers_gx(given)) return;
@@ -198,6 +199,9 @@ class GpuKernel : public Kernel {
     unsigned threads = 0, shared_bytes = 0;
     int64_t edges_held = 1, blocks = 1;  // edges in the stages of a block; blocks that the device holds at a time
   };
+
+  // Whether rows are given in another layout than the one that main kernels take.
+  bool changes_layout(const eq_operands& o) const { return o.mul_ir && !takes_both_layouts_; }
 
   // Whether gradients of x are kept per edge first, to be added up in a fixed order: in a graph, if that is asked for.
   bool gathers_gx(const eq_operands& o) const {
@@ -254,7 +258,7 @@ class GpuKernel : public Kernel {
       if (needed) used += (elements * scalar_bytes_ + 255) / 256 * 256;
       return offset;
     };
-    const bool relayout = o.mul_ir, gradient = direction_ != Direction::forward;
+    const bool relayout = changes_layout(o), gradient = direction_ != Direction::forward;
     Scratch at{};
     at.gx_edge = take(gathers_gx(o), together * x_dim_ * (has_second() ? 2 : 1));
     at.partials = take(sums(o), partials(receiver_split(o, mains_[0], together), o.num_edges) * z_dim_);
@@ -293,7 +297,7 @@ class GpuKernel : public Kernel {
   int64_t scalar_bytes_, x_dim_, z_dim_, w_dim_;
   int64_t blocks_ = 1, gather_blocks_ = 1, relayout_blocks_ = 1;  // that the device holds at a time
   int64_t gather_parts_ = 1, gather_threads_ = 0;  // blocks of a row, threads of a block
-  bool covers_all_, shares_weights_, launches_early_ = false;
+  bool covers_all_, takes_both_layouts_, shares_weights_, launches_early_ = false;
   std::vector<Main> mains_;
   GpuDriver::Function relayout_ = nullptr, add_partials_ = nullptr, gather_gx_ = nullptr, add_gx_partials_ = nullptr;
 };

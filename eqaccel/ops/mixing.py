@@ -1,6 +1,4 @@
-"""Dense matrices of weights that all rows share, applied after a product that keeps all pairs of channels."""
-
-from __future__ import annotations
+"""Dense matrices of weights that all rows share, applied before or after a product of channels."""
 
 from typing import List, Tuple  # noqa: UP035 (TorchScript)
 
@@ -12,66 +10,94 @@ from eqaccel.families.tensor_product import TensorProductSpec, UnmixedProduct
 
 
 class DenseMixing(nn.Module):
-    """What turns rows of an unmixed product, which has the layout (2l+1, mul), into those of the whole.
+    """What gives an unmixed product its operands, and turns its rows into those of the whole.
 
     Args:
         spec: The whole product.
         product: What is left of it without its dense matrices.
         mul_ir: Whether the layout of the whole is (mul, 2l+1).
+
+    Attributes:
+        product_mul_ir: Whether the unmixed product is to have this layout, too. It has not where pairs of channels
+            have several components, each of which a matrix multiplies.
     """
+
+    inputs: List[Tuple[int, int]]  # noqa: UP006 (TorchScript, which has to know types of lists that may be empty)
+    matrices: List[Tuple[int, int, int, int, int, bool]]  # noqa: UP006
+    scalars: List[Tuple[bool, int, int, List[Tuple[int, int]]]]  # noqa: UP006
 
     def __init__(self, spec: TensorProductSpec, product: UnmixedProduct, *, mul_ir: bool) -> None:
         super().__init__()
-        self.mul_ir = mul_ir
-        self.weight_numel = spec.weight_numel
+        self.x_dim, self.y_dim, self.weight_numel = spec.x_dim, spec.y_dim, spec.weight_numel
+        self.product_mul_ir = mul_ir and all(product.spec.irreps_out[m.block].ir.l == 0 for m in product.matrices)
+        self.moves = mul_ir and not self.product_mul_ir
         # Rows are split rather than sliced: the gradient of a slice is a whole row, of a split a part.
-        self.weights: List[int] = list(product.weights)  # noqa: UP006 (TorchScript)
+        self.weights: List[int] = list(product.weights)  # noqa: UP006
         # A flag for each rather than a list of numbers: TorchScript takes no list that may be empty.
         self.is_own = [number in product.own_weights for number in range(len(product.weights))]
-        self.inputs: List[Tuple[int, int]] = [(block.mul, block.ir.dim) for block in spec.irreps_in1]  # noqa: UP006
+        self.scalars = [(group.of_x, group.offset, group.mul, list(group.paths)) for group in product.scalars]
+        self.ones_of_x, self.ones_of_y = product.ones
+        self.inputs = [(block.mul, block.ir.dim) for block in spec.irreps_in1]
         self.blocks: List[int] = [block.dim for block in product.spec.irreps_out]  # noqa: UP006
         self.outputs: List[Tuple[int, int, bool]] = [  # noqa: UP006
             (block.mul, block.ir.dim, number in product.own) for number, block in enumerate(spec.irreps_out)
         ]
-        self.matrices: List[Tuple[int, int, int, int, int, bool]] = []  # noqa: UP006
+        self.matrices = []
         begun = set(product.own)
         for m in product.matrices:
             self.matrices.append((m.block, m.out, m.weights, m.pairs, m.mul, m.out in begun))
             begun.add(m.out)
         self.reached = [number in begun for number in range(len(spec.irreps_out))]
 
-    def own_weights(self, w: Tensor) -> Tensor:
-        """The weights of the unmixed product, of those of the whole, (weight_numel,).
+    def takes(self, x: Tensor, y: Tensor, w: Tensor) -> bool:
+        """Whether operands fit, and all rows share their weights; if not, one kernel computes the whole, or says so."""
+        return w.dim() == 1 and x.dim() == 2 and y.dim() == 2 and x.size(1) == self.x_dim and y.size(1) == self.y_dim
+
+    def operands(self, x: Tensor, y: Tensor, w: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
+        """Those of the unmixed product, of those of the whole, with weights (weight_numel,).
 
         Raises:
-            OperandError: If there are more or fewer (in scripted programs: torch.jit.Error).
+            OperandError: If there are more weights or fewer (in scripted programs: torch.jit.Error).
         """
         if w.size(0) != self.weight_numel:
             raise OperandError(
                 f"w: expected shape (num_edges, {self.weight_numel}) or ({self.weight_numel},), got {list(w.shape)}. "
                 "Check weight_numel."
             )
-        own: List[Tensor] = []  # noqa: UP006 (TorchScript)
-        for number, part in enumerate(w.split(self.weights)):
+        weights = w.split(self.weights)
+        own: List[Tensor] = []  # noqa: UP006
+        for of_x, offset, mul, paths in self.scalars:
+            factors: List[Tensor] = []  # noqa: UP006
+            for path, other in paths:
+                if of_x:
+                    factors.append(weights[path].reshape(mul, -1))
+                else:
+                    factors.append(weights[path].reshape(other, mul, -1).transpose(0, 1).reshape(mul, -1))
+            own.append((x if of_x else y).narrow(1, offset, mul).mm(joined(factors, 1)))
+        for number, part in enumerate(weights):
             if self.is_own[number]:
                 own.append(part)
-        return torch.cat(own) if len(own) > 0 else w[:0]
+        rows = self.features(x)
+        if self.ones_of_x > 0:
+            rows = torch.cat([rows, x.new_ones(x.size(0), self.ones_of_x)], 1)
+        attributes = torch.cat([y, y.new_ones(y.size(0), self.ones_of_y)], 1) if self.ones_of_y > 0 else y
+        return rows, attributes, joined(own, -1) if len(own) > 0 else w[:0]
 
     def features(self, x: Tensor) -> Tensor:
-        """Rows of x in the layout (2l+1, mul)."""
-        if not self.mul_ir:
+        """Rows of x in the layout of the unmixed product."""
+        if not self.moves:
             return x
         blocks = x.split([mul * dim for mul, dim in self.inputs], 1)
         moved: List[Tensor] = []  # noqa: UP006
         for number, (mul, dim) in enumerate(self.inputs):
             moved.append(blocks[number].reshape(x.size(0), mul, dim).transpose(1, 2).reshape(x.size(0), mul * dim))
-        return moved[0] if len(moved) == 1 else torch.cat(moved, 1)
+        return joined(moved, 1)
 
     def forward(self, rows: Tensor, w: Tensor) -> Tensor:
         """Rows of the whole product.
 
         Args:
-            rows: (rows, z_dim of the unmixed product), in the layout (2l+1, mul).
+            rows: (rows, z_dim of the unmixed product).
             w: (weight_numel,).
         """
         count = rows.size(0)
@@ -79,15 +105,20 @@ class DenseMixing(nn.Module):
         sums: List[Tensor] = []  # noqa: UP006
         for number, (mul, dim, is_own) in enumerate(self.outputs):
             if is_own:
-                sums.append(given[number].reshape(count, dim, mul))
+                sums.append(given[number])
             else:  # what is reached begins with the first product instead
-                sums.append(rows.new_zeros(0 if self.reached[number] else count, dim, mul))
+                sums.append(rows.new_zeros(0 if self.reached[number] else count, mul * dim))
         for block, out, of_path, pairs, mul, has_begun in self.matrices:
             dim = self.outputs[out][1]
             mixed = given[block].reshape(count * dim, pairs).mm(weights[of_path].reshape(pairs, mul))
-            mixed = mixed.reshape(count, dim, mul)
+            mixed = mixed.reshape(count, dim * mul)
             sums[out] = sums[out] + mixed if has_begun else mixed
-        flat: List[Tensor] = []  # noqa: UP006
-        for total in sums:
-            flat.append((total.transpose(1, 2) if self.mul_ir else total).reshape(count, total.size(1) * total.size(2)))
-        return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+        if self.moves:
+            for number, (mul, dim, _) in enumerate(self.outputs):
+                sums[number] = sums[number].reshape(count, dim, mul).transpose(1, 2).reshape(count, mul * dim)
+        return joined(sums, 1)
+
+
+def joined(parts: List[Tensor], dim: int) -> Tensor:  # noqa: UP006 (TorchScript)
+    """Tensors one after the other; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

@@ -39,9 +39,11 @@ class _Product(KernelModule):
         self.mul_ir = layout == "mul_ir"
         self.deterministic = deterministic
         # Weights that all rows share multiply what is added up already.
-        product = unmixed(spec) if spec.shared_weights else None
-        self.pairs = None if product is None else self._like(product.spec)
+        product = unmixed(spec, by_rows=self.batch) if spec.shared_weights else None
         self.mixing = None if product is None else DenseMixing(spec, product, mul_ir=self.mul_ir)
+        self.pairs: _Product | None = None
+        if product is not None and self.mixing is not None:
+            self.pairs = self._like(product.spec, "mul_ir" if self.mixing.product_mul_ir else "ir_mul")
 
     def retune(self, kernels: Iterable[TunedKernel]) -> None:
         """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
@@ -59,8 +61,8 @@ class _Product(KernelModule):
         self.set_payload(*self.family.payload(self.spec, tuned))
         self.tuned = tuned
 
-    def _like(self, spec: TensorProductSpec) -> _Product:
-        """Another product of the same kind, in the layout ir_mul."""
+    def _like(self, spec: TensorProductSpec, layout: Layout) -> _Product:
+        """Another product of the same kind."""
         raise NotImplementedError
 
     def _arguments(self, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> tuple[Any, ...]:
@@ -87,8 +89,8 @@ class TensorProduct(_Product):
     def __init__(self, spec: TensorProductSpec, *, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, deterministic=True, layout=layout)
 
-    def _like(self, spec: TensorProductSpec) -> TensorProduct:
-        return TensorProduct(spec, layout="ir_mul")
+    def _like(self, spec: TensorProductSpec, layout: Layout) -> TensorProduct:
+        return TensorProduct(spec, layout=layout)
 
     def forward(self, x: Tensor, y: Tensor, w: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """Computes z = F(x, y, w), differentiable any number of times in x, y and w.
@@ -109,8 +111,9 @@ class TensorProduct(_Product):
         """
         weights = x.new_empty([0]) if w is None else w
         if self.pairs is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
-            if weights.dim() == 1 and x.dim() == 2:
-                return self.mixing(self.pairs(self.mixing.features(x), y, self.mixing.own_weights(weights)), weights)
+            if self.mixing.takes(x, y, weights) and x.size(0) == y.size(0):
+                rows, attributes, own = self.mixing.operands(x, y, weights)
+                return self.mixing(self.pairs(rows, attributes, own), weights)
         graph = x.new_empty([0], dtype=torch.int32)
         if torch.jit.is_scripting():
             return torch.ops.eqaccel.tensor_product(
@@ -136,8 +139,8 @@ class TensorProductConv(_Product):
     def __init__(self, spec: TensorProductSpec, *, deterministic: bool = True, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, deterministic=deterministic, layout=layout)
 
-    def _like(self, spec: TensorProductSpec) -> TensorProductConv:
-        return TensorProductConv(spec, deterministic=self.deterministic, layout="ir_mul")
+    def _like(self, spec: TensorProductSpec, layout: Layout) -> TensorProductConv:
+        return TensorProductConv(spec, deterministic=self.deterministic, layout=layout)
 
     def forward(
         self,
@@ -174,9 +177,9 @@ class TensorProductConv(_Product):
             )
         weights = x.new_empty([0]) if w is None else w
         if self.pairs is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
-            if weights.dim() == 1:
-                own = self.mixing.own_weights(weights)
-                return self.mixing(self.pairs(self.mixing.features(x), y, own, edge_index, num_receivers), weights)
+            if self.mixing.takes(x, y, weights):
+                rows, attributes, own = self.mixing.operands(x, y, weights)
+                return self.mixing(self.pairs(rows, attributes, own, edge_index, num_receivers), weights)
         num_senders = x.size(0)
         receivers = num_senders if num_receivers < 0 else num_receivers
         if torch.jit.is_scripting():

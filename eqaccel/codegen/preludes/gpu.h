@@ -325,9 +325,16 @@ EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared
   });
 }
 
+// What the kernels that add whole rows need of a problem: its own reads and writes the layout (2l+1, mul) alone.
+template <class P>
+struct ChannelsFastest : P {
+  static constexpr bool takes_both_layouts = false;
+};
+
 }  // namespace
 
-// The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them.
+// The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them. `eq_relayout` is there if the main ones
+// take one layout alone.
 #define EQ_EXPORT_MAIN(name, P)                                                                                        \
   EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                  \
       name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                                 \
@@ -335,7 +342,7 @@ EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared
     extern __shared__ __align__(128) unsigned char shared[];                                                           \
     run_block<P>(o, split, reinterpret_cast<T*>(shared));                                                              \
   }
-#define EQ_EXPORT(P)                                                                                                   \
+#define EQ_EXPORT_SUMS(P)                                                                                              \
   EQ_KERNEL void eq_add_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {           \
     add_receiver_partials<P>(o, split);                                                                                \
   }                                                                                                                    \
@@ -345,7 +352,9 @@ EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared
   }                                                                                                                    \
   EQ_KERNEL void eq_add_gx_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {        \
     add_sender_partials<P>(o, split);                                                                                  \
-  }                                                                                                                    \
+  }
+#define EQ_EXPORT(P)                                                                                                   \
+  EQ_EXPORT_SUMS(ChannelsFastest<P>)                                                                                   \
   EQ_KERNEL void eq_relayout(const T* from, T* to, int64_t rows, int is_x, int to_mul_ir) {                            \
     if (is_x) relayout<P, true>(from, to, rows, to_mul_ir);                                                            \
     else relayout<P, false>(from, to, rows, to_mul_ir);                                                                \

@@ -11,6 +11,14 @@ namespace {
 
 constexpr int warp = 32;
 
+// Where elements of a block of irreps stand behind its first: in the layout (2l+1, mul), or (mul, 2l+1).
+template <int mul, int dim>
+struct InBlock {
+  int component, channel;
+  EQ_FN explicit InBlock(bool mul_ir) : component(mul_ir ? 1 : mul), channel(mul_ir ? dim : 1) {}
+  EQ_FN int operator()(int k, int c) const { return k * component + c * channel; }
+};
+
 // Shared memory, in elements: arrays (edge, pair, component) of a tile, sums of edges, and then their numbers.
 template <class P>
 struct PairLayout {
@@ -113,6 +121,7 @@ struct MixedRows {
   T *z, *gw;  // z: the row where there is none in shared memory
   int64_t w_stride, c_stride;
   int edges, z_offset;
+  bool mul_ir;  // the layout of z and gz
 };
 
 // Pairs that a lane takes together, so that as many weights are on their way and their sums take few shuffles.
@@ -137,12 +146,14 @@ struct MixingTeam {
 
   const int lane, column;
   const bool active;
+  const InBlock<mul3, d3> in_z;
   const T *w, *c;
   T *gw, *z_row, *t;
   T z[writes_z ? channels : 1][d3] = {}, g[has_gradient ? channels : 1][d3];
 
   EQ_FN MixingTeam(const Tile& at, const MixedRows& rows, int first_edge, int first_column)
-      : lane(at.lane), column(first_column + lane % lanes), active(first_edge + lane / lanes < rows.edges) {
+      : lane(at.lane), column(first_column + lane % lanes), active(first_edge + lane / lanes < rows.edges),
+        in_z(rows.mul_ir) {
     const int e = min(first_edge + lane / lanes, rows.edges - 1);  // lanes without an edge help to add up
     const int* const ids = L::numbers(at.shared);
     const int64_t edge = ids[e];
@@ -150,14 +161,14 @@ struct MixingTeam {
     w = rows.w + edge * rows.w_stride + first;
     c = rows.c + edge * rows.c_stride + first;
     gw = rows.gw + edge * P::w_dim + first;
-    z_row = (P::rows_shared ? at.shared + L::sums + e * L::row + rows.z_offset : rows.z) + column;
+    z_row = (P::rows_shared ? at.shared + L::sums + e * L::row + rows.z_offset : rows.z) + in_z(0, column);
     t = at.shared + e * L::span;
     if constexpr (has_gradient) {
-      const T* const gz = rows.gz + int64_t(ids[2 * L::edges + e]) * P::z_dim + column;
+      const T* const gz = rows.gz + int64_t(ids[2 * L::edges + e]) * P::z_dim + in_z(0, column);
 #pragma unroll
       for (int v = 0; v < channels; ++v)
 #pragma unroll
-        for (int k = 0; k < d3; ++k) g[v][k] = has(v) ? __ldg(gz + k * mul3 + v * lanes) : T(0);
+        for (int k = 0; k < d3; ++k) g[v][k] = has(v) ? __ldg(gz + in_z(k, v * lanes)) : T(0);
     }
   }
   EQ_FN bool has(int v) const { return active && (mul3 % columns == 0 || column + v * lanes < mul3); }
@@ -224,7 +235,7 @@ struct MixingTeam {
       for (int v = 0; v < channels; ++v)
 #pragma unroll
         for (int k = 0; k < d3; ++k)
-          if (has(v)) z_row[k * mul3 + v * lanes] += z[v][k];
+          if (has(v)) z_row[in_z(k, v * lanes)] += z[v][k];
     }
   }
 };

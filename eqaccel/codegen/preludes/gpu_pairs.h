@@ -48,9 +48,11 @@ struct PairTile {
     for (; pair >= mul1 - 1 - u; ++u) pair -= mul1 - 1 - u;
     return make_int2(u, u + 1 + pair);
   }
+  EQ_FN InBlock<mul1, d1> in_x() const { return InBlock<mul1, d1>(worker.o.mul_ir); }
+  EQ_FN InBlock<mul3, d3> in_z() const { return InBlock<mul3, d3>(worker.o.mul_ir); }
   EQ_FN void load_x(const T* row, int u, T* x) const {
 #pragma unroll
-    for (int i = 0; i < d1; ++i) x[i] = row[at.x + i * mul1 + u];
+    for (int i = 0; i < d1; ++i) x[i] = row[at.x + in_x()(i, u)];
   }
   EQ_FN void load_y(const T* row, int v, T* y) const {
 #pragma unroll
@@ -104,7 +106,7 @@ struct PairTile {
         for (int k = 0; k < d3; ++k) sum[k] += t[k] * value;
       }
 #pragma unroll
-      for (int k = 0; k < d3; ++k) rows.z[at.z + k * mul3 + c] += sum[k];
+      for (int k = 0; k < d3; ++k) rows.z[at.z + in_z()(k, c)] += sum[k];
     }
   }
   // Transposed; with `writes` also the gradient of the weights, from couplings.
@@ -117,7 +119,7 @@ struct PairTile {
       T *const gt = coupling(array, p), gradient = 0;
 #pragma unroll
       for (int k = 0; k < d3; ++k) {
-        const T g = rows.gz[at.z + k * mul3 + c];
+        const T g = rows.gz[at.z + in_z()(k, c)];
         gt[k] = value * g;
         if (writes) gradient += t[k] * g;
       }
@@ -168,7 +170,7 @@ struct PairTile {
       T gx[d1] = {};
       for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) uncouple_pair<true, one_v>(rows, u, v, gx, of_all);
 #pragma unroll
-      for (int i = 0; i < d1; ++i) add_to(rows.gx + at.x + i * mul1 + u, gx[i], rows.atomic);
+      for (int i = 0; i < d1; ++i) add_to(rows.gx + at.x + in_x()(i, u), gx[i], rows.atomic);
     }
     if constexpr (one_v) {
       const TeamSums<d2, lanes> sums(of_all, lane);
@@ -320,7 +322,8 @@ struct PairWorker {
             o.w_stride,
             o.c_stride,
             count,
-            at.z};
+            at.z,
+            o.mul_ir != 0};
   }
 
   EQ_FN void run(int slot, int together) {
@@ -369,23 +372,11 @@ EQ_FN void run_pairs(const eq_operands& o, const eq_work_split& split, T* shared
   worker.finish();
 }
 
-// What the kernels that move and add whole rows need of a problem.
+// What the kernels that add whole rows need of a problem: its own writes all columns, in the layout that is asked for.
 template <class P>
-struct WithBlocks : P {
-  template <class Rows, class F>
-  static EQ_FN void each_block(const F& run) {
-#pragma unroll
-    for (int n = 0; n < Rows::count; ++n) run(Rows::block(n).offset, Rows::block(n).mul, Rows::block(n).dim);
-  }
-  template <class F>
-  static EQ_FN void each_x_block(const F& run) {
-    each_block<typename P::X>(run);
-  }
-  template <class F>
-  static EQ_FN void each_z_block(const F& run) {
-    each_block<typename P::Z>(run);
-  }
-  static EQ_FN bool reads_x(int) { return true; }  // they write whole rows
+struct WholeRows : P {
+  static constexpr bool takes_both_layouts = true;
+  static EQ_FN bool reads_x(int) { return true; }
 };
 
 }  // namespace
@@ -397,4 +388,4 @@ struct WithBlocks : P {
     extern __shared__ __align__(128) unsigned char shared[];                                                           \
     run_pairs<P>(o, split, reinterpret_cast<T*>(shared));                                                              \
   }                                                                                                                    \
-  EQ_EXPORT(WithBlocks<P>)
+  EQ_EXPORT_SUMS(WholeRows<P>)

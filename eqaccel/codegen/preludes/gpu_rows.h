@@ -32,10 +32,13 @@ EQ_FN void find_positions(int n, bool is_x, bool is_mul_ir, int (&positions)[wid
   if (is_x) P::each_x_block(OtherLayout<width>{n, positions, is_mul_ir});
   else P::each_z_block(OtherLayout<width>{n, positions, is_mul_ir});
 }
+// Where column n of x, in the layout (2l+1, mul), is to be written; kernels that take both layouts leave it in place.
 template <class P>
-EQ_FN int other_position(int n, bool is_x, bool is_mul_ir) {
-  int position[1];
-  find_positions<P>(n, is_x, is_mul_ir, position);
+EQ_FN int x_position(int n, bool to_mul_ir) {
+  int position[1] = {n};
+  if constexpr (!P::takes_both_layouts) {
+    if (to_mul_ir) find_positions<P>(n, true, false, position);
+  }
   return position[0];
 }
 
@@ -95,7 +98,7 @@ EQ_FN void gather_gx(const eq_operands& o, const eq_work_split& split) {
     const bool moves = o.mul_ir && to == gx;
 #pragma unroll
     for (int u = 0; u < width; ++u) {
-      T& sum = to[moves ? other_position<P>(column + u, true, false) : column + u];
+      T& sum = to[x_position<P>(column + u, moves)];
       const T value = reads[u] ? total.v[u] : T(0);
       sum = adds ? sum + value : value;
     }
@@ -109,7 +112,7 @@ EQ_FN void add_receiver_partials(const eq_operands& o, const eq_work_split& spli
 template <class P>
 EQ_FN void add_sender_partials(const eq_operands& o, const eq_work_split& split) {
   add_partials(senders_of(o), split, static_cast<T*>(o.gx), P::x_dim,
-               [&](int n) { return o.mul_ir ? other_position<P>(n, true, false) : n; });
+               [&](int n) { return x_position<P>(n, o.mul_ir); });
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ def _packed(
     meta["covers_all"] = int(_covers_all(spec))
     if spec.bfloat16_weights:
         meta["bfloat16_weights"] = 1
+    meta["takes_both_layouts"] = int(not spec.is_channelwise)  # kernels for a GPU do; others take (2l+1, mul)
     meta["shares_weights"] = int(spec.is_channelwise)  # kernels take rows of weights that edges share
     meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
     entries["spec"] = spec_text(spec)

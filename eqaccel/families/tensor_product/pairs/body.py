@@ -132,8 +132,9 @@ def _problem(plan: PairPlan) -> list[str]:
             "  static constexpr int shared_bytes = Launch::shared_bytes;",
             "  static constexpr bool rows_shared = Launch::rows_shared;",
         ]
-    for name, irreps in (("X", spec.irreps_in1), ("Y", spec.irreps_in2), ("Z", spec.irreps_out)):
-        lines += _rows(name, irreps)
+    else:
+        for name, irreps in (("X", spec.irreps_in1), ("Y", spec.irreps_in2), ("Z", spec.irreps_out)):
+            lines += _rows(name, irreps)
     lines += ["  template <class F>", "  static EQ_FN void each_shape(const F& run) {"]
     lines += [f"    run(Shape{number}{{}});" for number in range(len(plan.shapes))]
     return [*lines, "  }", "};"]
