@@ -9,8 +9,9 @@
 namespace eqaccel {
 namespace {
 
-// Rows of a part at least, and blocks that are enough to keep a GPU at work: the same on all, so that sums are too.
-constexpr int64_t least_rows = 32, most_parts = 64, enough_blocks = 512;
+// Rows of a part at least, and blocks that are enough to keep a GPU at work, some of which have many components to add
+// up and others few: the same on all GPUs, so that sums are too.
+constexpr int64_t least_rows = 32, most_parts = 128, enough_blocks = 2048;
 
 class LinearWeightsKernel : public Kernel {
  public:

@@ -9,20 +9,12 @@ import torch
 from torch import Tensor
 
 from eqaccel.errors import PatchError, SpecError
-from eqaccel.families.tensor_product import ConnectionMode, TensorProductSpec
+from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.irreps import Irreps
 from eqaccel.o3.linear_rows import LinearInstruction, LinearRows
 from eqaccel.o3.rows import ProductRows, as_rows, common_shape
-from eqaccel.patches.dense import prefers_dense
 from eqaccel.patches.nodes import E3NN_FORMS, Form, NodeForm, NodeForms, random_rows
 from eqaccel.patches.replacement import Replacement
-
-MOST_WRITTEN_CHANNELS = 2
-"""Channels of in2, of a product of mode uvw with shared weights, up to which eqaccel is the faster one on a CPU.
-
-Measured on batches of 1000 rows in float32, with 16 and 32 channels of in1: with two channels all derivatives are
-faster than e3nn's, with four some take as long, with eight and more they take longer.
-"""
 
 
 class _OfProductRows(Replacement):
@@ -57,23 +49,6 @@ class Product(_OfProductRows):
     def dense(self, x: Tensor, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """`forward`."""
         return self.eqaccel(x, y, self._get_weights(weight))
-
-
-class SharedDenseProduct(Product):
-    """A `Product` whose matrices of weights, from many pairs of channels each, are the same for all rows.
-
-    All pairs of all rows are written to memory before these matrices multiply them. A CPU waits for its memory, while
-    e3nn may multiply by the matrix first and then have less to write: there the plain form goes on doing the work.
-    """
-
-    note = "replaced by eqaccel.TensorProduct on a GPU"
-    gains_on_cpu = False
-
-    def forward(self, x: Tensor, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
-        """See `Product`."""
-        if prefers_dense(x):
-            return self.dense(x, y, weight)
-        return self.plain_forward(x, y, weight)
 
 
 class ScalarProduct(Replacement):
@@ -149,20 +124,9 @@ def _rows(product: Any) -> ProductRows:
 
 
 def _product(_: torch.nn.Module, product: Any) -> Form:
-    rows, like = _rows(product), product.output_mask
+    like = product.output_mask
     operands = [random_rows(3, product.irreps_in1.dim, like), random_rows(3, product.irreps_in2.dim, like)]
-    form = SharedDenseProduct if _writes_many_pairs(rows.kernel.spec) else Product
-    return form, rows, (*operands, *_given_weights(product))
-
-
-def _writes_many_pairs(spec: TensorProductSpec) -> bool:
-    """Whether all rows share dense matrices for so many pairs that a CPU is faster without writing the pairs out.
-
-    It writes mul1 mul2 (2l+1) numbers a row, where the sum over in1 alone leaves mul2 mul3: with up to
-    `MOST_WRITTEN_CHANNELS` of in2 that is no more than what other steps move.
-    """
-    dense = (path.mul2 for path in spec.paths if path.mode is ConnectionMode.UVW and path.weight_offset is not None)
-    return spec.shared_weights and max(dense, default=0) > MOST_WRITTEN_CHANNELS
+    return Product, _rows(product), (*operands, *_given_weights(product))
 
 
 def _square(_: torch.nn.Module, square: Any) -> Form:

@@ -242,24 +242,29 @@ def test_what_is_called_in_other_ways() -> None:
         assert_same(call(), expected, torch.float32)  # e3nn's coupling tensors are rounded to it
 
 
-def test_products_that_write_many_pairs_stay_as_they_came_on_a_cpu(device: torch.device) -> None:
-    """With dense matrices that all rows share, by the number of channels of in2; a GPU runs kernels in any case."""
-    channels = {"few": forms.MOST_WRITTEN_CHANNELS, "many": forms.MOST_WRITTEN_CHANNELS + 1}
+def test_dense_products_of_few_channels_and_of_many(device: torch.device) -> None:
+    """With matrices that all rows share: pairs of channels come first, or scalars; and with those of each row."""
+    few, many = ("2x0e+2x1o", "2x0e+2x1o", "1x0e+2x1o"), ("4x0e+5x1o", "6x0e+4x1o", "3x0e+4x1o")
     network = nn.ModuleDict(
-        {name: o3.FullyConnectedTensorProduct("2x1o", f"{count}x1o", "0e") for name, count in channels.items()}
+        {
+            "few": o3.FullyConnectedTensorProduct(*few),
+            "many": o3.FullyConnectedTensorProduct(*many),
+            "own": o3.FullyConnectedTensorProduct(*many, shared_weights=False),
+        }
     )
-    operands = {name: (rows(4, 6), rows(4, 3 * count, seed=1)) for name, count in channels.items()}
-    network["own"] = o3.FullyConnectedTensorProduct("2x1o", "3x1o", "0e", shared_weights=False)
-    operands["own"] = (*operands["many"], rows(4, network["own"].weight_numel, seed=2))
+    operands = {
+        name: [rows(4, irreps.dim, seed=seed) for seed, irreps in enumerate((module.irreps_in1, module.irreps_in2))]
+        for name, module in network.items()
+    }
+    operands["own"].append(rows(4, network["own"].weight_numel, seed=2))
     network.double().to(device)
     operands = tree_map(lambda t: t.to(device), operands)
     expected = {name: module(*operands[name]) for name, module in network.items()}
     eqaccel.patch(network)
-    report = eqaccel.report(network)
-    assert {row.path for row in report.rows if row.idle} == ({"many"} if device.type == "cpu" else set())
-    assert ("1 more run as they came" in str(report)) == (device.type == "cpu")
+    assert not any(row.idle for row in eqaccel.report(network).rows)
     for name, module in network.items():
-        assert isinstance(module, forms.SharedDenseProduct) == (name == "many")
+        mixing = module.eqaccel.kernel.mixing
+        assert (mixing is None, bool(mixing and mixing.scalars)) == (name == "own", name == "many")
         for program in (module, torch.jit.script(module)):
             assert_same(program(*operands[name]), expected[name], torch.float32)  # e3nn's coupling tensors are
 

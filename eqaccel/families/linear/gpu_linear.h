@@ -275,8 +275,10 @@ struct Block {
     }
   }
   EQ_FN static void add_vector(const T* from, int valid, bool begins, T* to) {
-    if (begins && is_vector(to, valid)) {
-      move<width>(from, to);
+    if (is_vector(to, valid)) {
+      auto& sum = *reinterpret_cast<LaneOf<width>*>(to);
+      const auto& value = *reinterpret_cast<const LaneOf<width>*>(from);
+      sum = begins ? value : sum + value;
       return;
     }
 #pragma unroll 1

@@ -142,7 +142,7 @@ def _is_dense(path: Path) -> bool:
 
 
 def _side_of_scalars(path: Path) -> str:
-    """The operand whose scalars come first, "x" or "y", if that leaves half as many numbers to write, or fewer; else ""."""
+    """The operand whose scalars come first, "x" or "y", if that at least halves the numbers to write; else ""."""
     if path.mode is not ConnectionMode.UVW or min(path.mul1, path.mul2) < _FEWEST_CHANNELS:
         return ""
     pairs = path.pairs * path.ir3.dim

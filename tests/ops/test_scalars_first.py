@@ -1,0 +1,105 @@
+"""Dense products of batches: scalars of either operand meet the weights that all rows share before the other one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec
+from eqaccel.errors import OperandError
+from eqaccel.families.tensor_product import unmixed
+from eqaccel.testing import assert_product, random_operands
+
+
+def connected(irreps1: str, irreps2: str, out: str, couplings: list[tuple[int, int, int]]) -> TensorProductSpec:
+    """Mode uvw with weights for each coupling of blocks."""
+    return TensorProductSpec(irreps1, irreps2, out, [(*blocks, "uvw") for blocks in couplings], shared_weights=True)
+
+
+SPECS = {
+    # Pairs of channels are left for scalar outputs alone: rows of x stay in their layout.
+    "scalar pairs": connected("5x0e+4x1o", "4x0e+6x1o", "4x0e+7x1o", [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]),
+    # Those of 1o and 1o have components; two paths read the same scalars, and ones of both parities stand behind x.
+    "vector pairs": connected(
+        "5x0e+4x1o+4x0o",
+        "6x0e+5x1o",
+        "4x1o+4x1e+3x0e",
+        [(0, 1, 0), (1, 0, 0), (2, 1, 1), (1, 1, 1), (0, 0, 2), (0, 1, 0)],
+    ),
+    "no pairs": connected("8x0e", "4x2e", "4x2e", [(0, 0, 0)]),
+}
+
+
+@pytest.fixture(params=SPECS)
+def spec(request: pytest.FixtureRequest) -> TensorProductSpec:
+    return SPECS[request.param]
+
+
+@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize("rows", [0, 1, 13])
+def test_derivatives(spec: TensorProductSpec, layout: str, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    product = TensorProduct(spec, layout=layout).to(device)
+    assert product.mixing is not None
+    assert product.mixing.scalars
+    assert_product(product, random_operands(spec, rows, rows, batch=True, shared=True, dtype=dtype, device=device))
+
+
+def test_programs(spec: TensorProductSpec, device: torch.device) -> None:
+    product = TensorProduct(spec).to(device)
+    o = random_operands(spec, 9, 9, batch=True, shared=True, device=device)
+    expected = product(o.x, o.y, o.w)
+    assert_close(product(o.x, o.y, o.w.expand(9, -1)), expected)  # by the kernel that knows no rule for shared weights
+    compiled = torch.compile(product, backend="aot_eager", dynamic=True)
+    for program in (torch.jit.script(product), compiled):
+        assert_close(program(o.x, o.y, o.w), expected)
+        assert_close(gradients(program, o.x, o.y, o.w), gradients(product, o.x, o.y, o.w))
+    several = torch.func.vmap(product, in_dims=(0, 0, None))(*(t.view(3, 3, -1) for t in (o.x, o.y)), o.w)
+    assert_close(several.flatten(0, 1), expected)
+
+
+def gradients(function: nn.Module, *operands: Tensor) -> list[Tensor]:
+    """Of numbers that depend on all operands."""
+    inputs = [operand.clone().requires_grad_() for operand in operands]
+    return list(torch.autograd.grad(function(*inputs).sin().sum(), inputs))
+
+
+def test_results_are_bitwise_reproducible(spec: TensorProductSpec, device: torch.device) -> None:
+    product = TensorProduct(spec).to(device)
+    o = random_operands(spec, 200, 200, batch=True, shared=True, dtype=torch.float32, device=device)
+    results = [(product(o.x, o.y, o.w), *gradients(product, o.x, o.y, o.w)) for _ in range(2)]
+    assert all(map(torch.equal, *results))
+
+
+def test_operands_that_do_not_fit_are_named(spec: TensorProductSpec, device: torch.device) -> None:
+    product = TensorProduct(spec).to(device)
+    o = random_operands(spec, 9, 9, batch=True, shared=True, device=device)
+    for operands, message in (
+        ((o.x, o.y, o.w[1:]), "w: expected shape"),
+        ((o.x, o.y[1:], o.w), "must have as many rows in 'x' and 'y'"),
+        ((o.x, o.y[:, 1:], o.w), "argument 'y' must have shape"),
+        ((o.x[:, 1:], o.y, o.w), "argument 'x' must have shape"),
+        ((o.x[0], o.y, o.w), "arguments 'x' and 'y' must have shapes"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            product(*operands)
+
+
+def test_sums_over_edges_come_before_their_weights() -> None:
+    """A convolution adds up pairs of channels, of which there are less than edges."""
+    for spec in SPECS.values():
+        of_batch, of_graph = unmixed(spec, by_rows=True), unmixed(spec)
+        assert of_batch is not None
+        assert of_graph is not None
+        assert of_batch.scalars
+        assert not of_graph.scalars
+        assert TensorProductConv(spec).mixing.ones_of_x == 0
+
+
+def test_few_channels_are_paired() -> None:
+    """Then there is little to save: the harmonics of an edge have one channel each."""
+    spec = connected("16x0e+16x1o", "1x0e+1x1o", "16x0e+16x1o", [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)])
+    found = unmixed(spec, by_rows=True)
+    assert found is not None
+    assert not found.scalars
