@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 import eqaccel
 from eqaccel.benchmarks import pictures, report, suite
@@ -33,6 +34,7 @@ MODULES: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
         "square": ("TensorSquare", (_U16,)),
         "square-weights": ("TensorSquare", (_U16, f"{_U16}+16x2e")),
         "species": ("FullyConnectedTensorProduct", (_U32, "4x0e", _U32)),
+        "attributes": ("FullyConnectedTensorProduct", (_U32, "4x0e", _U32)),
         "harmonics-weights": ("FullyConnectedTensorProduct", (_U16, "0e+1o+2e", f"{_U16}+16x2e")),
         "connected": ("FullyConnectedTensorProduct", (_U16, _U16, _U16)),
         "linear": ("Linear", (_U32, _U32)),
@@ -41,6 +43,8 @@ MODULES: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
 )
 """Class in e3nn.o3 and its arguments."""
 
+ONE_HOT = "species"
+"""Whose second operand is zero but for a one in each row; the others have random numbers."""
 _CHECKED = 64  # rows that are compared with float64
 
 
@@ -92,6 +96,8 @@ def _compare(
     dtype = getattr(torch, arguments.dtype)
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(rows, dim, generator=generator, dtype=torch.float64) for dim in _dims(exact)]
+    if name == ONE_HOT:
+        inputs[1] = one_hot(inputs[1].argmax(1), inputs[1].size(1)).double()
     case = {"layer": name, "system": f"{rows} rows"}
     found: list[dict[str, Any]] = []
     known = {}

@@ -12,7 +12,7 @@ from eqaccel.errors import PatchError, SpecError
 from eqaccel.families.tensor_product import TensorProductSpec
 from eqaccel.irreps import Irreps
 from eqaccel.o3.linear_rows import LinearInstruction, LinearRows
-from eqaccel.o3.rows import ProductRows, as_rows, common_shape
+from eqaccel.o3.rows import ProductRows
 from eqaccel.patches.nodes import E3NN_FORMS, Form, NodeForm, NodeForms, random_rows
 from eqaccel.patches.replacement import Replacement
 
@@ -51,21 +51,10 @@ class Product(_OfProductRows):
         return self.eqaccel(x, y, self._get_weights(weight))
 
 
-class ScalarProduct(Replacement):
-    """A `FullyConnectedTensorProduct` with scalars, such as one-hot species; those that are zero cost nothing."""
+class ScalarProduct(Product):
+    """A `Product` with scalars, such as one-hot species; those that are zero cost nothing."""
 
     note = "replaced by eqaccel.Linear"
-    gains_on_cpu = True
-
-    def forward(self, x: Tensor, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
-        """See `Product`."""
-        return self.dense(x, y, weight)
-
-    def dense(self, x: Tensor, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
-        """`forward`."""
-        shape = common_shape(x, y, None)
-        z = self.eqaccel(as_rows(x, shape), self._get_weights(weight), as_rows(y, shape))
-        return z.view(shape + [z.size(-1)])  # noqa: RUF005 (TorchScript)
 
 
 class Square(_OfProductRows):
@@ -126,7 +115,8 @@ def _rows(product: Any) -> ProductRows:
 def _product(_: torch.nn.Module, product: Any) -> Form:
     like = product.output_mask
     operands = [random_rows(3, product.irreps_in1.dim, like), random_rows(3, product.irreps_in2.dim, like)]
-    return Product, _rows(product), (*operands, *_given_weights(product))
+    rows = _rows(product)
+    return ScalarProduct if rows.is_linear else Product, rows, (*operands, *_given_weights(product))
 
 
 def _square(_: torch.nn.Module, square: Any) -> Form:
@@ -140,15 +130,6 @@ def _given_weights(module: Any) -> tuple[Tensor, ...]:
         return ()
     weights = random_rows(3, module.weight_numel, module.output_mask)
     return (weights[0] if module.shared_weights else weights,)
-
-
-def _fully_connected(model: torch.nn.Module, product: Any) -> Form:
-    """A product with scalars by the kernel of linear maps; any other one as every product."""
-    try:
-        _, kernel, examples = E3NN_FORMS["FullyConnectedTensorProduct"].build(model, product)
-    except PatchError:
-        return _product(model, product)
-    return ScalarProduct, kernel, examples
 
 
 def _linear(_: torch.nn.Module, linear: Any) -> Form:
@@ -166,7 +147,7 @@ FORMS: NodeForms = MappingProxyType(
     {
         **E3NN_FORMS,
         "Linear": NodeForm("irreps_in", _linear),
-        "FullyConnectedTensorProduct": NodeForm("irreps_in1", _fully_connected),
+        "FullyConnectedTensorProduct": NodeForm("irreps_in1", _product),
         "TensorSquare": NodeForm("irreps_in1", _square),
         "TensorProduct": NodeForm("irreps_in1", _product),
     }
