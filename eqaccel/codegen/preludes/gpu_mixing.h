@@ -14,9 +14,20 @@ constexpr int warp = 32;
 // Where elements of a block of irreps stand behind its first: in the layout (2l+1, mul), or (mul, 2l+1).
 template <int mul, int dim>
 struct InBlock {
-  int component, channel;
-  EQ_FN explicit InBlock(bool mul_ir) : component(mul_ir ? 1 : mul), channel(mul_ir ? dim : 1) {}
-  EQ_FN int operator()(int k, int c) const { return k * component + c * channel; }
+  bool mul_ir;
+  EQ_FN int channel(int c) const { return mul_ir ? c * dim : c; }
+  // Runs on all components of a channel. Their distances are constants on either side of a branch that all lanes take.
+  template <class F>
+  EQ_FN void each(int c, const F& run) const {
+    const int first = channel(c);
+    if (mul_ir || mul == 1) {
+#pragma unroll
+      for (int k = 0; k < dim; ++k) run(k, first + k);
+    } else {
+#pragma unroll
+      for (int k = 0; k < dim; ++k) run(k, first + k * mul);
+    }
+  }
 };
 
 // Shared memory, in elements: arrays (edge, pair, component) of a tile, sums of edges, and then their numbers.
@@ -153,7 +164,7 @@ struct MixingTeam {
 
   EQ_FN MixingTeam(const Tile& at, const MixedRows& rows, int first_edge, int first_column)
       : lane(at.lane), column(first_column + lane % lanes), active(first_edge + lane / lanes < rows.edges),
-        in_z(rows.mul_ir) {
+        in_z{rows.mul_ir} {
     const int e = min(first_edge + lane / lanes, rows.edges - 1);  // lanes without an edge help to add up
     const int* const ids = L::numbers(at.shared);
     const int64_t edge = ids[e];
@@ -161,14 +172,13 @@ struct MixingTeam {
     w = rows.w + edge * rows.w_stride + first;
     c = rows.c + edge * rows.c_stride + first;
     gw = rows.gw + edge * P::w_dim + first;
-    z_row = (P::rows_shared ? at.shared + L::sums + e * L::row + rows.z_offset : rows.z) + in_z(0, column);
+    z_row = (P::rows_shared ? at.shared + L::sums + e * L::row + rows.z_offset : rows.z) + in_z.channel(column);
     t = at.shared + e * L::span;
     if constexpr (has_gradient) {
-      const T* const gz = rows.gz + int64_t(ids[2 * L::edges + e]) * P::z_dim + in_z(0, column);
+      const T* const gz = rows.gz + int64_t(ids[2 * L::edges + e]) * P::z_dim + in_z.channel(column);
 #pragma unroll
       for (int v = 0; v < channels; ++v)
-#pragma unroll
-        for (int k = 0; k < d3; ++k) g[v][k] = has(v) ? __ldg(gz + in_z(k, v * lanes)) : T(0);
+        in_z.each(v * lanes, [&](int k, int n) { g[v][k] = has(v) ? __ldg(gz + n) : T(0); });
     }
   }
   EQ_FN bool has(int v) const { return active && (mul3 % columns == 0 || column + v * lanes < mul3); }
@@ -233,9 +243,7 @@ struct MixingTeam {
     if constexpr (writes_z) {
 #pragma unroll
       for (int v = 0; v < channels; ++v)
-#pragma unroll
-        for (int k = 0; k < d3; ++k)
-          if (has(v)) z_row[in_z(k, v * lanes)] += z[v][k];
+        if (has(v)) in_z.each(v * lanes, [&](int k, int n) { z_row[n] += z[v][k]; });
     }
   }
 };

@@ -48,11 +48,10 @@ struct PairTile {
     for (; pair >= mul1 - 1 - u; ++u) pair -= mul1 - 1 - u;
     return make_int2(u, u + 1 + pair);
   }
-  EQ_FN InBlock<mul1, d1> in_x() const { return InBlock<mul1, d1>(worker.o.mul_ir); }
-  EQ_FN InBlock<mul3, d3> in_z() const { return InBlock<mul3, d3>(worker.o.mul_ir); }
+  EQ_FN InBlock<mul1, d1> in_x() const { return {worker.o.mul_ir != 0}; }
+  EQ_FN InBlock<mul3, d3> in_z() const { return {worker.o.mul_ir != 0}; }
   EQ_FN void load_x(const T* row, int u, T* x) const {
-#pragma unroll
-    for (int i = 0; i < d1; ++i) x[i] = row[at.x + in_x()(i, u)];
+    in_x().each(u, [&](int i, int n) { x[i] = row[at.x + n]; });
   }
   EQ_FN void load_y(const T* row, int v, T* y) const {
 #pragma unroll
@@ -105,8 +104,7 @@ struct PairTile {
 #pragma unroll
         for (int k = 0; k < d3; ++k) sum[k] += t[k] * value;
       }
-#pragma unroll
-      for (int k = 0; k < d3; ++k) rows.z[at.z + in_z()(k, c)] += sum[k];
+      in_z().each(c, [&](int k, int n) { rows.z[at.z + n] += sum[k]; });
     }
   }
   // Transposed; with `writes` also the gradient of the weights, from couplings.
@@ -117,12 +115,11 @@ struct PairTile {
       const int c = S::mixing == own_channels ? first + p : S::mixing == over_v ? uv.x : uv.y;
       const T value = weight(w, first + p), *const t = coupling(of, p);
       T *const gt = coupling(array, p), gradient = 0;
-#pragma unroll
-      for (int k = 0; k < d3; ++k) {
-        const T g = rows.gz[at.z + in_z()(k, c)];
+      in_z().each(c, [&](int k, int n) {
+        const T g = rows.gz[at.z + n];
         gt[k] = value * g;
         if (writes) gradient += t[k] * g;
-      }
+      });
       if (writes) rows.gw[at.w + first + p] = gradient;
     }
   }
@@ -169,8 +166,7 @@ struct PairTile {
     for (int u = lane % lanes; u < u_end; u += lanes) {
       T gx[d1] = {};
       for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) uncouple_pair<true, one_v>(rows, u, v, gx, of_all);
-#pragma unroll
-      for (int i = 0; i < d1; ++i) add_to(rows.gx + at.x + in_x()(i, u), gx[i], rows.atomic);
+      in_x().each(u, [&](int i, int n) { add_to(rows.gx + at.x + n, gx[i], rows.atomic); });
     }
     if constexpr (one_v) {
       const TeamSums<d2, lanes> sums(of_all, lane);
