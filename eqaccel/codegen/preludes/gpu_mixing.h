@@ -16,17 +16,21 @@ template <int mul, int dim>
 struct InBlock {
   bool mul_ir;
   EQ_FN int channel(int c) const { return mul_ir ? c * dim : c; }
-  // Runs on all components of a channel. Their distances are constants on either side of a branch that all lanes take.
+  // Runs on all components of a channel. Forward, their distances are constants on either side of a branch that all lanes
+  // take; kernels with gradients, whose code is long, are faster without.
   template <class F>
   EQ_FN void each(int c, const F& run) const {
     const int first = channel(c);
-    if (mul_ir || mul == 1) {
+    if (mul == 1 || (!has_gradient && mul_ir)) visit(first, 1, run);
+    else if (!has_gradient) visit(first, mul, run);
+    else visit(first, mul_ir ? 1 : mul, run);
+  }
+
+ private:
+  template <class F>
+  static EQ_FN void visit(int first, int step, const F& run) {
 #pragma unroll
-      for (int k = 0; k < dim; ++k) run(k, first + k);
-    } else {
-#pragma unroll
-      for (int k = 0; k < dim; ++k) run(k, first + k * mul);
-    }
+    for (int k = 0; k < dim; ++k) run(k, first + k * step);
   }
 };
 
