@@ -73,7 +73,9 @@ class DenseMixing(nn.Module):
                     factors.append(weights[path].reshape(mul, -1))
                 else:
                     factors.append(weights[path].reshape(other, mul, -1).transpose(0, 1).reshape(mul, -1))
-            own.append((x if of_x else y).narrow(1, offset, mul).mm(joined(factors, 1)))
+            # Other types than that of the weights are for the kernel to refuse, which names what has one.
+            given = (x if of_x else y).narrow(1, offset, mul).to(w.dtype)
+            own.append(given.mm(joined(factors, 1)))
         for number, part in enumerate(weights):
             if self.is_own[number]:
                 own.append(part)

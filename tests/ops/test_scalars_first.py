@@ -81,6 +81,8 @@ def test_operands_that_do_not_fit_are_named(spec: TensorProductSpec, device: tor
         ((o.x, o.y[:, 1:], o.w), "argument 'y' must have shape"),
         ((o.x[:, 1:], o.y, o.w), "argument 'x' must have shape"),
         ((o.x[0], o.y, o.w), "arguments 'x' and 'y' must have shapes"),
+        ((o.x, o.y.float(), o.w), "argument 'y' must be"),
+        ((o.x, o.y, o.w.float()), "argument 'w' must be"),
     ):
         with pytest.raises(OperandError, match=message):
             product(*operands)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, Mixing, Pairs
 from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.families.tensor_product.spec.tensor_product import TensorProductSpec
-from eqaccel.irreps import Irreps
+from eqaccel.irreps import Irrep, Irreps
 
 _FEWEST_CHANNELS = 4
 """Of both operands, for scalars to come first: with fewer, all pairs are not much more than what else is moved."""
@@ -95,29 +95,20 @@ def unmixed(spec: TensorProductSpec, *, by_rows: bool = False) -> UnmixedProduct
     if not dense:
         return None
     weighted = [path for path in spec.paths if path.weight_offset is not None]
+    rest = [path for path in spec.paths if not _is_dense(path)]
     # Rows have weights of their own, or all have the same.
-    sides = {path: _side_of_scalars(path) for path in dense} if by_rows and len(weighted) == len(dense) else {}
-    of_x, of_y = ([path for path in dense if sides.get(path) == side] for side in ("x", "y"))
-    scalars = [*_scalars(of_x, weighted, of_x=True), *_scalars(of_y, weighted, of_x=False)]
+    may_begin = dense if by_rows and len(weighted) == len(dense) else []
+    x, y = (_Side(of_x, spec, [path for path in may_begin if _begins(path) == of_x]) for of_x in (True, False))
+    scalars = [*x.scalars(weighted), *y.scalars(weighted)]
     first = [weighted[number] for group in scalars for number, _ in group.paths]
     paired = [path for path in dense if path not in first]
-    rest = [path for path in spec.paths if not _is_dense(path)]
     head = spec.irreps_out if rest or first else Irreps("")
-    ones1, ones2 = sorted({path.ir1 for path in of_x}), sorted({path.ir2 for path in of_y})
-    irreps1, irreps2 = (
-        Irreps([*spec.irreps_in1, *((1, ir) for ir in ones1)]),
-        Irreps([*spec.irreps_in2, *((1, ir) for ir in ones2)]),
-    )
     instructions = [Instruction(p.in1, p.in2, p.out, p.mode, p.weight_offset is not None) for p in rest]
-    for path in first:
-        in1 = len(spec.irreps_in1) + ones1.index(path.ir1) if path in of_x else path.in1
-        in2 = len(spec.irreps_in2) + ones2.index(path.ir2) if path in of_y else path.in2
-        instructions.append(Instruction(in1, in2, path.out, ConnectionMode.UVW, has_weight=True))
+    instructions += [Instruction(x.block(p), y.block(p), p.out, ConnectionMode.UVW, has_weight=True) for p in first]
     for number, path in enumerate(paired, len(head)):
         instructions.append(Instruction(path.in1, path.in2, number, _OWN_MODES[path.mode.pairs], has_weight=False))
-    out = Irreps([*head, *((path.pairs, path.ir3) for path in paired)])
     product = TensorProductSpec.of_coefficients(
-        (irreps1, irreps2, out),
+        (x.irreps, y.irreps, Irreps([*head, *((path.pairs, path.ir3) for path in paired)])),
         instructions,
         [path.coefficient for path in (*rest, *first, *paired)],
         spec.shared_weights and not first,
@@ -129,11 +120,11 @@ def unmixed(spec: TensorProductSpec, *, by_rows: bool = False) -> UnmixedProduct
     return UnmixedProduct(
         product,
         matrices,
-        tuple(path.weight_numel for path in weighted),
-        tuple(number for number, path in enumerate(weighted) if not _is_dense(path)),
-        frozenset(path.out for path in (*rest, *first)),
-        tuple(scalars),
-        (len(ones1), len(ones2)),
+        weights=tuple(path.weight_numel for path in weighted),
+        own_weights=tuple(number for number, path in enumerate(weighted) if not _is_dense(path)),
+        own=frozenset(path.out for path in (*rest, *first)),
+        scalars=tuple(scalars),
+        ones=(len(x.ones), len(y.ones)),
     )
 
 
@@ -141,20 +132,45 @@ def _is_dense(path: Path) -> bool:
     return path.mode.mixing is Mixing.DENSE and path.weight_offset is not None
 
 
-def _side_of_scalars(path: Path) -> str:
-    """The operand whose scalars come first, "x" or "y", if that at least halves the numbers to write; else ""."""
+def _begins(path: Path) -> bool | None:
+    """Whether scalars of x come first, True, or of y, False, if that at least halves what is written; else None."""
     if path.mode is not ConnectionMode.UVW or min(path.mul1, path.mul2) < _FEWEST_CHANNELS:
-        return ""
+        return None
     pairs = path.pairs * path.ir3.dim
-    written = {"x": path.mul2 * path.mul3, "y": path.mul1 * path.mul3}
-    sides = [side for side, ir in (("x", path.ir1), ("y", path.ir2)) if ir.l == 0 and 2 * written[side] <= pairs]
-    return min(sides, key=written.__getitem__, default="")
+    written = {True: path.mul2 * path.mul3, False: path.mul1 * path.mul3}
+    sides = [of_x for of_x, ir in ((True, path.ir1), (False, path.ir2)) if ir.l == 0 and 2 * written[of_x] <= pairs]
+    return min(sides, key=written.__getitem__, default=None)
 
 
-def _scalars(paths: Sequence[Path], weighted: Sequence[Path], *, of_x: bool) -> list[Scalars]:
-    """Blocks of scalars and the paths that read them."""
-    readers: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for path in paths:
-        block, other = ((path.x_offset, path.mul1), path.mul2) if of_x else ((path.y_offset, path.mul2), path.mul1)
-        readers.setdefault(block, []).append((weighted.index(path), other))
-    return [Scalars(of_x, *block, tuple(found)) for block, found in readers.items()]
+@dataclass(frozen=True)
+class _Side:
+    """An operand, and the paths whose scalars of it come first: what they multiply afterwards is one of its ones."""
+
+    of_x: bool
+    whole: TensorProductSpec
+    paths: list[Path]
+
+    @property
+    def ones(self) -> list[Irrep]:
+        """Irreps of these scalars."""
+        return sorted({path.ir1 if self.of_x else path.ir2 for path in self.paths})
+
+    @property
+    def irreps(self) -> Irreps:
+        """Those of the operand, and the ones behind them."""
+        own = self.whole.irreps_in1 if self.of_x else self.whole.irreps_in2
+        return Irreps([*own, *((1, ir) for ir in self.ones)])
+
+    def block(self, path: Path) -> int:
+        """The block that a path reads of it, be it a one."""
+        number, ir = (path.in1, path.ir1) if self.of_x else (path.in2, path.ir2)
+        return len(self.irreps) - len(self.ones) + self.ones.index(ir) if path in self.paths else number
+
+    def scalars(self, weighted: Sequence[Path]) -> list[Scalars]:
+        """The blocks of scalars, with the paths that read them."""
+        readers: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for path in self.paths:
+            x, y = (path.x_offset, path.mul1), (path.y_offset, path.mul2)
+            block, other = (x, path.mul2) if self.of_x else (y, path.mul1)
+            readers.setdefault(block, []).append((weighted.index(path), other))
+        return [Scalars(self.of_x, *block, tuple(paths)) for block, paths in readers.items()]
