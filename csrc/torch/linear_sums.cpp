@@ -38,7 +38,7 @@ std::vector<Path> read_paths(const Program& program) {
 }
 
 // Sums over the components of all pairs of channels first, (mul_in mul_out, attributes) of weights then.
-Tensor by_pairs(const Tensor& x, const Tensor& gz, const Tensor& weights, int64_t) {
+Tensor by_pairs(const Tensor& x, const Tensor& gz, const Tensor& weights) {
   return at::mm(at::bmm(x.transpose(1, 2), gz).flatten(1), weights);
 }
 
@@ -64,7 +64,9 @@ Tensor linear_by_attributes(const Program& program, const Tensor& x, const Tenso
     for (int64_t first = 0; first < rows; first += together) {
       const int64_t count = std::min(together, rows - first);
       const auto some = [&](const Tensor& t) { return t.narrow(0, first, count); };
-      some(result).add_((pairs ? by_pairs : by_outputs)(some(from), some(to), factor, attributes), p.coefficient);
+      const Tensor sums =
+          pairs ? by_pairs(some(from), some(to), factor) : by_outputs(some(from), some(to), factor, attributes);
+      some(result).add_(sums, p.coefficient);
     }
   }
   return result;

@@ -64,6 +64,12 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     ),
     "modes": ("TensorProduct", MODE_CASES["modes"], {"shared_weights": False}),
     "fully connected": ("FullyConnectedTensorProduct", ("5x0e+3x1o", "2x0e+1o", "4x0e+2x1o+2e"), {}),
+    "many channels": ("FullyConnectedTensorProduct", ("5x0e+4x1o", "4x0e+6x1o", "4x0e+3x1o+4x1e"), {}),
+    "scalars": (
+        "FullyConnectedTensorProduct",
+        ("5x0e+3x1o+2x1o+2x2e", "4x0o", "4x0o+2x1e+2e"),
+        {"path_normalization": "path", "in2_var": [2.0]},
+    ),
     "of edges": (
         "FullyConnectedTensorProduct",
         ("5x0e+3x1o", "0e+1o", "4x0e+2x1o+1e"),
@@ -98,6 +104,15 @@ def operands(product: nn.Module, leading: tuple[int, ...]) -> list[Tensor]:
     if not product.shared_weights:
         found.append(rows(*leading, product.weight_numel, seed=2))
     return found
+
+
+@pytest.mark.parametrize(
+    ("irreps2", "shared", "is_linear"), [("4x0o", True, True), ("3x0o+0o", True, False), ("4x0o", False, False)]
+)
+def test_a_product_with_scalars_is_a_linear_map(irreps2: str, shared: bool, is_linear: bool) -> None:
+    """Of weights that all rows share, and of one block of scalars."""
+    product = o3.FullyConnectedTensorProduct("5x0e+3x1o", irreps2, "4x0o+2x1e", shared_weights=shared)
+    assert product.kernel.is_linear == is_linear
 
 
 def test_leading_dimensions_are_broadcast() -> None:
