@@ -92,7 +92,7 @@ class DenseMixing(nn.Module):
         blocks = x.split([mul * dim for mul, dim in self.inputs], 1)
         moved: List[Tensor] = []  # noqa: UP006
         for number, (mul, dim) in enumerate(self.inputs):
-            moved.append(blocks[number].reshape(x.size(0), mul, dim).transpose(1, 2).reshape(x.size(0), mul * dim))
+            moved.append(transposed(blocks[number], mul, dim))
         return joined(moved, 1)
 
     def forward(self, rows: Tensor, w: Tensor) -> Tensor:
@@ -117,8 +117,14 @@ class DenseMixing(nn.Module):
             sums[out] = sums[out] + mixed if has_begun else mixed
         if self.moves:
             for number, (mul, dim, _) in enumerate(self.outputs):
-                sums[number] = sums[number].reshape(count, dim, mul).transpose(1, 2).reshape(count, mul * dim)
+                sums[number] = transposed(sums[number], dim, mul)
         return joined(sums, 1)
+
+
+def transposed(block: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows of a block in its other layout, (inner, outer)."""
+    rows = block.size(0)  # which -1 could not tell from a block without channels
+    return block.reshape(rows, outer, inner).transpose(1, 2).reshape(rows, outer * inner)
 
 
 def joined(parts: List[Tensor], dim: int) -> Tensor:  # noqa: UP006 (TorchScript)

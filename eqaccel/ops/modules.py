@@ -41,9 +41,9 @@ class _Product(KernelModule):
         # Weights that all rows share multiply what is added up already.
         product = unmixed(spec, by_rows=self.batch) if spec.shared_weights else None
         self.mixing = None if product is None else DenseMixing(spec, product, mul_ir=self.mul_ir)
-        self.pairs: _Product | None = None
+        self.unmixed: _Product | None = None
         if product is not None and self.mixing is not None:
-            self.pairs = self._like(product.spec, "mul_ir" if self.mixing.product_mul_ir else "ir_mul")
+            self.unmixed = self._like(product.spec, "mul_ir" if self.mixing.product_mul_ir else "ir_mul")
 
     def retune(self, kernels: Iterable[TunedKernel]) -> None:
         """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
@@ -110,10 +110,10 @@ class TensorProduct(_Product):
                 compiled programs, and from derivatives: RuntimeError with the same text).
         """
         weights = x.new_empty([0]) if w is None else w
-        if self.pairs is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
+        if self.unmixed is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
             if self.mixing.takes(x, y, weights) and x.size(0) == y.size(0):
                 rows, attributes, own = self.mixing.operands(x, y, weights)
-                return self.mixing(self.pairs(rows, attributes, own), weights)
+                return self.mixing(self.unmixed(rows, attributes, own), weights)
         graph = x.new_empty([0], dtype=torch.int32)
         if torch.jit.is_scripting():
             return torch.ops.eqaccel.tensor_product(
@@ -176,10 +176,10 @@ class TensorProductConv(_Product):
                 ".flatten(0, -2)."
             )
         weights = x.new_empty([0]) if w is None else w
-        if self.pairs is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
+        if self.unmixed is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
             if self.mixing.takes(x, y, weights):
                 rows, attributes, own = self.mixing.operands(x, y, weights)
-                return self.mixing(self.pairs(rows, attributes, own, edge_index, num_receivers), weights)
+                return self.mixing(self.unmixed(rows, attributes, own, edge_index, num_receivers), weights)
         num_senders = x.size(0)
         receivers = num_senders if num_receivers < 0 else num_receivers
         if torch.jit.is_scripting():

@@ -119,7 +119,7 @@ def test_shared_weights_multiply_sums(layout: str, scripted: bool, device: torch
     spec = TensorProductSpec(*ARGUMENTS, shared_weights=True)
     o = random_operands(spec, 5, 12, num_senders=6, shared=True, dtype=dtype, device=device)
     for module, edges in ((TensorProductConv(spec, layout=layout), (o.edge_index, 5)), (TensorProduct(spec), ())):
-        assert module.pairs is not None
+        assert module.unmixed is not None
         x = o.x if edges else o.x[o.edge_index[0]]
         program = torch.jit.script(module) if scripted else module
         plain = type(module)(SPEC, layout="mul_ir" if module.mul_ir else "ir_mul")
