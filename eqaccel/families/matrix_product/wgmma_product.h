@@ -7,7 +7,8 @@
 // - Where these are needed for several tiles of columns, and have few terms, it splits them once, and keeps them in
 //   registers. Meanwhile those that it needs next come to shared memory.
 // - Else their stages go round in shared memory too, by copies of the warp's own, and are split while the tensor cores
-//   multiply the one before. Warps wait for nothing but B.
+//   multiply the one before. Warps wait for nothing but B. Where there are registers for two sets of sums, the tensor cores
+//   are given a stage before the sums of the last one are added up, so that they always have something to do.
 //
 // Where rows of the left factor are sums of two rows of A, both come to shared memory, and are added in float32 when they
 // are read from there: half the products of multiplying first, for the same bytes of A.
@@ -19,6 +20,8 @@
 #include "factors.h"
 
 namespace {
+
+constexpr int most_overlapped_sums = 32;  // of a thread, of which it then has three sets of its 240 registers
 
 EQ_FN void add(float4& sum, const float4& value) {
   sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
@@ -138,7 +141,7 @@ struct WgmmaProduct {
   static constexpr int others = adds_rows ? warp_rows * depth : 0;  // floats from a row to the one that is added
   static constexpr int part_size = depth * width / 2, b_size = P::parts * part_size;  // floats of a stage of B
   static constexpr int a_size = warp_rows * depth + others;  // of a stage of A, of a warp
-  static constexpr int sums = width / 2;
+  static constexpr int sums = width / 2, rows_of_lane = warp_rows / 4;
   static_assert(width % 16 == 0 && kept_stages % 2 == 0);
 
   const float *a, *packed, *scales;
@@ -152,7 +155,8 @@ struct WgmmaProduct {
   Walk at, of_a = at, of_b = at;  // what is multiplied next, and what is brought next
   Ring<stages> now = {}, done = {}, fed = {};  // of B: what is multiplied next, has been, and is brought next
   Ring<stages_of_a> read_from = {}, load_to = {};  // of A
-  int2 of[warp_rows / 4] = {};  // summands of the rows that a lane brings
+  const float *own[rows_of_lane] = {}, *other[rows_of_lane] = {};  // what a lane brings of its rows, and adds to them
+  unsigned present = 0;  // a bit for each of them
   float sum[sums] = {};
 
   EQ_FN unsigned has_come(int stage) const { return barriers + 16 * stage; }
@@ -169,26 +173,41 @@ struct WgmmaProduct {
     of_b.next();
   }
 
-  // Begins to bring the next stage of A; past the last row, that one again.
+  // Finds the rows of a tile that a lane brings; past the last row, that one again.
+  EQ_FN void find_rows_of_a() {
+    const long long first = first_row(of_a) + lane / 8, last = rows - 1;
+    const float* const begin = a + 4 * (lane % 8);
+    present = 0;
+#pragma unroll
+    for (int i = 0; i < rows_of_lane; ++i) {
+      const long long row = min(first + 4 * i, last);
+      if constexpr (adds_rows) {
+        const int2 of = __ldg(summands + row);
+        own[i] = begin + (long long)max(of.x, 0) * terms;
+        other[i] = begin + (long long)max(of.y, 0) * terms;
+        present |= (of.y > -2) << i | (of.y >= 0) << (i + rows_of_lane);
+      } else {
+        own[i] = begin + row * terms;
+      }
+    }
+  }
+
+  // Begins to bring the next stage of A.
   EQ_FN void bring_a() {
     if (!of_a.is_over()) {
-      const int row = lane / 8, quarter = lane % 8, term = of_a.step * depth + 4 * quarter;
-      const long long first = first_row(of_a) + row, last = rows - 1;
-      float* const to = a_stages + load_to.stage * a_size;
-      const bool inside = term < terms;
-      if (adds_rows && of_a.step == 0) {
+      if (of_a.step == 0) find_rows_of_a();
+      const int row = lane / 8, quarter = lane % 8, term = of_a.step * depth;
+      const bool inside = term + 4 * quarter < terms;
+      const int from = inside ? term : 0;
+      float* const to = a_stages + load_to.stage * a_size + place_of<depth>(row, quarter);
 #pragma unroll
-        for (int i = 0; i < warp_rows / 4; ++i) of[i] = __ldg(summands + min(first + 4 * i, last));
-      }
-#pragma unroll
-      for (int i = 0; i < warp_rows / 4; ++i) {
-        float* const place = to + place_of<depth>(row + 4 * i, quarter);
+      for (int i = 0; i < rows_of_lane; ++i) {  // rows four apart are in the same places
+        float* const place = to + i * 4 * depth;
         if constexpr (adds_rows) {
-          const bool one = inside && of[i].y > -2, two = inside && of[i].y >= 0;
-          copy_or_clear(place, one ? a + (long long)of[i].x * terms + term : a, one);
-          copy_or_clear(place + others, two ? a + (long long)of[i].y * terms + term : a, two);
+          copy_or_clear(place, own[i] + from, inside && (present >> i & 1));
+          copy_or_clear(place + others, other[i] + from, inside && (present >> (i + rows_of_lane) & 1));
         } else {
-          copy_or_clear(place, inside ? a + min(first + 4 * i, last) * terms + term : a, inside);
+          copy_or_clear(place, own[i] + from, inside);
         }
       }
       load_to.next();
@@ -298,27 +317,72 @@ struct WgmmaProduct {
     }
   }
 
+  // Splits the next stage, which has come for all lanes then, and has another on its way, in the place of the one that all
+  // have read. After the last stage it splits one that nobody multiplies.
+  EQ_FN void prepare(Fragments<P>& next) {
+    wait_copies<stages - 2>();
+    __syncwarp();
+    bring_a();
+    read(next);
+  }
+
+  // Whether what is multiplied is the last stage of all.
+  EQ_FN bool is_last() const { return at.share + gridDim.x >= at.shares && at.step == at.steps - 1; }
+
   EQ_FN void run_with_streamed_rows() {
     Fragments<P> even, odd;
     for (int n = 0; n < stages; ++n) bring_a();
-    const auto advance = [&](const Fragments<P>& fragments, Fragments<P>& next) {
-      float part[sums];
-      begin_products(part, fragments);
-      wait_copies<stages - 2>();
-      __syncwarp();  // the next stage has come for all lanes, and all have read the one that is overwritten
-      bring_a();
-      read(next);  // after the last stage, one that nobody multiplies
-      end_products<0>(part, fragments);
-      if (at.step == at.steps - 1) write();
-      at.next();
-    };
     wait_copies<stages - 1>();
     __syncwarp();
     read(even);
+    if constexpr (sums <= most_overlapped_sums) {
+      multiply_overlapping(even, odd);
+    } else {
+      multiply_in_turn(even, odd);
+    }
+  }
+
+  // After its products have been added up.
+  EQ_FN void finish_stage() {
+    if (at.step == at.steps - 1) write();
+    at.next();
+  }
+
+  EQ_FN void multiply_in_turn(Fragments<P>& even, Fragments<P>& odd) {
+    const auto advance = [&](const Fragments<P>& fragments, Fragments<P>& next) {
+      float part[sums];
+      begin_products(part, fragments);
+      prepare(next);
+      end_products<0>(part, fragments);
+      finish_stage();
+    };
 #pragma unroll 1
     while (!at.is_over()) {
       advance(even, odd);
       if (!at.is_over()) advance(odd, even);
+    }
+  }
+
+  EQ_FN void multiply_overlapping(Fragments<P>& even, Fragments<P>& odd) {
+    float part_of_even[sums], part_of_odd[sums];
+    // Whether there is another stage, which then is multiplied.
+    const auto advance = [&](float (&part)[sums], const Fragments<P>& fragments, float (&next_part)[sums],
+                             Fragments<P>& next) {
+      if (is_last()) {
+        end_products<0>(part, fragments);
+        write();
+        return false;
+      }
+      prepare(next);
+      begin_products(next_part, next);
+      end_products<1>(part, fragments);
+      finish_stage();
+      return true;
+    };
+    if (at.is_over()) return;
+    begin_products(part_of_even, even);
+#pragma unroll 1
+    while (advance(part_of_even, even, part_of_odd, odd) && advance(part_of_odd, odd, part_of_even, even)) {
     }
   }
 };
