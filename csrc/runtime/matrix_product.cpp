@@ -1,6 +1,7 @@
 #include "matrix_product.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <memory>
 #include <tuple>
@@ -12,8 +13,10 @@
 namespace eqaccel {
 namespace {
 
-// Of a block that prepares B: a warp has a column.
+// Of a block that packs B.
 constexpr unsigned pack_threads = 256, warp = 32;
+constexpr unsigned pack_shared_bytes = pack_threads / warp * sizeof(float);
+constexpr int64_t warp_terms = 8 * warp;  // that a warp packs of a column at a time
 constexpr std::size_t bytes_of_half = 2;
 // Of columns, that a block makes of rows that it keeps (measured on an H100: 7 or 8 of 21 are fastest).
 constexpr int64_t most_kept_tiles = 8;
@@ -161,8 +164,12 @@ void MatrixProduct::launch(const Matrices& m, void* workspace, void* stream) con
   float* c = m.c;
   const int32_t* summands = m.summands;
   void* pack_parameters[] = {&b, &workspace, &columns, &terms, &row_stride, &column_stride, &width};
-  const auto pack_blocks = static_cast<unsigned>(ceil_div(padded_columns(tiling, m) * warp, pack_threads));
-  driver_.launch(pack_, {pack_blocks}, {pack_threads}, 0, stream, pack_parameters);
+  // A thread has a unit of eight terms, as far as a block goes.
+  const auto warps = std::bit_ceil(static_cast<unsigned>(ceil_div(m.terms, warp_terms)));
+  const unsigned column_threads = std::min(warps * warp, pack_threads),
+                 columns_of_block = pack_threads / column_threads;
+  const auto pack_blocks = static_cast<unsigned>(ceil_div(padded_columns(tiling, m), columns_of_block));
+  driver_.launch(pack_, {pack_blocks}, {column_threads, columns_of_block}, pack_shared_bytes, stream, pack_parameters);
   int across = static_cast<int>(shares_across(tiling, m));
   void* parameters[] = {&a, &workspace, &c, &rows, &columns, &terms, &summands, &across};
   const int64_t shares = ceil_div(m.rows, tiling.height) * across;

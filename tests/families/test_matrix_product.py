@@ -423,8 +423,9 @@ def test_warmup_compiles_them_where_they_have_a_kernel() -> None:
     assert all(names == ["0"] for names in found.values())
 
 
-EMULATED = [(1, 4, 2, 1, 0), (129, 36, 66, 3, 1), (300, 100, 62, 2, 0)]
-"""Rows, terms, columns, blocks, and whether B is transposed; in the last, blocks have several tiles of many stages."""
+EMULATED = [(1, 4, 2, 1, 0), (129, 36, 66, 3, 1), (300, 100, 62, 2, 0), (1, 600, 2, 1, 1)]
+"""Rows, terms, columns, blocks, and whether B is transposed; in the third, blocks have several tiles of many stages,
+and in the last, threads pack two units of a column."""
 
 
 @pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])

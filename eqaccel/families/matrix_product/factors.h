@@ -44,15 +44,16 @@ struct PackedB {
   EQ_FN long long scales() const { return (long long)across * steps * P::parts * part_size(); }
 };
 
-// Packs B, element (k, n) at k row_stride + n column_stride, with zeros beyond its edges. A warp has a column.
+// Packs B, element (k, n) at k row_stride + n column_stride, with zeros beyond its edges. blockDim.y columns are a block's,
+// and blockDim.x threads, whole warps, have a column.
 template <class P, class Order>
 EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long row_stride, long long column_stride,
                 int width) {
   let_next_begin();
+  extern __shared__ __align__(128) float shared_memory[];  // a number of each warp
   const PackedB<P> to(columns, terms, width);
-  const int column = (int)((blockIdx.x * blockDim.x + threadIdx.x) / 32), lane = threadIdx.x % 32;
-  const int units = to.steps * to.units_of_column;
-  if (column >= to.across * width) return;
+  const int column = (int)(blockIdx.x * blockDim.y + threadIdx.y), units = to.steps * to.units_of_column;
+  const int first = (int)threadIdx.x, step = (int)blockDim.x, warps = step / 32, first_warp = (int)threadIdx.y * warps;
   float values[8], largest = 0;
   const auto read = [&](int unit) {
 #pragma unroll
@@ -61,16 +62,20 @@ EQ_FN void pack(const float* b, float* packed, int columns, int terms, long long
       values[n] = k < terms && column < columns ? b[k * row_stride + column * column_stride] : 0;
     }
   };
-  for (int unit = lane; unit < units; unit += 32) {
+  for (int unit = first; unit < units; unit += step) {
     read(unit);
 #pragma unroll
     for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(values[n]));
   }
 #pragma unroll
   for (int mask = 1; mask < 32; mask *= 2) largest = largest_across(largest, mask);
+  if (first % 32 == 0) shared_memory[first_warp + first / 32] = largest;
+  __syncthreads();
+  for (int n = 0; n < warps; ++n) largest = fmaxf(largest, shared_memory[first_warp + n]);
+  if (column >= to.across * width) return;
   const Scale scale = scale_of(largest);
-  if (lane == 0) packed[to.scales() + column] = scale.down;
-  for (int unit = lane; unit < units; unit += 32) {
+  if (first == 0) packed[to.scales() + column] = scale.down;
+  for (int unit = first; unit < units; unit += step) {
     read(unit);
     unsigned part[P::parts][4];
 #pragma unroll

@@ -22,7 +22,7 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct Index {
-  unsigned x;
+  unsigned x = 0, y = 0;
 };
 struct int2 {
   int x, y;
@@ -82,7 +82,7 @@ thread_local int turn = 0;
 // What each lane of a warp shows the others.
 template <class V>
 const auto& shown(V value) {
-  Warp& warp = *warps[threadIdx.x / lanes_of_warp];
+  Warp& warp = *warps[(threadIdx.y * blockDim.x + threadIdx.x) / lanes_of_warp];
   auto& all = warp.a[turn];
   static_assert(sizeof(V) <= sizeof(all[0]));
   std::memcpy(all[threadIdx.x % lanes_of_warp], &value, sizeof(V));
@@ -118,19 +118,19 @@ void wait_copies() {
 void let_next_begin() {}
 void wait_for_previous() {}
 
-// Runs a kernel, block after block.
+// Runs a kernel, block after block, each of (threads, rows) threads; a row is whole warps.
 template <class Kernel>
-void launch(unsigned blocks, unsigned threads, const Kernel& kernel) {
-  gridDim.x = blocks, blockDim.x = threads;
+void launch(unsigned blocks, unsigned threads, const Kernel& kernel, unsigned rows = 1) {
+  gridDim = {blocks, 1}, blockDim = {threads, rows};
   for (unsigned block = 0; block < blocks; ++block) {
     std::fill(std::begin(shared_memory), std::end(shared_memory), std::numeric_limits<float>::quiet_NaN());
-    block_barrier = std::make_unique<std::barrier<>>(threads);
+    block_barrier = std::make_unique<std::barrier<>>(threads * rows);
     warps.clear();
-    for (unsigned n = 0; n < threads / lanes_of_warp; ++n) warps.push_back(std::make_unique<Warp>());
+    for (unsigned n = 0; n < threads * rows / lanes_of_warp; ++n) warps.push_back(std::make_unique<Warp>());
     std::vector<std::thread> running;
-    for (unsigned thread = 0; thread < threads; ++thread)
+    for (unsigned thread = 0; thread < threads * rows; ++thread)
       running.emplace_back([&, thread] {
-        threadIdx.x = thread, blockIdx.x = block;
+        threadIdx = {thread % threads, thread / threads}, blockIdx = {block, 0};
         kernel();
       });
     for (std::thread& thread : running) thread.join();

@@ -37,8 +37,11 @@ int main(int, char** arguments) {
                             untouched);
   static_assert(SHARED_BYTES <= sizeof(shared_memory));
 
-  launch(unsigned(padded_columns), lanes_of_warp,
-         [&] { eq_pack(b.data(), packed.data(), columns, terms, row_stride, column_stride, Problem::width); });
+  constexpr unsigned warps_of_column = 2, columns_of_block = 3;
+  launch(
+      unsigned(padded(padded_columns, columns_of_block) / columns_of_block), warps_of_column * lanes_of_warp,
+      [&] { eq_pack(b.data(), packed.data(), columns, terms, row_stride, column_stride, Problem::width); },
+      columns_of_block);
   launch(unsigned(blocks), Problem::block_threads,
          [&] { eq_product_0(a.data(), packed.data(), c.data() + margin, rows, columns, terms, nullptr, 1); });
 
