@@ -229,12 +229,13 @@ void launch_forward(const Topology& g) {
   const bool stream = whole && uintptr_t(o.z) % 64 == 0 && !o.mul_ir && o.num_edges * o.w_stride * sizeof(W) > much;
   const int size = forward_edges(P::w_dim * sizeof(W));
   const Scratch entries_of(size * P::entries, o.threads), z_of(P::z_dim, o.threads);
+  const int64_t taken = taken_at_a_time(o.num_receivers, o.threads);
 #pragma omp parallel num_threads(o.threads)
   {
     Lane* entries = reinterpret_cast<Lane*>(entries_of.own());
     T* z = z_of.own();
     const T* x = to_channels_fastest<P>(o, o.x, o.num_senders, P::x_dim, true, space.x[0]);
-#pragma omp for schedule(dynamic, 8)
+#pragma omp for schedule(dynamic, taken)
     for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
       forward_receiver<P>(g, x, receiver, z, entries, size, stream);
     }

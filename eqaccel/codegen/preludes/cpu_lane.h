@@ -162,6 +162,13 @@ EQ_FN Entries<first, count> read_entries(const T* entries) {
 
 constexpr int64_t align(int64_t elements) { return (elements + 15) / 16 * 16; }
 
+// Of so many pieces of work those that a thread takes at a time: several, but not so many that others have none at the end.
+inline int64_t taken_at_a_time(int64_t pieces, int threads) {
+  constexpr int64_t most = 8;
+  const int64_t fair = pieces / (most * threads);
+  return fair < 1 ? 1 : fair < most ? fair : most;
+}
+
 // Memory of a launch: a part for each thread, which touches it first. Got before threads start, because what goes wrong
 // can be told from there alone: throws std::bad_alloc.
 class Scratch {

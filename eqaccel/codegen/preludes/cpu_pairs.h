@@ -434,7 +434,7 @@ void launch_pairs(const eq_operands& o) {
   const Scratch memory(Worker<P>::elements, o.threads);
   const int64_t buffers = pair_chunks<P>(o), chunks = buffers > 0 ? buffers : o.num_receivers;
   T* const space = static_cast<T*>(o.workspace);
-  const int64_t size = o.num_senders * P::x_dim;
+  const int64_t size = o.num_senders * P::x_dim, taken = taken_at_a_time(o.num_receivers, o.threads);
 #pragma omp parallel num_threads(o.threads)
   {
     Worker<P> worker(o, memory.own());
@@ -451,7 +451,7 @@ void launch_pairs(const eq_operands& o) {
       }
     }
     if (buffers == 0) {
-#pragma omp for schedule(dynamic, 8)
+#pragma omp for schedule(dynamic, taken)
       for (int64_t receiver = 0; receiver < o.num_receivers; ++receiver) {
         worker.begin(receiver);
         for (int64_t slot = g.begin(receiver); slot < g.end(receiver); ++slot)

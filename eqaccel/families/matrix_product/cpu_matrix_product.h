@@ -141,12 +141,13 @@ void launch_product(const eq_operands& o, const int32_t* summands) {
   const int tiles = product.tiles_of_block();
   const int64_t block = int64_t(tiles) * tile_rows;
   const Scratch laid_out(tiles * product.tile_size(), o.threads);
+  const int64_t taken = taken_at_a_time((product.rows + block - 1) / block, o.threads);
 #pragma omp parallel num_threads(o.threads)
   {
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < product.panels; ++p) product.pack(p);
     T* x = laid_out.own();
-#pragma omp for schedule(dynamic, 8)
+#pragma omp for schedule(dynamic, taken)
     for (int64_t first = 0; first < product.rows; first += block) {
       const int64_t left = (product.rows - first + tile_rows - 1) / tile_rows;
       const int count = left < tiles ? int(left) : tiles;
