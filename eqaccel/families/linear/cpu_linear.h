@@ -1,8 +1,9 @@
 // CPU prelude of linear maps: matrices of the attributes that occur are packed, and rows multiplied by them in groups.
 //
 // A group is some lines, each a component of a row, in the order of their attributes; two SIMD vectors hold columns of a
-// sum for each of these. What is read is laid out for that once a group, times the attribute, so that rows with others in
-// the group add zeros. One kernel serves all maps, whose numbers come in tables.
+// sum for each of these, or one where there are no more columns. What is read is laid out for that once a group. The
+// product with the matrix of an attribute is added to the lines of rows that have it, times the attribute. One kernel
+// serves all maps, whose numbers come in tables.
 #pragma once
 #include "abi.h"
 #include "cpu_lane.h"
@@ -128,10 +129,11 @@ struct Maps {
   }
 };
 
-// Some lines and what they have in common; `staged` has the operands of all factors and attributes one after the other.
+// Some lines and what they have in common; `staged` has the operands of all factors one after the other.
 struct Group {
   const Maps& maps;
   T* staged;
+  T* scales;  // of each line, for each attribute that one of the rows has
   int32_t* used;  // attributes that one of the rows has
   int num_used = 0;
   int count = 0, components = 1;  // lines, and lines of a row
@@ -150,8 +152,13 @@ struct Group {
     }
     num_used = 0;
     for (int z = 0; z < maps.matrices; ++z) {
+      if (!maps.present[z]) continue;
+      T* const own = scales + num_used * height;
       bool any = false;
-      for (int r = 0; r < count && maps.present[z]; ++r) any = any || maps.attribute(rows[r], z) != 0;
+      for (int r = 0; r < count; ++r) {
+        own[r] = maps.attribute(rows[r], z);
+        any = any || own[r] != 0;
+      }
       if (any) used[num_used++] = z;
     }
   }
@@ -161,39 +168,60 @@ struct Group {
       const Factor factor = maps.map.factor(f);
       const T* line[height];
       for (int r = 0; r < height; ++r) line[r] = maps.from + rows[r] * maps.map.in_dim + factor.first + component[r];
-      for (int n = 0; n < num_used; ++n) {
-        T scale[height];
-        for (int r = 0; r < height; ++r) scale[r] = r < count ? maps.attribute(rows[r], used[n]) : T(0);
-        for (int64_t k = 0; k < factor.terms; ++k, next += height)
+      for (int64_t k = 0; k < factor.terms; ++k, next += height)
 #pragma GCC unroll 64
-          for (int r = 0; r < height; ++r) next[r] = scale[r] * line[r][k * components];
-      }
+        for (int r = 0; r < height; ++r) next[r] = line[r][k * components];
     }
   }
+
+  template <int vectors>
+  using Sums = Lane[height][vectors];
+
+  // Adds the products of lines, laid out, with a panel of a matrix.
+  template <int vectors>
+  EQ_FN static void add(const T* x, const T* w, int terms, Sums<vectors>& sum) {
+    for (int k = 0; k < terms; ++k, x += height, w += panel) {
+      Lane columns[vectors];
+      for (int v = 0; v < vectors; ++v) columns[v] = *(const UnalignedLane*)(w + v * lanes);
+#pragma GCC unroll 64
+      for (int r = 0; r < height; ++r)
+        for (int v = 0; v < vectors; ++v) sum[r][v] = fma(x[r], columns[v], sum[r][v]);
+    }
+  }
+  template <int vectors>
   void multiply(const Output& out, T* base, int p) const {
-    Lane sum[height][2] = {};
+    Sums<vectors> sum = {};
     const T* x = staged;
     for (int f = out.begin; f < out.end; ++f) {
       const int terms = maps.map.factor(f).terms;
-      for (int n = 0; n < num_used; ++n) {
-        const T* w = maps.pack(out, base, p, f, used[n]);
-        for (int k = 0; k < terms; ++k, x += height, w += panel) {
-          const Lane left = *(const UnalignedLane*)w, right = *(const UnalignedLane*)(w + lanes);
-#pragma GCC unroll 64
-          for (int r = 0; r < height; ++r) {
-            sum[r][0] = fma(x[r], left, sum[r][0]);
-            sum[r][1] = fma(x[r], right, sum[r][1]);
-          }
-        }
+      if (maps.map.attributes == 0) {
+        add<vectors>(x, maps.pack(out, base, p, f, 0), terms, sum);
+      } else {
+        for (int n = 0; n < num_used; ++n)
+          add_attribute<vectors>(x, maps.pack(out, base, p, f, used[n]), terms, n, sum);
       }
+      x += terms * height;
     }
-    const int first = p * panel, columns = out.mul - first < panel ? out.mul - first : panel;
+    write(out, p, reinterpret_cast<const T*>(sum), vectors * lanes);
+  }
+  template <int vectors>
+  void add_attribute(const T* x, const T* w, int terms, int n, Sums<vectors>& sum) const {
+    Sums<vectors> part = {};
+    add<vectors>(x, w, terms, part);
     for (int r = 0; r < count; ++r) {
+      const T scale = scales[n * height + r];
+      if (scale == 0) continue;
+      for (int v = 0; v < vectors; ++v) sum[r][v] = fma(scale, part[r][v], sum[r][v]);
+    }
+  }
+  // `stride`: from the sums of a line to those of the next.
+  void write(const Output& out, int p, const T* sums, int stride) const {
+    const int first = p * panel, columns = out.mul - first < panel ? out.mul - first : panel;
+    for (int r = 0; r < count; ++r, sums += stride) {
       T* z = maps.to + rows[r] * maps.map.out_dim + out.first + first * components + component[r];
-      const T* values = reinterpret_cast<const T*>(sum[r]);
-      if (components == 1) memcpy(z, values, columns * sizeof(T));
+      if (components == 1) memcpy(z, sums, columns * sizeof(T));
       else
-        for (int u = 0; u < columns; ++u) z[u * components] = values[u];
+        for (int u = 0; u < columns; ++u) z[u * components] = sums[u];
     }
   }
 };
@@ -201,7 +229,8 @@ struct Group {
 void launch(const eq_operands& o) {
   const Maps maps(o);
   const auto cells = [](int64_t numbers) { return (numbers * sizeof(int32_t) + sizeof(T) - 1) / sizeof(T); };
-  const Scratch staged(int64_t(maps.map.most_staged) * height, o.threads), used(cells(maps.matrices), o.threads);
+  const int64_t lines = maps.map.most_staged, scales = maps.matrices;  // of the numbers of a group
+  const Scratch staged((lines + scales) * height, o.threads), used(cells(maps.matrices), o.threads);
   const Scratch sort(cells(o.num_edges + maps.matrices + 2), 1);
   int32_t* keys = reinterpret_cast<int32_t*>(sort.of(0));
   maps.find_order(keys, keys + o.num_edges);
@@ -209,14 +238,17 @@ void launch(const eq_operands& o) {
   {
     maps.fill_all();
     T* base = maps.packed;
-    Group group{maps, staged.own(), reinterpret_cast<int32_t*>(used.own())};
+    Group group{maps, staged.own(), staged.own() + lines * height, reinterpret_cast<int32_t*>(used.own())};
     for (int n = 0; n < maps.map.outputs; ++n) {
       const Output out = maps.map.output(n);
 #pragma omp for schedule(static) nowait
       for (int64_t first = 0; first < o.num_edges * out.components; first += height) {
         group.take(out, first);
         group.stage(out);
-        for (int p = 0; p * panel < out.mul; ++p) group.multiply(out, base, p);
+        for (int p = 0; p * panel < out.mul; ++p) {
+          if (out.mul - p * panel > lanes) group.multiply<2>(out, base, p);
+          else group.multiply<1>(out, base, p);
+        }
       }
       base += maps.output_size(out);
     }

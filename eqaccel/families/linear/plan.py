@@ -171,9 +171,8 @@ class LinearPlan:
 
     @property
     def most_staged(self) -> int:
-        """Terms of an output, of all its paths and attributes."""
-        terms = (sum(factor.terms for factor in output.factors) for output in self.outputs)
-        return max(terms) * max(self.attributes, 1)
+        """Terms of an output, of all its paths."""
+        return max(sum(factor.terms for factor in output.factors) for output in self.outputs)
 
     def tiles(self, shape: Shape) -> list[Tile]:
         """The tiles of a GPU kernel, for each number of components that there is."""
