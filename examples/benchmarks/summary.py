@@ -58,6 +58,8 @@ def section(file: Path) -> str:
     libraries = {family.title for family in FAMILIES.values()}
     library = next((title for title in libraries if f"_{title.lower()}_" in file.name), "MACE")
     kind = _TITLES[results["benchmark"]].format(library=library)
+    if any("LAMMPS" in row["implementation"] for row in results["rows"]):
+        kind += ", in ASE and in LAMMPS"
     title = f"{kind}: {device(results)}, {results['dtype']}"
     picture = file.with_suffix(".png")
     shown = [f"![{title}]({link(picture, DOCS)})"] if picture.exists() else []

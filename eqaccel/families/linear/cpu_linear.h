@@ -188,6 +188,7 @@ struct Group {
         for (int v = 0; v < vectors; ++v) sum[r][v] = fma(x[r], columns[v], sum[r][v]);
     }
   }
+  // A panel of an output, of whose columns so many SIMD vectors are there.
   template <int vectors>
   void multiply(const Output& out, T* base, int p) const {
     Sums<vectors> sum = {};
@@ -204,6 +205,7 @@ struct Group {
     }
     write(out, p, reinterpret_cast<const T*>(sum), vectors * lanes);
   }
+  // The same of the n-th attribute in use, times it; rows that have none of it are left as they are.
   template <int vectors>
   void add_attribute(const T* x, const T* w, int terms, int n, Sums<vectors>& sum) const {
     Sums<vectors> part = {};
@@ -229,8 +231,8 @@ struct Group {
 void launch(const eq_operands& o) {
   const Maps maps(o);
   const auto cells = [](int64_t numbers) { return (numbers * sizeof(int32_t) + sizeof(T) - 1) / sizeof(T); };
-  const int64_t lines = maps.map.most_staged, scales = maps.matrices;  // of the numbers of a group
-  const Scratch staged((lines + scales) * height, o.threads), used(cells(maps.matrices), o.threads);
+  const int64_t staged = int64_t(maps.map.most_staged) * height, scales = int64_t(maps.matrices) * height;
+  const Scratch of_group(staged + scales, o.threads), used(cells(maps.matrices), o.threads);
   const Scratch sort(cells(o.num_edges + maps.matrices + 2), 1);
   int32_t* keys = reinterpret_cast<int32_t*>(sort.of(0));
   maps.find_order(keys, keys + o.num_edges);
@@ -238,7 +240,7 @@ void launch(const eq_operands& o) {
   {
     maps.fill_all();
     T* base = maps.packed;
-    Group group{maps, staged.own(), staged.own() + lines * height, reinterpret_cast<int32_t*>(used.own())};
+    Group group{maps, of_group.own(), of_group.own() + staged, reinterpret_cast<int32_t*>(used.own())};
     for (int n = 0; n < maps.map.outputs; ++n) {
       const Output out = maps.map.output(n);
 #pragma omp for schedule(static) nowait
