@@ -78,7 +78,7 @@ c10::intrusive_ptr<ops::Portions> GivenGraph::portions_of(int64_t rows, int64_t 
     const ops::EdgePairs each{at::arange(edges, packed_.options()), {}, {}, {}, 0};
     alone_ = c10::make_intrusive<ops::Portions>(each, packed_, limits_);
   }
-  return alone_->is_one_portion(row_bytes) ? nullptr : alone_;
+  return alone_->is_small(row_bytes) ? nullptr : alone_;
 }
 
 }  // namespace eqaccel

@@ -12,12 +12,17 @@
 namespace eqaccel::ops {
 namespace {
 
-// Of the memory of a device, what weights of pairs may take, and gradients of those of edges. What finds no room takes
-// longer, so that is left to systems that need it.
-constexpr double pair_share = 0.5, gradient_share = 0.125, least_pair_share = pair_share / 16;
-// Of memory that is asked for, what weights of pairs may take; gradients have the rest. Portions of gradients cost little as
-// long as they keep the device busy; weights that find no room are made twice.
+// What weights and gradients of weights take together where nobody has said so, in bytes, and of a small device.
+constexpr double default_bytes = 4.0 * (1 << 30), default_share = 0.125;
+// Of that, what weights of pairs may take; gradients have the rest. Portions of gradients cost little as long as they keep
+// the device busy; weights that find no room are made twice.
 constexpr double kept_share = 0.875;
+// Of the memory that there is besides, what weights of the pairs of a layer may take before they come in ranges, which cost
+// more than portions do. And portions that gradients come in where there is such memory, so that each has work enough.
+constexpr double pair_share = 0.5;
+constexpr int64_t most_portions = 16;
+// Shares are not halved below this.
+constexpr double least_share = 1.0 / 16;
 
 int64_t nodes_of(const Tensor& index, int64_t edges) {
   return (index.numel() - packed_length<int64_t>(0, 0, edges)) / 2;
@@ -68,26 +73,35 @@ Portions::Portions(EdgePairs pairs, Tensor index, const Limits& limits)
     : whole_{{0, {}, std::move(pairs), std::move(index)}}, limits_(limits) {}
 
 const std::vector<PairRange>& Portions::ranges(int64_t row_bytes) {
-  const int64_t size = at_a_time(pairs().size(), row_bytes, limits_.pairs);
+  const int64_t size = at_a_time(pairs().size(), row_bytes, std::max(limits_.pairs, pair_share * limits_.besides));
   if (size >= pairs().size()) return whole_;
   const auto found = divided_.find(size);
   return found != divided_.end() ? found->second : divided_.emplace(size, divide(whole(), size)).first->second;
 }
 
-int64_t Portions::edges_at_a_time(int64_t row_bytes, int64_t edges) const {
-  return at_a_time(edges, row_bytes, limits_.gradients);
+int64_t Portions::edges_at_a_time(int64_t row_bytes, int64_t edges, int64_t pairs) const {
+  const double left = limits_.pairs - kept_bytes() - static_cast<double>(pairs * row_bytes);
+  const double of_few = std::min(static_cast<double>(edges * row_bytes) / most_portions, limits_.besides);
+  return at_a_time(edges, row_bytes, std::max(limits_.gradients + std::max(left, 0.0), of_few));
 }
 
-bool Portions::is_one_portion(int64_t row_bytes) {
-  const int64_t edges = pairs().row.size(0);
-  return ranges(row_bytes).size() == 1 && edges_at_a_time(row_bytes, edges) == edges;
+bool Portions::is_one_portion(int64_t row_bytes) const {
+  const int64_t rows = pairs().size() + pairs().row.size(0);
+  return static_cast<double>(rows * row_bytes) <= limits_.pairs + limits_.gradients;
+}
+
+bool Portions::is_small(int64_t row_bytes) const {
+  return static_cast<double>(pairs().row.size(0) * row_bytes) <= limits_.gradients;
+}
+
+double Portions::kept_bytes() const {
+  double bytes = 0;
+  for (const auto& [owner, weights] : kept_) bytes += static_cast<double>(weights.nbytes());
+  return bytes;
 }
 
 Tensor Portions::made(const Name& name, int64_t bytes, const Make& make) {
-  double taken = static_cast<double>(bytes);
-  for (const auto& [owner, weights] : kept_) taken += static_cast<double>(weights.nbytes());
-  for (; !kept_.empty() && taken > limits_.pairs; kept_.pop_front())
-    taken -= static_cast<double>(kept_.front().second.nbytes());
+  while (!kept_.empty() && kept_bytes() + static_cast<double>(bytes) > limits_.pairs) kept_.pop_front();
   ++times_made_;
   return kept_.emplace_back(name, make()).second;
 }
@@ -109,32 +123,31 @@ std::vector<Tensor> Portions::range_indices() const {
 }
 
 Portions::Limits WeightLimits::get(bool repeats) const {
-  if (asked_ > 0) return {asked_ * kept_share, asked_ * (1 - kept_share)};
-  const double memory = memory_ * share_;
-  return {memory * pair_share / (repeats ? 1 : 2), memory * gradient_share};
+  if (!(asked_ > 0) && !std::isfinite(memory_)) return {memory_, memory_};
+  const double besides = asked_ > 0 ? 0 : memory_ * share_ / (repeats ? 1 : 2);
+  const double bytes = asked_ > 0 ? asked_ : std::min(default_bytes * share_, default_share * besides);
+  return {bytes * kept_share, bytes * (1 - kept_share), besides};
 }
 
-bool WeightLimits::may_be_halved() const {
-  return !(asked_ > 0) && std::isfinite(memory_) && share_ * pair_share > least_pair_share;
-}
+bool WeightLimits::may_be_halved() const { return !(asked_ > 0) && std::isfinite(memory_) && share_ > least_share; }
 
 void register_portions() {
   static const auto limits = torch::class_<WeightLimits>("eqaccel", "WeightLimits")
                                  .def(torch::init<double, double>())
                                  .def("get",
                                       [](const c10::intrusive_ptr<WeightLimits>& self) {
-                                        const auto [pairs, gradients] = self->get();
-                                        return std::tuple(pairs, gradients);
+                                        const auto [pairs, gradients, besides] = self->get();
+                                        return std::tuple(pairs, gradients, besides);
                                       })
                                  .def("may_be_halved", &WeightLimits::may_be_halved)
                                  .def("halve", &WeightLimits::halve);
   static const auto portions =
       torch::class_<Portions>("eqaccel", "Portions")
           .def(torch::init([](const Tensor& row, const Tensor& edges, const Tensor& differ, const Tensor& payload,
-                              int64_t key, bool all_reversible, const Tensor& index, double pair_bytes,
-                              double gradient_bytes) {
+                              int64_t key, bool all_reversible, const Tensor& index, double pairs, double gradients,
+                              double besides) {
             return c10::make_intrusive<Portions>(EdgePairs{row, edges, differ, payload, key, all_reversible}, index,
-                                                 Portions::Limits{pair_bytes, gradient_bytes});
+                                                 Portions::Limits{pairs, gradients, besides});
           }))
           .def("is_one_portion", &Portions::is_one_portion)
           .def("times_made", &Portions::times_made)

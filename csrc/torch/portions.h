@@ -29,9 +29,11 @@ struct PairRange {
 // from whichever thread.
 class Portions : public torch::CustomClassHolder {
  public:
-  // What weights of pairs may take in all, and gradients of the weights of edges at a time, in bytes.
+  // What weights of pairs may take, those of all layers together, and gradients of the weights of edges at a time, in bytes;
+  // what weights leave of theirs these may have too. And memory that there is besides, or 0: before a layer's own come in
+  // many pieces, they take a share of that.
   struct Limits {
-    double pairs, gradients;
+    double pairs, gradients, besides = 0;
   };
 
   // index: packed, of the edges of the pairs, between nodes that all send and receive.
@@ -43,17 +45,19 @@ class Portions : public torch::CustomClassHolder {
   // The pairs in ranges for which weights take what they may take, of which the first is a largest; one range, without
   // slots, if all of them may be there.
   const std::vector<PairRange>& ranges(int64_t row_bytes);
-  // Of so many edges, those of which gradients of weights may be there at a time, in equal portions.
-  int64_t edges_at_a_time(int64_t row_bytes, int64_t edges) const;
-  // Whether all weights may be there, and all gradients. Then a layer keeps its weights by itself; of other layers they are
-  // kept here, as many as there is room for.
-  bool is_one_portion(int64_t row_bytes);
+  // Of so many edges, those of which gradients of weights may be there at a time, in equal portions, beside the weights of
+  // so many pairs and those that are kept.
+  int64_t edges_at_a_time(int64_t row_bytes, int64_t edges, int64_t pairs) const;
+  // Whether all weights of a layer may be there with all gradients, if nothing of others is.
+  bool is_one_portion(int64_t row_bytes) const;
+  // Whether all gradients may be there whatever else is: so little that nobody has to ask.
+  bool is_small(int64_t row_bytes) const;
 
   // A layer, and the first pair of a range of it.
   using Name = std::pair<int64_t, int64_t>;
   using Make = std::function<Tensor()>;
   int64_t new_layer() { return layers_++; }
-  // Makes weights of so many bytes, and keeps them. There is room for them before: the oldest go.
+  // Makes weights of so many bytes, and keeps them while there is room: the oldest go before.
   Tensor made(const Name&, int64_t bytes, const Make&);
   // Weights for the last time: those that were kept, or else made anew.
   Tensor taken(const Name&, int64_t bytes, const Make&);
@@ -64,6 +68,8 @@ class Portions : public torch::CustomClassHolder {
   std::vector<Tensor> range_indices() const;
 
  private:
+  double kept_bytes() const;
+
   const std::vector<PairRange> whole_;
   const Limits limits_;
   std::map<int64_t, std::vector<PairRange>> divided_;  // by the pairs that one has at most
@@ -71,14 +77,14 @@ class Portions : public torch::CustomClassHolder {
   int64_t layers_ = 0, times_made_ = 0;
 };
 
-// What weights may take of the memory of a device: what was asked for, or else shares of it, which may be halved a few
-// times if the device runs out of memory.
+// What weights may take of the memory of a device: what was asked for, or else some GiB, which cost little time, or a share
+// of a small device. Shares may be halved a few times if the device runs out of memory.
 class WeightLimits : public torch::CustomClassHolder {
  public:
   // asked: bytes that weights may take with their gradients, 0 where nobody has said so; memory: infinity for a CPU.
   WeightLimits(double asked, double memory) : asked_(asked), memory_(memory) {}
 
-  // `repeats`: whether what runs out of memory is computed again with less. Pairs have half as much if not.
+  // `repeats`: whether what runs out of memory is computed again with less. Shares are half as much if not.
   Portions::Limits get(bool repeats = true) const;
   bool may_be_halved() const;
   void halve() { share_ /= 2; }

@@ -38,8 +38,6 @@ class Layer : public torch::CustomClassHolder {
       : of_(std::move(of)), row_bytes_(of_->matrix.size(1) * static_cast<int64_t>(of_->matrix.element_size())),
         number_(of_->portions->new_layer()) {}
 
-  bool is_one_portion() const { return portions().is_one_portion(row_bytes_); }
-
   // As the convolution keeps them.
   Tensor weights(const Tensor& hidden) const {
     const Tensor made = multiply(of_->product, hidden, of_->matrix);
@@ -47,19 +45,10 @@ class Layer : public torch::CustomClassHolder {
     return rounds && made.scalar_type() == at::kFloat ? made.to(at::kBFloat16) : made;
   }
 
-  Tensor convolve(const Tensor& x, const Tensor& y, const Tensor& weights) const {
-    return convolve(whole(), x, y, weights, of_->mul_ir);
-  }
-
-  variable_list gradients(const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& weights) const {
-    const auto [gx, gy, of_hidden] = gradients(whole(), gz, x, y, weights, of_->mul_ir);
-    return {gx, gy, of_hidden};
-  }
-
   // The sum over ranges, in the layout of kernels, so that this is changed once.
-  Tensor convolve_ranges(const Tensor& given_x, const Tensor& y, const Tensor& hidden) const {
+  Tensor convolve(const Tensor& given_x, const Tensor& y, const Tensor& hidden) const {
     const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
-    if (parts.size() == 1) return convolve(given_x, y, made(parts[0], hidden));
+    if (parts.size() == 1) return convolve(parts[0], given_x, y, made(parts[0], hidden), of_->mul_ir);
     const Tensor x = in_kernels(given_x, 'x');
     const std::vector<Tensor> ys = in_ranges(y, parts);
     Tensor z;
@@ -70,11 +59,11 @@ class Layer : public torch::CustomClassHolder {
     return of_->mul_ir ? relaid(z, program()->blocks('z'), true) : z;
   }
 
-  // `gradients`, of which ranges add to that of x, and have rows of their own of the others.
-  variable_list gradients_of_ranges(const Tensor& given_gz, const Tensor& given_x, const Tensor& y,
-                                    const Tensor& hidden) const {
+  // Of x, to which ranges add, and of y and hidden, of which ranges have rows of their own.
+  std::tuple<Tensor, Tensor, Tensor> gradients(const Tensor& given_gz, const Tensor& given_x, const Tensor& y,
+                                               const Tensor& hidden) const {
     const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
-    if (parts.size() == 1) return gradients(given_gz, given_x, y, taken(parts[0], hidden));
+    if (parts.size() == 1) return gradients(parts[0], given_gz, given_x, y, taken(parts[0], hidden), of_->mul_ir);
     const Tensor x = in_kernels(given_x, 'x'), gz = in_kernels(given_gz, 'z');
     const Tensor gx = at::zeros_like(x), gy = at::empty_like(y), of_hidden = at::empty_like(hidden);
     const std::vector<Tensor> ys = in_ranges(y, parts);
@@ -89,7 +78,6 @@ class Layer : public torch::CustomClassHolder {
 
  private:
   Portions& portions() const { return *of_->portions; }
-  const PairRange& whole() const { return portions().whole(); }
   std::shared_ptr<Program> program() const { return program_of("eqaccel::shared_convolution", of_->payload, of_->key); }
 
   Tensor made(const PairRange& range, const Tensor& hidden) const {
@@ -115,7 +103,7 @@ class Layer : public torch::CustomClassHolder {
 
   std::tuple<Tensor, Tensor, Tensor> gradients(const PairRange& range, const Tensor& gz, const Tensor& x,
                                                const Tensor& y, const Tensor& weights, bool mul_ir) const {
-    const int64_t slots = portions().edges_at_a_time(row_bytes_, y.size(0));
+    const int64_t slots = portions().edges_at_a_time(row_bytes_, y.size(0), weights.size(0));
     return ops::gradients(*of_, range, slots, gz, x, y, weights, mul_ir);
   }
 
@@ -146,12 +134,9 @@ class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
   static Tensor forward(AutogradContext* context, const c10::intrusive_ptr<SharedLayer>& of, const Tensor& x,
                         const Tensor& y, const Tensor& hidden) {
     const auto layer = c10::make_intrusive<Layer>(of);
-    const bool keeps = layer->is_one_portion();
-    const Tensor kept = keeps ? layer->weights(hidden) : hidden;
     context->saved_data["layer"] = c10::IValue::make_capsule(layer);
-    context->saved_data["keeps"] = keeps;
-    context->save_for_backward({x, y, kept});
-    return keeps ? layer->convolve(x, y, kept) : layer->convolve_ranges(x, y, kept);
+    context->save_for_backward({x, y, hidden});
+    return layer->convolve(x, y, hidden);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& given) {
@@ -159,11 +144,8 @@ class SharedConvolution : public torch::autograd::Function<SharedConvolution> {
                 "eqaccel::shared_convolution: weights of pairs are differentiated once, not twice.");
     const auto layer = c10::static_intrusive_pointer_cast<Layer>(context->saved_data["layer"].toCapsule());
     const variable_list v = context->get_saved_variables();
-    const Tensor gz = given[0].contiguous();
-    variable_list found = context->saved_data["keeps"].toBool() ? layer->gradients(gz, v[0], v[1], v[2])
-                                                                : layer->gradients_of_ranges(gz, v[0], v[1], v[2]);
-    found.insert(found.begin(), Tensor());
-    return found;
+    const auto [gx, gy, of_hidden] = layer->gradients(given[0].contiguous(), v[0], v[1], v[2]);
+    return {Tensor(), gx, gy, of_hidden};
   }
 };
 

@@ -17,7 +17,7 @@ from eqaccel.ops.neighbors import CandidateTensors, EdgeTensors, NeighborKernels
 from eqaccel.ops.pair_convolution import LastProduct, convolve_pairs
 from eqaccel.ops.pieces import EdgeWeights, convolve_in_pieces
 from eqaccel.ops.polynomial import Polynomial
-from eqaccel.ops.portions import Portions, WeightLimits
+from eqaccel.ops.portions import MemoryLimits, Portions, WeightLimits
 from eqaccel.ops.programs import ProgramUse, given_to_programs
 from eqaccel.ops.radial_basis import RadialBasis
 from eqaccel.ops.radial_layer import RadialLayer
@@ -37,6 +37,7 @@ __all__ = [
     "LastProduct",
     "Linear",
     "MatrixProduct",
+    "MemoryLimits",
     "NeighborKernels",
     "Neighbors",
     "Polynomial",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eqaccel.errors import GraphError
 from eqaccel.ops.library import load_library, translate
-from eqaccel.ops.portions import Portions
+from eqaccel.ops.portions import UNLIMITED, MemoryLimits, Portions
 
 if TYPE_CHECKING:  # that file needs this one
     from eqaccel.ops.edge_pairs import EdgePairs
@@ -252,10 +252,7 @@ class GivenEdges:
             reverses, which waits for a GPU. What is captured cannot wait, so run it once with the check before; values
             are compared there too, by the device, which says in `EdgePairs.differ` what it has found.
         row_ptr: (num_nodes + 1,), first slot of each receiver, or about so: by this, nodes are dealt out to ranges.
-        weight_bytes: Memory that the weights of edges of a layer may take, where they are made for a range at a time.
-        pair_bytes: Memory that the weights of pairs of a layer may take, where they are made for a range at a time, and
-            together those that are kept of layers that come in portions.
-        gradient_bytes: Memory that gradients of weights of edges may take, where they are made for some at a time.
+        limits: What there may be at a time of weights of edges; what finds no room is made in pieces.
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
@@ -269,22 +266,19 @@ class GivenEdges:
     num_nodes: int
     check: bool = True
     row_ptr: NDArray[np.int32] | None = None
-    weight_bytes: float = math.inf
+    limits: MemoryLimits = UNLIMITED
     slack: float = 1.0
     excess: list[Tensor] = field(default_factory=list)
     pairs: EdgePairs | None = None
     shared: list[Tensor] = field(default_factory=list)
     differ: list[Tensor] = field(default_factory=list)
-    pair_bytes: float = math.inf
-    gradient_bytes: float = math.inf
     portions: Portions | None = field(init=False)
     _of_pairs: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
     _computed: dict[Hashable, tuple[tuple[Tensor, ...], Tensor]] = field(default_factory=dict)
     _ranges: dict[int, list[EdgeRange]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        bounds = self.pair_bytes, self.gradient_bytes
-        portions = None if self.pairs is None else Portions(self.pairs, self.index, *bounds)
+        portions = None if self.pairs is None else Portions(self.pairs, self.index, self.limits)
         object.__setattr__(self, "portions", portions)
 
     def are(self, receiver: Tensor, sender: Tensor, num_receivers: int, num_senders: int) -> bool:
@@ -300,7 +294,7 @@ class GivenEdges:
         Args:
             weight_bytes: What the weights of all edges take.
         """
-        count = math.ceil(weight_bytes / self.weight_bytes)
+        count = math.ceil(weight_bytes / self.limits.edges)
         if count <= 1 or self.row_ptr is None:
             return []
         if count not in self._ranges:

@@ -6,7 +6,7 @@ The rules are written in C++ (`csrc/torch/portions.h`), where exported programs 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,32 @@ from eqaccel.ops.library import load_library
 load_library()
 
 
+EDGE_SHARE = 1 / 16
+"""Of the memory that there is besides, what weights of edges may take before they are made in ranges."""
+
+
+class MemoryLimits(NamedTuple):
+    """What there may be at a time of weights of edges, in bytes.
+
+    Attributes:
+        pairs: Weights of pairs, those of all layers together.
+        gradients: Gradients of the weights of edges; what weights leave of theirs these may have too.
+        besides: Memory that there is besides: before a layer's own come in many pieces, they take a share of that.
+    """
+
+    pairs: float = math.inf
+    gradients: float = math.inf
+    besides: float = 0.0
+
+    @property
+    def edges(self) -> float:
+        """Weights of the edges of a layer that are not shared."""
+        return max(self.pairs + self.gradients, EDGE_SHARE * self.besides)
+
+
+UNLIMITED = MemoryLimits()
+
+
 class Portions:
     """What there may be at a time of the weights of layers over a graph, which an edge and its reverse share.
 
@@ -25,28 +51,25 @@ class Portions:
     Args:
         pairs: The edges and their reverses.
         index: Packed index of the edges; all nodes send and receive.
-        pair_bytes: Memory that weights of pairs may take, in all.
-        gradient_bytes: Memory that gradients of weights of edges may take at a time.
+        limits: What there may be at a time.
 
     Attributes:
         pairs: As given.
         held: The same for `torch.ops.eqaccel`.
     """
 
-    def __init__(
-        self, pairs: EdgePairs, index: Tensor, pair_bytes: float = math.inf, gradient_bytes: float = math.inf
-    ) -> None:
+    def __init__(self, pairs: EdgePairs, index: Tensor, limits: MemoryLimits = UNLIMITED) -> None:
         self.pairs = pairs
         of_pairs = pairs.row, pairs.edges, pairs.differ, *pairs.source, pairs.all_reversible
-        self.held: Any = torch.classes.eqaccel.Portions(*of_pairs, index, pair_bytes, gradient_bytes)
+        self.held: Any = torch.classes.eqaccel.Portions(*of_pairs, index, *limits)
 
     def is_one_portion(self, matrix: Tensor) -> bool:
-        """Whether all weights may be there that are products with a matrix, and all of their gradients."""
+        """Whether all weights may be there that are products with a matrix, with all gradients, and none of others."""
         return bool(self.held.is_one_portion(matrix.size(1) * matrix.element_size()))
 
     @property
     def times_made(self) -> int:
-        """How often weights of layers that come in portions were made."""
+        """How often weights of layers, or of a range of one, were made."""
         return int(self.held.times_made())
 
     @property
@@ -59,24 +82,19 @@ class Portions:
 class WeightLimits:
     """What weights that edges share may take, and gradients of those of edges at a time.
 
-    That is what was asked for, or shares of the memory of a GPU, which may be halved a few times if it runs out.
+    That is what was asked for, or a few GiB of the memory of a GPU, of which shares may be halved if it runs out.
 
     Args:
         asked: Bytes that they may take together; 0 where nobody has said so.
         memory: Bytes that a GPU has; infinity for a CPU.
-
-    Attributes:
-        asked: As given.
     """
 
     def __init__(self, asked: float, memory: float) -> None:
-        self.asked = asked
         self._held: Any = torch.classes.eqaccel.WeightLimits(float(asked), float(memory))
 
-    def get(self) -> tuple[float, float]:
-        """Both, in bytes."""
-        pairs, gradients = self._held.get()
-        return pairs, gradients
+    def get(self) -> MemoryLimits:
+        """As they are now."""
+        return MemoryLimits(*self._held.get())
 
     @property
     def may_be_halved(self) -> bool:

@@ -33,14 +33,14 @@ class ProgramUse:
 def given_to_programs(edges: GivenEdges) -> Iterator[ProgramUse]:
     """Inside of it, exported programs of this thread take the packed index, and share weights of pairs.
 
-    There are as many of these at a time as `GivenEdges.pair_bytes` and `gradient_bytes` say, shared or not.
+    There are as many of these at a time as `GivenEdges.limits` say, shared or not.
 
     Args:
         edges: The graph. With `check` layers are compared with it, once, before what is recorded.
     """
     portions = None if edges.portions is None else edges.portions.held
     arguments = edges.edge_index, edges.index, edges.num_nodes, edges.check, portions
-    number = call_operator(torch.ops.eqaccel.give_graph, *arguments, edges.pair_bytes, edges.gradient_bytes)
+    number = call_operator(torch.ops.eqaccel.give_graph, *arguments, *edges.limits)
     use = ProgramUse()
     try:
         yield use

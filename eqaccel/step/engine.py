@@ -44,9 +44,6 @@ MOST_SKIN = 1.5
 _WORTH_FINDING = 16
 """Calls that candidates should serve at least."""
 
-WEIGHT_SHARE = 1 / 8
-"""Of what weights of pairs may take, what those of edges of a layer take at a time where nothing is shared."""
-
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
 
@@ -100,7 +97,7 @@ class Evaluation:
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
         weight_bytes: Memory that the weights of edges of a layer may take, and their gradients; where they would take
             more they are made in pieces, and once more for the gradient. None for what EQACCEL_WEIGHT_MIB says, and
-            without that for shares of the GPU's.
+            without that for a few GiB of a GPU, and as much as keeps pieces few.
     """
 
     def __init__(
@@ -307,11 +304,6 @@ class Evaluation:
             if np.isfinite(right).all() and not error <= bound * size:
                 raise RuntimeError(f"{name} differ by {error:.3e} where room for edges must not matter")
 
-    def memory_of_weights(self) -> tuple[float, float, float]:
-        """What weights of edges, those of pairs and gradients of these may take, in bytes; see `GivenEdges`."""
-        pairs, gradients = self.limits.get()
-        return self.limits.asked or WEIGHT_SHARE * pairs, pairs, gradients
-
     def _search_edges(self, capacity: int) -> EdgeTensors:
         memory = self._memory
         assert memory is not None
@@ -341,18 +333,15 @@ class Evaluation:
                 pairs = EdgePairs.find(edges.vectors, edges.graph, num_nodes)
         elif self._lengths_decide:
             pairs = self._search.pairs(edges, num_atoms, num_nodes)
-        weight_bytes, pair_bytes, gradient_bytes = self.memory_of_weights()
         given = GivenEdges(
             edges.edge_index,
             edges.graph,
             num_nodes,
             check,
             row_ptr,
-            weight_bytes,
+            self.limits.get(),
             memory.slack,
             pairs=pairs,
-            pair_bytes=pair_bytes,
-            gradient_bytes=gradient_bytes,
         )
         results = []
         programs = nullcontext(ProgramUse()) if self._programs_differ else given_to_programs(given)

@@ -19,6 +19,7 @@ from eqaccel.ops import (
     GivenEdges,
     Graph,
     LastProduct,
+    MemoryLimits,
     Portions,
     TensorProductConv,
     convolve_in_pieces,
@@ -186,7 +187,8 @@ def test_what_does_not_fit_is_refused() -> None:
             )
     graph = Graph(problem.receiver.flip(0), problem.sender.flip(0), problem.num_atoms, problem.num_atoms).index
     x, rows = problem.leaves()[0], problem.inputs[pairs.edges[:, 0].long()]
-    z = convolve_pairs(conv, x, problem.y, problem.last, rows, Portions(pairs, graph, gradient_bytes=1000.0))
+    portions = Portions(pairs, graph, MemoryLimits(len(rows) * WEIGHTS * 8, 1000))
+    z = convolve_pairs(conv, x, problem.y, problem.last, rows, portions)
     with pytest.raises(RuntimeError, match="in the order of slots"):
         torch.autograd.grad(z.sum(), x)
     for vectors in (problem.y, torch.zeros(3, 3, dtype=torch.int64), torch.zeros(3, 3)):
@@ -210,7 +212,7 @@ def test_edges_are_let_go_at_once() -> None:
     """Nothing goes round in a circle: tensors of a step would stay until Python looks for such."""
     problem = Problem("crystal", torch.float64, in_slots=True)
     x, y, inputs = problem.leaves()
-    given = problem.given(pairs=problem.pairs, pair_bytes=1000)
+    given = problem.given(pairs=problem.pairs, limits=MemoryLimits(pairs=1000))
     with given_edges(given):
         depend_on_lengths(inputs)
         weights = EdgeWeights(problem.weights, inputs, last=problem.last)

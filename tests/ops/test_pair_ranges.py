@@ -14,6 +14,7 @@ from eqaccel.ops import (
     EdgePairs,
     EdgeWeights,
     Graph,
+    MemoryLimits,
     Portions,
     TensorProductConv,
     convolve_in_pieces,
@@ -23,6 +24,7 @@ from eqaccel.ops import (
 )
 from eqaccel.ops.layout import to_ir_mul, to_mul_ir
 from eqaccel.ops.library import call_operator
+from eqaccel.ops.portions import UNLIMITED
 from eqaccel.testing import assert_close
 
 
@@ -187,14 +189,14 @@ def test_a_convolution_in_portions(
 ) -> None:
     problem = Problem(name, dtype, device, in_slots=True)
     row_bytes, count = WEIGHTS * dtype.itemsize, len(problem.receiver)
-    bounds = {
-        "pair_bytes": max(1, len(problem.pairs.edges)) * row_bytes / ranges,
-        "gradient_bytes": max(1, count) * row_bytes / (ranges * portions if portions > 1 else 1),
-    }
+    limits = MemoryLimits(
+        pairs=max(1, len(problem.pairs.edges)) * row_bytes / ranges,
+        gradients=max(1, count) * row_bytes / (ranges * portions if portions > 1 else 1),
+    )
 
-    def computed(conv: TensorProductConv, x: Tensor, gz: Tensor, **bounds: float) -> list[Tensor]:
+    def computed(conv: TensorProductConv, x: Tensor, gz: Tensor, limits: MemoryLimits = UNLIMITED) -> list[Tensor]:
         leaf, (_, y, inputs) = x.clone().requires_grad_(True), problem.leaves()
-        given = problem.given(pairs=problem.pairs, **bounds)
+        given = problem.given(pairs=problem.pairs, limits=limits)
         with given_edges(given):
             depend_on_lengths(inputs)
             weights = EdgeWeights(problem.weights, inputs, last=problem.last)
@@ -202,11 +204,11 @@ def test_a_convolution_in_portions(
         assert bool(given.shared)
         results = of_pairs(problem, [z.detach(), *torch.autograd.grad(z, [leaf, y, inputs], gz)])
         can_be_less = ranges > 1 and len(problem.pairs.edges) > 1
-        assert bool(given.portions.range_indices) == (bool(bounds) and can_be_less)
+        assert bool(given.portions.range_indices) == (limits != UNLIMITED and can_be_less)
         return results
 
     operands = problem.conv, problem.x, problem.gz
-    whole, found, again = computed(*operands), computed(*operands, **bounds), computed(*operands, **bounds)
+    whole, found, again = computed(*operands), computed(*operands, limits), computed(*operands, limits)
     assert all(map(torch.equal, found, again))
     for results in (whole, found):
         assert_close(results, exact(problem, absolute=False), exact(problem, absolute=True))
@@ -216,7 +218,7 @@ def test_a_convolution_in_portions(
         assert ranges > 1 or torch.equal(found[0], whole[0])
     # Kernels work in the other layout.
     x, gz = to_ir_mul(problem.x, SPEC.irreps_in1), to_ir_mul(problem.gz, SPEC.irreps_out)
-    other = computed(TensorProductConv(SPEC, layout="ir_mul").to(device), x, gz, **bounds)
+    other = computed(TensorProductConv(SPEC, layout="ir_mul").to(device), x, gz, limits)
     for result, irreps in ((0, SPEC.irreps_out), (1, SPEC.irreps_in1)):
         other[result] = to_mul_ir(other[result], irreps)
     assert ranges * portions == 1 or all(map(torch.equal, found, other))
@@ -241,7 +243,7 @@ def test_room_adds_nothing_in_portions(pair_rows: int, gradient_rows: int, dtype
     def more(values: Tensor, count: int) -> Tensor:
         return torch.cat([values, torch.randn(count, values.size(1), dtype=dtype)])
 
-    bounded = Portions(roomy, index, pair_rows * row_bytes, gradient_rows * row_bytes)
+    bounded = Portions(roomy, index, MemoryLimits(pair_rows * row_bytes, gradient_rows * row_bytes))
     others = (
         more(problem.x, SPARE),
         more(problem.y, ROOM),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +14,7 @@ from lennard_jones import crystal, moved
 from one_sided import OneSided
 
 from eqaccel.errors import OperandError
-from eqaccel.ops import GivenEdges, Portions, ProgramUse, given_to_programs
+from eqaccel.ops import GivenEdges, MemoryLimits, Portions, ProgramUse, given_to_programs
 from eqaccel.ops.library import call_operator
 from eqaccel.step import Outcome, Step, System
 
@@ -89,7 +88,7 @@ def test_programs_keep_no_more_weights_than_they_may(shares: bool, monkeypatch: 
     rows = step(system(types)).num_edges // (2 if shares else 1)
     layer_bytes = float(rows * model.conv.matrix.numel() // 3 * 8)
     for room in (layers, 1):
-        step.memory_of_weights = lambda room=room: (math.inf, room * layer_bytes, layer_bytes / 2)
+        step.limits.get = lambda room=room: MemoryLimits(room * layer_bytes, layer_bytes / 2)
         results.append(step(system(types)))
         assert step.shares_weights == shares
     for name in ("energies", "forces", "virials"):

@@ -221,9 +221,9 @@ class Hungry:
     def __call__(self, *operands: object) -> tuple[Tensor, Tensor]:
         assert self.step is not None
         assert not any(reference() is not None for reference in self.left), "what failed is let go before"
-        pair_bytes = self.step.memory_of_weights()[1]
-        self.runs.append(pair_bytes)
-        if pair_bytes > MEMORY / 2 / 2**self.halves:
+        room = self.step.limits.get().edges
+        self.runs.append(room)
+        if room > MEMORY / 8 / 2**self.halves:
             held = torch.zeros(1)
             self.left.append(weakref.ref(held))
             raise out_of_memory(self.program)
@@ -251,10 +251,10 @@ def test_a_step_without_memory_is_computed_with_less(
         record_on_cpus(monkeypatch, torch.device("cpu"))
     potential, step = hungry_step(halves, program)
     assert_right(step, crystal())
-    tried = [MEMORY / 2 / 2**n for n in range(halves + 1)]
+    tried = [MEMORY / 8 / 2**n for n in range(halves + 1)]
     assert list(dict.fromkeys(potential.runs)) == tried
     assert len(potential.left) == halves
-    assert step.memory_of_weights() == (tried[-1] / 8, tried[-1], tried[-1] / 4)
+    assert step.limits.get().edges == tried[-1]
     assert_right(step, moved(crystal(), 0.01))
     assert len(potential.left) == halves, "the next step knows"
     assert dict(step.captures) == ({"less memory for weights": 1} if records else {})
@@ -270,7 +270,7 @@ def test_memory_that_runs_out_later(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_right(step, crystal())
     assert step.captures["less memory for weights"] == 1
     assert sum(step.captures.values()) == 2
-    assert step.memory_of_weights()[1] == MEMORY / 8
+    assert step.limits.get().edges == MEMORY / 32
 
 
 def test_memory_that_is_not_enough() -> None:
@@ -278,7 +278,7 @@ def test_memory_that_is_not_enough() -> None:
     potential, step = hungry_step(5)
     with pytest.raises(RuntimeError, match="out of memory"):
         step(crystal())
-    assert potential.runs[-1] == MEMORY / 32
+    assert potential.runs[-1] == MEMORY / 128
     potential.halves = 4
     assert_right(step, crystal())
     for limits in (WeightLimits(MEMORY, MEMORY), WeightLimits(0, np.inf)):
@@ -291,12 +291,12 @@ def test_memory_that_is_not_enough() -> None:
 
 @pytest.mark.gpu
 def test_memory_of_a_gpu_that_runs_out() -> None:
-    """The half of it that weights may take at first, three times."""
+    """As much again as there is, and a half at first."""
     device = torch.device("cuda")
     steps: list[Step] = []
 
     def potential(*operands: object) -> tuple[Tensor, Tensor]:
-        rows = torch.empty(3 * int(steps[0].memory_of_weights()[1]), dtype=torch.uint8, device=device)
+        rows = torch.empty(int(1.5 * steps[0].limits.get().besides), dtype=torch.uint8, device=device)
         energies, gradient = lennard_jones(*operands)
         return energies + 0 * rows[:1].zero_(), gradient
 
@@ -304,7 +304,7 @@ def test_memory_of_a_gpu_that_runs_out() -> None:
     total = torch.cuda.get_device_properties(device).total_memory
     for shift in (0.0, 0.01):
         assert_right(steps[0], moved(crystal(), shift))
-        assert total / 32 <= steps[0].memory_of_weights()[1] <= total / 4
+        assert total / 16 <= steps[0].limits.get().besides <= total / 2
         assert dict(steps[0].captures) == {"less memory for weights": 1}
     steps.clear()  # its recording has most of the GPU
 

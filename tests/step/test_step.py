@@ -295,16 +295,20 @@ def test_bad_input(change: dict[str, float], message: str, device: torch.device)
 
 def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "3")
-    asked, kept, gradients = new_step(device).memory_of_weights()
-    assert asked == kept + gradients == 3 * 2**20
-    assert new_step(device, weight_bytes=8.0).memory_of_weights() == (8.0, 7.0, 1.0)
+    limits = new_step(device).limits.get()
+    assert limits.edges == limits.pairs + limits.gradients == 3 * 2**20
+    assert new_step(device, weight_bytes=8.0).limits.get() == (7.0, 1.0, 0.0)
     monkeypatch.setenv("EQACCEL_WEIGHT_MIB", "0")
     with pytest.raises(SettingsError, match=r"EQACCEL_WEIGHT_MIB: expected a whole number of MiB, at least 1, got '0'"):
         new_step(device)
     monkeypatch.delenv("EQACCEL_WEIGHT_MIB")
-    default = new_step(device).memory_of_weights()
-    total = math.inf if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    assert default == (total / 16, total / 2, total / 8)
+    limits = new_step(device).limits.get()
+    if device.type == "cpu":
+        assert limits.pairs == limits.gradients == math.inf
+    else:
+        total = torch.cuda.get_device_properties(device).total_memory
+        assert limits.besides == total
+        assert limits.pairs + limits.gradients == min(4 * 2**30, total / 8)
 
 
 def test_completed_cells_are_orthogonal() -> None:
