@@ -47,6 +47,8 @@ def warmed_stream(run: Callable[[], object], device: torch.device) -> torch.cuda
     """A stream on which something has run as often as it takes until it can be recorded."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # what is kept for other streams is of no use to this one
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UPS):
             run()
