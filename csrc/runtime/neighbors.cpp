@@ -1,5 +1,7 @@
 #include "neighbors.h"
 
+#include <algorithm>
+
 #include <memory>
 #include <tuple>
 
@@ -29,6 +31,7 @@ NeighborKernels::NeighborKernels(const Program& program, Backend backend, Scalar
   count_pairs_ = driver_.get_function(module, "eq_count_pairs");
   write_pairs_ = driver_.get_function(module, "eq_write_pairs");
   add_pairs_ = driver_.get_function(module, "eq_add_pairs");
+  add_some_pairs_ = driver_.get_function(module, "eq_add_some_pairs");
   take_pairs_ = driver_.get_function(module, "eq_take_pairs");
   spread_pairs_ = driver_.get_function(module, "eq_spread_pairs");
 }
@@ -102,6 +105,15 @@ void NeighborKernels::add_pairs(const void* matrix, const int32_t* edges, int64_
   int row_count = static_cast<int>(rows), column_count = static_cast<int>(columns);
   void* parameters[] = {&matrix, &edges, &row_count, &column_count, &sums};
   launch(add_pairs_, rows, stream, parameters);
+}
+
+void NeighborKernels::add_pairs(const void* matrix, const EdgePortion& of, const int32_t* row, const int32_t* edges,
+                                int64_t rows, int64_t columns, void* sums, void* stream) const {
+  int first = static_cast<int>(of.first), last = static_cast<int>(of.last), row_count = static_cast<int>(rows),
+      column_count = static_cast<int>(columns);
+  void* parameters[] = {&matrix, &row, &edges, &first, &last, &row_count, &column_count, &sums};
+  const int64_t end = of.is_last ? std::max(of.last, rows) : of.last;  // all rows beyond the last pair get zeros
+  launch_elements(add_some_pairs_, (end - of.first) * columns / quad, stream, parameters);
 }
 
 void NeighborKernels::add_forces(const NeighborEdges& of, const void* gradient, double* forces, double* virials,

@@ -60,6 +60,15 @@ class NeighborKernels {
   // Sums (rows, columns) of the rows of a matrix that pairs have.
   void add_pairs(const void* matrix, const int32_t* edges, int64_t rows, int64_t columns, void* sums,
                  void* stream) const;
+  // The same of a matrix whose rows come in portions, each with edges that follow those of the one before, in multiples of
+  // `quad` columns.
+  static constexpr int64_t quad = 4;
+  struct EdgePortion {
+    int64_t first, last;
+    bool is_last;
+  };
+  void add_pairs(const void* matrix, const EdgePortion&, const int32_t* row, const int32_t* edges, int64_t rows,
+                 int64_t columns, void* sums, void* stream) const;
   // Forces (nodes, 3) and virials (nodes, 3, 3) of a gradient (capacity, 3).
   void add_forces(const NeighborEdges&, const void* gradient, double* forces, double* virials, void* stream) const;
 
@@ -73,7 +82,7 @@ class NeighborKernels {
   int device_;
   unsigned threads_;
   GpuDriver::Function count_ = nullptr, write_ = nullptr, order_ = nullptr, forces_ = nullptr;
-  GpuDriver::Function count_pairs_ = nullptr, write_pairs_ = nullptr, add_pairs_ = nullptr;
+  GpuDriver::Function count_pairs_ = nullptr, write_pairs_ = nullptr, add_pairs_ = nullptr, add_some_pairs_ = nullptr;
   GpuDriver::Function take_pairs_ = nullptr, spread_pairs_ = nullptr;
 };
 

@@ -260,6 +260,27 @@ Tensor add_pairs(const Tensor& payload, int64_t key, const Tensor& matrix, const
   return sums;
 }
 
+void add_some_pairs(const Tensor& payload, int64_t key, const Tensor& matrix, int64_t first, const Tensor& row,
+                    const Tensor& edges, const Tensor& sums) {
+  constexpr const char* op = "eqaccel::add_some_pairs";
+  constexpr int64_t quad = NeighborKernels::quad;
+  const int64_t all = row.size(0), rows = edges.size(0);
+  TORCH_CHECK(matrix.dim() == 2 && matrix.size(1) % quad == 0 && first >= 0 && first + matrix.size(0) <= all, op,
+              ": argument 'matrix' must have rows of ", all, " edges, from argument 'first' on, of a multiple of ",
+              quad, " columns, got shape ", matrix.sizes(), " from ", first, ". Pass the rows of a portion.");
+  check(op, "matrix", matrix, checked(op, matrix.scalar_type()), matrix.sizes(), matrix);
+  check(op, "row", row, at::kInt, {all}, matrix);
+  check(op, "edges", edges, at::kInt, {rows, 2}, matrix);
+  check(op, "sums", sums, matrix.scalar_type(), {rows, matrix.size(1)}, matrix);
+  if (matrix.numel() == 0) return;
+  const c10::DeviceGuard guard(matrix.device());
+  const int64_t last = first + matrix.size(0);
+  kernels_of(op, payload, key, matrix.device(), matrix.scalar_type())
+      .add_pairs(matrix.const_data_ptr(), {first, last, last == all}, row.const_data_ptr<int32_t>(),
+                 edges.const_data_ptr<int32_t>(), rows, matrix.size(1), sums.mutable_data_ptr(),
+                 current_stream(matrix.device()));
+}
+
 int64_t check_forces(const Tensor& vectors, const Tensor& gradient, const Tensor& graph, int64_t num_nodes) {
   checked(forces_name, vectors.scalar_type());
   const int64_t capacity = vectors.size(0);
@@ -325,6 +346,7 @@ TORCH_LIBRARY_IMPL(eqaccel, CUDA, library) {
   library.impl("take_pairs", take_pairs);
   library.impl("spread_pairs", spread_pairs);
   library.impl("add_pairs", add_pairs);
+  library.impl("add_some_pairs", add_some_pairs);
   library.impl("edge_forces", forces_on_gpu);
 }
 

@@ -3,6 +3,7 @@
 // largest arrays that there are.
 #include <torch/library.h>
 
+#include "neighbors.h"
 #include "shared_convolution.h"
 #include "tensor_product.h"
 
@@ -16,6 +17,18 @@ Tensor add(const EdgePairs& pairs, const Tensor& values) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&);
   static const auto op = find_operator<Signature>("eqaccel::add_pairs");
   return op.call(pairs.payload, pairs.key, values, pairs.edges);
+}
+
+// Whether rows of some edges after the other can be added up, for a matrix with so many terms.
+bool adds_portions(const EdgePairs& pairs, const Tensor& matrix) {
+  return !pairs.are_alone() && !matrix.is_cpu() && matrix.size(0) % NeighborKernels::quad == 0;
+}
+
+// Adds the values of edges from `first` on to the sums of pairs, after those before them.
+void add_portion(const EdgePairs& pairs, const Tensor& values, int64_t first, const Tensor& sums) {
+  using Signature = void(const Tensor&, int64_t, const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&);
+  static const auto op = find_operator<Signature>("eqaccel::add_some_pairs");
+  op.call(pairs.payload, pairs.key, values, first, pairs.row, pairs.edges, sums);
 }
 
 Tensor multiply_pairs(const Tensor& payload, int64_t key, const Tensor& product_payload, int64_t product_key,
@@ -52,12 +65,15 @@ std::tuple<Tensor, Tensor, Tensor> gradients(const SharedLayer& layer, const Pai
   }
   const TensorProductProblem problem{layer.payload, layer.key, range.index,        x.size(0),
                                      layer.z_dim,   mul_ir,    layer.deterministic};
-  const Tensor of_edges = at::empty({y.size(0), layer.matrix.size(0)}, layer.matrix.options());
+  const int64_t terms = layer.matrix.size(0);
+  const bool adds = pair_gradients_file::adds_portions(pairs, layer.matrix);
+  const Tensor rows = at::empty({adds ? pairs.size() : y.size(0), terms}, layer.matrix.options());
   const auto take = [&](int64_t first, const Tensor& gw) {
-    multiply_into(product, gw, back, of_edges.narrow(0, first, gw.size(0)));
+    if (adds) pair_gradients_file::add_portion(pairs, multiply(product, gw, back), first, rows);
+    else multiply_into(product, gw, back, rows.narrow(0, first, gw.size(0)));
   };
   const auto [gx, gy] = tensor_product_shared_backward(problem, gz, x, y, w, pairs.row, slots, take);
-  return {gx, gy, pairs.are_alone() ? of_edges : pair_gradients_file::add(pairs, of_edges)};
+  return {gx, gy, adds || pairs.are_alone() ? rows : pair_gradients_file::add(pairs, rows)};
 }
 
 }  // namespace eqaccel::ops

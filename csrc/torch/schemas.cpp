@@ -103,10 +103,13 @@ TORCH_LIBRARY(eqaccel, library) {
   // Pairs of edges and their reverses on a GPU, of the graph of `neighbors`, with -2 for the second edge beyond the last
   // pair, and (1,) float64 zero for `take_pairs`. Unless all are reversible, edges from nodes that receive nothing are
   // alone, with -1 for the second edge, and there are no rows beyond the last pair, for which the device is waited for. And
-  // sums of the rows of a matrix that pairs have.
+  // sums of the rows of a matrix that pairs have; or of some of its rows, those of edges from `first` on, one portion after
+  // another: rows of sums are written where the first of their edges is, and added to where the second is.
   library.def("neighbor_pairs(Tensor payload, int key, Tensor vectors, Tensor graph, int num_atoms, int num_nodes, "
               "bool all_reversible=True) -> (Tensor row, Tensor edges, Tensor differ)");
   library.def("add_pairs(Tensor payload, int key, Tensor matrix, Tensor edges) -> Tensor");
+  library.def("add_some_pairs(Tensor payload, int key, Tensor matrix, int first, Tensor row, Tensor edges, "
+              "Tensor(a!) sums) -> ()");
   library.def("edge_forces(Tensor payload, int key, Tensor vectors, Tensor gradient, Tensor graph, int num_nodes) -> "
               "(Tensor forces, Tensor virials)");
   // Lengths x: (rows, 1); frequencies w: (num_basis,), of all rows; z: (rows, num_basis), or (rows, 1) if there are none;

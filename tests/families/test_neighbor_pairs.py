@@ -176,3 +176,25 @@ def test_rows_of_edges_that_are_alone(name: str, kernels: Kernels) -> None:
     exact = values[first].double()
     exact[there] += values[second[there]].double()
     assert torch.equal(sums, exact.to(kernels.dtype))  # one rounding, and none for those that are alone
+
+
+@pytest.mark.parametrize("portion", [1, 5, 1000])
+@pytest.mark.parametrize("name", ATOMS)
+def test_rows_that_are_added_some_edges_at_a_time(name: str, portion: int, kernels: Kernels) -> None:
+    """The sums have the bits of those of all edges at once; rows beyond the last pair are zeros."""
+    num_atoms, edges = case(name)
+    count, room, columns = len(edges[0]), 7, 8
+    packed, all_reversible = packed_of(edges, num_atoms, room), name in ("no ghosts", "own images", "nothing")
+    pairs = kernels.pairs(packed, num_atoms, count + room, all_reversible=all_reversible)
+    values = torch.randn(count + room, columns, dtype=kernels.dtype)
+    values[count:] = torch.nan  # of edges that are none
+    rows = len(pairs.edges)
+    whole, sums = (torch.full((rows, columns), torch.nan, dtype=kernels.dtype) for _ in range(2))
+    kernels.call("add_pairs", values, pairs.edges, rows, columns, to=(whole,))
+    for first in range(0, len(values), portion):
+        last = min(first + portion, len(values))
+        end = last if last < len(values) else max(last, rows)
+        part = values[first:last].clone()
+        kernels.call("add_some_pairs", part, pairs.row, pairs.edges, first, last, rows, columns, end, to=(sums,))
+    assert bool(sums.isfinite().all())
+    assert torch.equal(sums, whole)

@@ -225,6 +225,39 @@ EQ_FN void add_pairs(const T* matrix, const int2* edges, int rows, int columns, 
   }
 }
 
+constexpr int quad = 4;
+struct alignas(quad * sizeof(T)) Quad {
+  T v[quad];
+
+  EQ_FN Quad operator+(const Quad& other) const {
+    Quad sum = *this;
+#pragma unroll
+    for (int u = 0; u < quad; ++u) sum.v[u] += other.v[u];
+    return sum;
+  }
+};
+
+// The same for a matrix that comes in portions, one launch after another: of the edges from `first` to `last`. An edge adds
+// its row to that of the other one if this was in an earlier portion; where both are in this one, the second does. Rows
+// are of whole quads, of which a thread has one.
+EQ_FN void add_some_pairs(const Quad* matrix, const int32_t* row, const int2* edges, int first, int last, int rows,
+                          int quads, Quad* sums) {
+  const int64_t thread = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int edge = first + int(thread / quads), column = int(thread % quads);
+  if (edge < rows && edges[edge].y == -2) sums[edge * int64_t(quads) + column] = Quad{};  // beyond the last pair
+  if (edge >= last) return;
+  const int pair = row[edge];
+  const int2 of = edges[pair];
+  const bool is_first = of.x == edge;
+  if (of.y == -2 || !(is_first || of.y == edge)) return;  // there is room for an edge here, and none
+  const int other = is_first ? of.y : of.x;
+  const bool together = other >= first && other < last;
+  if (together && is_first) return;
+  const auto at = [&](int e) { return matrix[(e - first) * int64_t(quads) + column]; };
+  Quad& sum = sums[pair * int64_t(quads) + column];
+  sum = together ? at(other) + at(edge) : other >= 0 && other < first ? sum + at(edge) : at(edge);
+}
+
 // An element of a matrix for each thread.
 struct Element {
   int64_t place;
@@ -327,6 +360,11 @@ EQ_FN void add_forces(int atoms, const T* vectors, const T* gradient, const int3
   }                                                                                                                    \
   EQ_KERNEL void eq_add_pairs(const T* matrix, const int2* edges, int rows, int columns, T* sums) {                    \
     add_pairs(matrix, edges, rows, columns, sums);                                                                     \
+  }                                                                                                                    \
+  EQ_KERNEL void eq_add_some_pairs(const T* matrix, const int32_t* row, const int2* edges, int first, int last,        \
+                                   int rows, int columns, T* sums) {                                                   \
+    add_some_pairs(reinterpret_cast<const Quad*>(matrix), row, edges, first, last, rows, columns / quad,               \
+                   reinterpret_cast<Quad*>(sums));                                                                     \
   }                                                                                                                    \
   EQ_KERNEL void eq_add_forces(int nodes, int capacity, const T* vectors, const T* gradient, const int32_t* packed,    \
                                double* forces, double* virials) {                                                      \

@@ -39,4 +39,10 @@ void on_cpu_spread_pairs(const T* taken, const int32_t* row, const int2* edges, 
 void on_cpu_add_pairs(const T* matrix, const int2* edges, int rows, int columns, T* sums) {
   run(int64_t(rows) * warp, [&] { eq_add_pairs(matrix, edges, rows, columns, sums); });
 }
+
+void on_cpu_add_some_pairs(const T* matrix, const int32_t* row, const int2* edges, int first, int last, int rows,
+                           int columns, int end, T* sums) {
+  run(int64_t(end - first) * columns / quad,
+      [&] { eq_add_some_pairs(matrix, row, edges, first, last, rows, columns, sums); });
+}
 }
