@@ -308,7 +308,7 @@ def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device:
     else:
         total = torch.cuda.get_device_properties(device).total_memory
         assert limits.besides == total
-        assert limits.pairs + limits.gradients == pytest.approx(min(3.9 * 2**30, total / 8))
+        assert limits.pairs + limits.gradients == pytest.approx(min(3.75 * 2**30, total / 8))
 
 
 def test_completed_cells_are_orthogonal() -> None:

@@ -57,7 +57,13 @@ class Problem:
     """
 
     def __init__(
-        self, name: str, dtype: torch.dtype, device: torch.device | str = "cpu", *, in_slots: bool = False
+        self,
+        name: str,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        in_slots: bool = False,
+        terms: int = TERMS,
     ) -> None:
         self.num_atoms, (receiver, sender, vectors) = (case_in_slots if in_slots else case)(name, dtype)
         index = Graph(receiver, sender, self.num_atoms, self.num_atoms).index
@@ -75,7 +81,7 @@ class Problem:
         self.x, self.y = torch.randn(self.num_atoms, SPEC.x_dim, **made), torch.randn(edges, SPEC.y_dim, **made)
         self.inputs = torch.randn(len(self.pairs.edges), INPUTS, **made)[self.pairs.row.long()]
         self.gz = torch.randn(self.num_atoms, SPEC.z_dim, **made)
-        self.first, self.second = torch.randn(INPUTS, TERMS, **made), torch.randn(TERMS, WEIGHTS, **made)
+        self.first, self.second = torch.randn(INPUTS, terms, **made), torch.randn(terms, WEIGHTS, **made)
         self.hidden = lambda rows: product(rows, self.first).square()
         self.last = LastProduct(self.hidden, product, self.second)
 
