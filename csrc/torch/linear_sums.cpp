@@ -2,6 +2,7 @@
 #include <locale>
 #include <sstream>
 
+#include "host_memory.h"
 #include "linear.h"
 #include "payload.h"
 
@@ -39,12 +40,15 @@ std::vector<Path> read_paths(const Program& program) {
 
 // Sums over the components of all pairs of channels first, (mul_in mul_out, attributes) of weights then.
 Tensor by_pairs(const Tensor& x, const Tensor& gz, const Tensor& weights) {
-  return at::mm(at::bmm(x.transpose(1, 2), gz).flatten(1), weights);
+  Tensor pairs = empty_kept({x.size(0), x.size(2), gz.size(2)}, x.options());
+  at::bmm_out(pairs, x.transpose(1, 2), gz);
+  return at::mm(pairs.flatten(1), weights);
 }
 
 // The outputs for each attribute alone, by (mul_in, attributes mul_out) of weights, which then multiply their gradients.
 Tensor by_outputs(const Tensor& x, const Tensor& gz, const Tensor& weights, int64_t attributes) {
-  const Tensor outputs = at::mm(x.reshape({-1, x.size(2)}), weights);
+  Tensor outputs = empty_kept({x.size(0) * x.size(1), weights.size(1)}, x.options());
+  at::mm_out(outputs, x.reshape({-1, x.size(2)}), weights);
   return outputs.view({x.size(0), x.size(1), attributes, gz.size(2)}).mul_(gz.unsqueeze(2)).sum({1, 3});
 }
 

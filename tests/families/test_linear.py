@@ -252,18 +252,16 @@ def test_gradients_of_weights_do_without_threads(
 
 @pytest.mark.parametrize(("name", "rows"), [("plain", 5000), ("ragged", 65), ("edges", 1500), ("joined species", 3000)])
 def test_rounding_of_gradients_of_weights(name: str, rows: int) -> None:
-    """On a CPU an element is off by the products of a piece and the pieces: `piece` and `together` of the prelude.
+    """On a CPU an element is off by the products of a chunk and the chunks: `chunk` of the prelude.
 
     A product takes a rounding, one more where it is scaled by an attribute, and its sum one for each product of the
-    piece. Pieces are multiplied by the coefficient and added up, a rounding each; one more piece begins where the rows
-    that are laid out together do.
+    chunk. Chunks are multiplied by the coefficient and added up, a rounding each.
     """
-    spec, piece, together = SPECS[name], 64, 1024
+    spec, chunk = SPECS[name], 256
     t = operands(spec, rows, torch.device("cpu"), torch.float32, "mixture")
-    listed = rows * spec.num_matrices
-    pieces = -(-rows // piece) + -(-listed // together) + 1
+    chunks = -(-rows // chunk)
     components = max(block.ir.dim for block in spec.irreps_in)
-    bound = (min(piece, rows) * components + pieces + 4) * torch.finfo(torch.float32).eps / 2
+    bound = (min(chunk, rows) * components + chunks + 4) * torch.finfo(torch.float32).eps / 2
     found = grad(call(Linear(spec), t), t["w"], t["gz"])[0].double().numpy()
     given = {n: t[n] for n in ("x", "y", "gz")}
     expected, scale = (right(spec, Direction.DOUBLE_BACKWARD, absolute=flag, **given)["gw"] for flag in (False, True))

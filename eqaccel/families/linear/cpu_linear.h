@@ -16,6 +16,8 @@ constexpr int panel = 2 * lanes;  // columns of the packed matrices that are bes
 constexpr int height = EQ_SIMD_BYTES == 64 ? 12 : 6;  // lines of a group: as many sums as registers hold
 
 int padded_columns(int mul) { return (mul + panel - 1) / panel * panel; }
+// What so many int32 take of scratch.
+int64_t cells(int64_t numbers) { return (numbers * sizeof(int32_t) + sizeof(T) - 1) / sizeof(T); }
 
 // What the tables of all directions begin with.
 struct MapSizes {
@@ -29,6 +31,24 @@ struct MapSizes {
 
   T attribute(const eq_operands& o, int64_t row, int z) const {
     return attributes == 0 ? T(1) : static_cast<const T*>(o.y)[row * attributes + z];
+  }
+  // Rows by their first attribute that is not zero, in their order otherwise, those without any last; and whether each
+  // attribute occurs. Returns how many rows have any.
+  int64_t find_order(const eq_operands& o, int32_t* order, int32_t* present) const {
+    const Scratch sort(cells(o.num_edges + kinds + 2), 1);
+    int32_t *const first = reinterpret_cast<int32_t*>(sort.of(0)), *const places = first + o.num_edges;
+    for (int z = 0; z < kinds; ++z) present[z] = attributes == 0;
+    for (int z = 0; z <= kinds + 1; ++z) places[z] = 0;
+    for (int64_t row = 0; row < o.num_edges; ++row) {
+      int key = attributes == 0 ? 0 : kinds;
+      for (int z = attributes; z-- > 0;)
+        if (attribute(o, row, z) != 0) present[key = z] = 1;
+      first[row] = key;
+      ++places[key + 1];
+    }
+    for (int z = 1; z <= kinds; ++z) places[z] += places[z - 1];
+    for (int64_t row = 0; row < o.num_edges; ++row) order[places[first[row]]++] = row;
+    return places[kinds - 1];
   }
 };
 
@@ -85,21 +105,6 @@ struct Maps {
 
   T attribute(int64_t row, int z) const { return map.attribute(o, row, z); }
 
-  // Rows by their first attribute that is not zero, in their order otherwise.
-  void find_order(int32_t* first, int32_t* places) const {
-    for (int z = 0; z < matrices; ++z) present[z] = map.attributes == 0;
-    for (int z = 0; z <= matrices + 1; ++z) places[z] = 0;
-    for (int64_t row = 0; row < o.num_edges; ++row) {
-      int key = map.attributes == 0 ? 0 : matrices;
-      for (int z = map.attributes; z-- > 0;)
-        if (attribute(row, z) != 0) present[key = z] = 1;
-      first[row] = key;
-      ++places[key + 1];
-    }
-    for (int z = 1; z <= matrices; ++z) places[z] += places[z - 1];
-    for (int64_t row = 0; row < o.num_edges; ++row) order[places[first[row]]++] = row;
-  }
-
   // The packed matrix of a factor and an attribute in a panel of an output; factors of a panel follow each other.
   T* pack(const Output& out, T* base, int p, int f, int z) const {
     const int64_t before = terms_of(out.begin, f), all = before + terms_of(f, out.end);
@@ -112,9 +117,19 @@ struct Maps {
       if (!present[z]) continue;
       T* to_panel = pack(out, base, p, f, z);
       if (count < panel) memset(to_panel, 0, sizeof(T) * panel * factor.terms);
-      for (int k = 0; k < factor.terms; ++k)
-        for (int c = 0; c < count; ++c)
-          to_panel[k * panel + c] = factor.coefficient * *factor.weights(o.w, z, k, first + c);
+      // Weights are read in their order, which may be that of the terms of a column: others are far away.
+      if constexpr (has_gradient) {
+        for (int c = 0; c < count; ++c) {
+          const T* const column = factor.weights(o.w, z, 0, first + c);
+          for (int k = 0; k < factor.terms; ++k) to_panel[k * panel + c] = factor.coefficient * column[k];
+        }
+      } else {
+        for (int k = 0; k < factor.terms; ++k) {
+          const T* const line = factor.weights(o.w, z, k, first);
+#pragma omp simd
+          for (int c = 0; c < count; ++c) to_panel[k * panel + c] = factor.coefficient * line[c];
+        }
+      }
     }
   }
   void fill_all() const {
@@ -203,11 +218,11 @@ struct Group {
       }
       x += terms * height;
     }
-    write(out, p, reinterpret_cast<const T*>(sum), vectors * lanes);
+    write<vectors>(out, p, sum);
   }
   // The same of the n-th attribute in use, times it; rows that have none of it are left as they are.
   template <int vectors>
-  void add_attribute(const T* x, const T* w, int terms, int n, Sums<vectors>& sum) const {
+  __attribute__((noinline)) void add_attribute(const T* x, const T* w, int terms, int n, Sums<vectors>& sum) const {
     Sums<vectors> part = {};
     add<vectors>(x, w, terms, part);
     for (int r = 0; r < count; ++r) {
@@ -216,12 +231,15 @@ struct Group {
       for (int v = 0; v < vectors; ++v) sum[r][v] = fma(scale, part[r][v], sum[r][v]);
     }
   }
-  // `stride`: from the sums of a line to those of the next.
-  void write(const Output& out, int p, const T* sums, int stride) const {
+  template <int vectors>
+  void write(const Output& out, int p, const Sums<vectors>& sum) const {
     const int first = p * panel, columns = out.mul - first < panel ? out.mul - first : panel;
-    for (int r = 0; r < count; ++r, sums += stride) {
+    const bool is_whole = components == 1 && columns == vectors * lanes;
+    for (int r = 0; r < count; ++r) {
       T* z = maps.to + rows[r] * maps.map.out_dim + out.first + first * components + component[r];
-      if (components == 1) memcpy(z, sums, columns * sizeof(T));
+      const T* sums = reinterpret_cast<const T*>(sum[r]);
+      if (is_whole)
+        for (int v = 0; v < vectors; ++v) *(UnalignedLane*)(z + v * lanes) = sum[r][v];
       else
         for (int u = 0; u < columns; ++u) z[u * components] = sums[u];
     }
@@ -230,12 +248,9 @@ struct Group {
 
 void launch(const eq_operands& o) {
   const Maps maps(o);
-  const auto cells = [](int64_t numbers) { return (numbers * sizeof(int32_t) + sizeof(T) - 1) / sizeof(T); };
   const int64_t staged = int64_t(maps.map.most_staged) * height, scales = int64_t(maps.matrices) * height;
   const Scratch of_group(staged + scales, o.threads), used(cells(maps.matrices), o.threads);
-  const Scratch sort(cells(o.num_edges + maps.matrices + 2), 1);
-  int32_t* keys = reinterpret_cast<int32_t*>(sort.of(0));
-  maps.find_order(keys, keys + o.num_edges);
+  maps.map.find_order(o, maps.order, maps.present);
 #pragma omp parallel num_threads(o.threads)
   {
     maps.fill_all();
