@@ -46,7 +46,7 @@ std::optional<c10::Stream> own_stream(c10::Device device) {
 
 ops::WeightLimits limits_on(c10::Device device) {
   const auto asked = static_cast<double>(settings::weight_bytes());
-  if (device.is_cpu()) return {asked, std::numeric_limits<double>::infinity()};
+  if (device.is_cpu()) return {asked, 0};
   const GpuDriver& driver = GpuDriver::get(backend_of(device));
   return {asked, static_cast<double>(driver.device(device.index()).memory_bytes)};
 }
@@ -238,7 +238,8 @@ Tensor Step::run_within_memory() {
 
 bool Step::may_take_less(const std::exception& error) const {
   // A TorchScript program leaves nothing of an error but its text.
-  return limits_.may_be_halved() && std::strstr(error.what(), "out of memory") != nullptr;
+  const auto says = [&](const char* text) { return std::strstr(error.what(), text) != nullptr; };
+  return limits_.may_be_halved() && (says("out of memory") || says("can't allocate memory"));  // a GPU, or a CPU
 }
 
 Tensor Step::run_once() {

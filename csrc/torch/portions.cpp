@@ -1,6 +1,7 @@
 #include "portions.h"
 
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,6 +24,10 @@ constexpr double pair_share = 0.5;
 constexpr int64_t most_portions = 16;
 // Shares are not halved below this.
 constexpr double least_share = 1.0 / 16;
+
+double machine_bytes() {
+  return static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
 
 int64_t nodes_of(const Tensor& index, int64_t edges) {
   return (index.numel() - packed_length<int64_t>(0, 0, edges)) / 2;
@@ -122,14 +127,16 @@ std::vector<Tensor> Portions::range_indices() const {
   return indices;
 }
 
+WeightLimits::WeightLimits(double asked, double memory)
+    : asked_(asked), memory_(memory > 0 ? memory : machine_bytes()) {}
+
 Portions::Limits WeightLimits::get(bool repeats) const {
-  if (!(asked_ > 0) && !std::isfinite(memory_)) return {memory_, memory_};
   const double besides = asked_ > 0 ? 0 : memory_ * share_ / (repeats ? 1 : 2);
   const double bytes = asked_ > 0 ? asked_ : std::min(default_bytes * share_, default_share * besides);
   return {bytes * kept_share, bytes * (1 - kept_share), besides};
 }
 
-bool WeightLimits::may_be_halved() const { return !(asked_ > 0) && std::isfinite(memory_) && share_ > least_share; }
+bool WeightLimits::may_be_halved() const { return !(asked_ > 0) && share_ > least_share; }
 
 void register_portions() {
   static const auto limits = torch::class_<WeightLimits>("eqaccel", "WeightLimits")

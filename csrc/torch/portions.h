@@ -81,8 +81,9 @@ class Portions : public torch::CustomClassHolder {
 // of a small device. Shares may be halved a few times if the device runs out of memory.
 class WeightLimits : public torch::CustomClassHolder {
  public:
-  // asked: bytes that weights may take with their gradients, 0 where nobody has said so; memory: infinity for a CPU.
-  WeightLimits(double asked, double memory) : asked_(asked), memory_(memory) {}
+  // asked: bytes that weights may take with their gradients, 0 where nobody has said so; memory: of the device, 0 for that
+  // of the machine.
+  WeightLimits(double asked, double memory);
 
   // `repeats`: whether what runs out of memory is computed again with less. Shares are half as much if not.
   Portions::Limits get(bool repeats = true) const;

@@ -82,11 +82,11 @@ class Portions:
 class WeightLimits:
     """What weights that edges share may take, and gradients of those of edges at a time.
 
-    That is what was asked for, or a few GiB of the memory of a GPU, of which shares may be halved if it runs out.
+    That is what was asked for, or a few GiB of the memory of a device, of which shares may be halved if it runs out.
 
     Args:
         asked: Bytes that they may take together; 0 where nobody has said so.
-        memory: Bytes that a GPU has; infinity for a CPU.
+        memory: Bytes that a device has; 0 for those of the machine.
     """
 
     def __init__(self, asked: float, memory: float) -> None:

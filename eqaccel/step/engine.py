@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import warnings
 from collections import Counter
@@ -43,6 +42,9 @@ MOST_SKIN = 1.5
 
 _WORTH_FINDING = 16
 """Calls that candidates should serve at least."""
+
+_NO_MEMORY_TEXTS = "out of memory", "can't allocate memory"
+"""What torch says of a GPU and of a CPU."""
 
 _ROUNDINGS = 1024
 """Units of rounding that two right evaluations may be apart, relative to the sum of absolute contributions."""
@@ -97,7 +99,7 @@ class Evaluation:
         patient: Whether to record only when candidates serve a second call, for structures that come only once.
         weight_bytes: Memory that the weights of edges of a layer may take, and their gradients; where they would take
             more they are made in pieces, and once more for the gradient. None for what EQACCEL_WEIGHT_MIB says, and
-            without that for a few GiB of a GPU, and as much as keeps pieces few.
+            without that for a few GiB, and as much as keeps pieces few.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Evaluation:
         """By how much candidates go beyond the cutoff when they are found next."""
         self._widens = skin is None
         self.device, self.dtype, self.patient = device, dtype, patient
-        memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else math.inf
+        memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
         self.limits = WeightLimits(weight_bytes or settings.current().weight_bytes, memory)
         """What weights of edges may take."""
         self.captures: Counter[str] = Counter()
@@ -239,11 +241,11 @@ class Evaluation:
             self._empty_cache()
 
     def _may_take_less(self, error: Exception) -> bool:
-        """Whether a GPU had no memory, and weights may take less of it.
+        """Whether there was no memory, and weights may take less of it.
 
         Programs of TorchScript leave nothing of an error but its text.
         """
-        return self.limits.may_be_halved and "out of memory" in str(error)
+        return self.limits.may_be_halved and any(text in str(error) for text in _NO_MEMORY_TEXTS)
 
     def _empty_cache(self) -> None:
         if self.device.type == "cuda":

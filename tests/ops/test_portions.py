@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import os
 from typing import Any
 
 import pytest
@@ -141,11 +141,11 @@ def test_memory_besides_keeps_pieces_few(gradients: int, besides: int, edges: li
 
 
 def test_limits_are_what_was_asked_for_or_some_of_what_there_is() -> None:
-    asked, boundless = WeightLimits(8, 1), WeightLimits(0, math.inf)
+    asked, machine = WeightLimits(8, 1), WeightLimits(0, 0)
     assert asked.get() == (7, 1, 0)
     assert not asked.may_be_halved
-    assert boundless.get() == (math.inf, math.inf, 0)
-    assert not boundless.may_be_halved
+    assert machine.get().besides == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert machine.may_be_halved
 
 
 @pytest.mark.parametrize(("memory", "bytes_at_first"), [(64, 8), (2**36, 3.75 * 2**30)])
