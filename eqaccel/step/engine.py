@@ -80,11 +80,10 @@ class Evaluation:
     """What is kept to evaluate potentials on a system that changes a little from call to call, as in a simulation.
 
     Candidates for neighbours are found anew when atoms or cell have moved so far that one could be missing; atoms that
-    were put back into a cell on its other side have not moved. On a GPU
-    everything from positions to forces is recorded as a CUDA graph, which is recorded again when atoms, edges or
-    candidates do not fit any more. If the GPU runs out of memory, the call is computed again, and weights may take half
-    of what they could from then on. Results do not depend on what was computed before, but for the room for edges and
-    for weights.
+    were put back into a cell on its other side have not moved. On a GPU everything from positions to forces is recorded
+    as a CUDA graph, which is recorded again when atoms, edges or candidates do not fit any more. If there is no memory,
+    the call is computed again, and weights may take half of what they could from then on. Results do not depend on what
+    was computed before, but for the room for edges and for weights.
 
     Calls are made one at a time, from whichever thread.
 
