@@ -1,7 +1,6 @@
 #include "neighbors.h"
 
 #include <algorithm>
-
 #include <memory>
 #include <tuple>
 

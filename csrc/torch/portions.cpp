@@ -157,6 +157,7 @@ void register_portions() {
                                                  Portions::Limits{pairs, gradients, besides});
           }))
           .def("is_one_portion", &Portions::is_one_portion)
+          .def("kept_bytes", &Portions::kept_bytes)
           .def("times_made", &Portions::times_made)
           .def("range_indices", &Portions::range_indices);
 }

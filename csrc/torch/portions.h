@@ -61,6 +61,8 @@ class Portions : public torch::CustomClassHolder {
   Tensor made(const Name&, int64_t bytes, const Make&);
   // Weights for the last time: those that were kept, or else made anew.
   Tensor taken(const Name&, int64_t bytes, const Make&);
+  // Of the weights that are kept now.
+  double kept_bytes() const;
   // How often weights were made.
   int64_t times_made() const { return times_made_; }
 
@@ -68,8 +70,6 @@ class Portions : public torch::CustomClassHolder {
   std::vector<Tensor> range_indices() const;
 
  private:
-  double kept_bytes() const;
-
   const std::vector<PairRange> whole_;
   const Limits limits_;
   std::map<int64_t, std::vector<PairRange>> divided_;  // by the pairs that one has at most

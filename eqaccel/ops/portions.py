@@ -68,6 +68,11 @@ class Portions:
         return bool(self.held.is_one_portion(matrix.size(1) * matrix.element_size()))
 
     @property
+    def kept_bytes(self) -> float:
+        """What weights take that are kept for their gradients."""
+        return float(self.held.kept_bytes())
+
+    @property
     def times_made(self) -> int:
         """How often weights of layers, or of a range of one, were made."""
         return int(self.held.times_made())

@@ -151,17 +151,11 @@ def test_a_convolution_keeps_half_of_the_bytes_of_its_weights() -> None:
     product, matrix = MatrixProduct(), torch.randn(4, case.w.size(1), generator=torch.Generator().manual_seed(3))
     hidden = torch.randn(15, 4, generator=torch.Generator().manual_seed(4)).requires_grad_()
     x, y = case.x.clone().requires_grad_(), case.y.clone().requires_grad_()
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        last = LastProduct(lambda rows: rows, product, matrix)
-        z = convolve_pairs(case.conv, x, y, last, hidden, Portions(case.pairs, case.index))
-    assert [t.dtype for t in kept if t.shape == case.w.shape] == [torch.bfloat16]
+    last, portions = LastProduct(lambda rows: rows, product, matrix), Portions(case.pairs, case.index)
+    z = convolve_pairs(case.conv, x, y, last, hidden, portions)
+    assert portions.kept_bytes == 2 * case.w.numel()
     found = torch.autograd.grad(z, [x, y, hidden], case.gz)
+    assert portions.kept_bytes == 0
     whole = product(hidden.detach(), matrix)[case.row.long()].requires_grad_()
     expected = case.conv(x, y, whole, case.index, case.num_atoms)
     gx, gy, gw = torch.autograd.grad(expected, [x, y, whole], case.gz)
