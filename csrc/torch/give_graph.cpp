@@ -14,12 +14,12 @@ namespace {
 thread_local std::vector<std::unique_ptr<GivenGraph>> given;
 
 int64_t give_graph(const Tensor& edge_index, const Tensor& graph, int64_t num_nodes, bool compare,
-                   const std::optional<c10::intrusive_ptr<Portions>>& portions, double pairs, double gradients,
-                   double besides) {
+                   const std::optional<c10::intrusive_ptr<Portions>>& portions, double weight_bytes,
+                   double gradient_bytes, double besides) {
   GivenGraph::FindPairs find;
   if (portions) find = [found = *portions] { return found; };
   given.push_back(std::make_unique<GivenGraph>(edge_index, graph, num_nodes, compare, find,
-                                               Portions::Limits{pairs, gradients, besides}));
+                                               Portions::Limits{weight_bytes, gradient_bytes, besides}));
   return static_cast<int64_t>(given.size());
 }
 

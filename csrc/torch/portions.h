@@ -50,7 +50,7 @@ class Portions : public torch::CustomClassHolder {
   int64_t edges_at_a_time(int64_t row_bytes, int64_t edges, int64_t pairs) const;
   // Whether all weights of a layer may be there with all gradients, if nothing of others is.
   bool is_one_portion(int64_t row_bytes) const;
-  // Whether all gradients may be there whatever else is: so little that nobody has to ask.
+  // Whether all gradients of a layer may be there whatever else is. Then it may keep its weights by itself.
   bool is_small(int64_t row_bytes) const;
 
   // A layer, and the first pair of a range of it.
@@ -61,7 +61,7 @@ class Portions : public torch::CustomClassHolder {
   Tensor made(const Name&, int64_t bytes, const Make&);
   // Weights for the last time: those that were kept, or else made anew.
   Tensor taken(const Name&, int64_t bytes, const Make&);
-  // Of the weights that are kept now.
+  // What the weights take that are kept now.
   double kept_bytes() const;
   // How often weights were made.
   int64_t times_made() const { return times_made_; }

@@ -71,7 +71,7 @@ TORCH_LIBRARY(eqaccel, library) {
   // (terms, w_dim).
   library.def("of_lengths(Tensor(a) values) -> Tensor(a)", tags);
   // For who runs such programs: what GivenGraph takes, with pairs, or nothing, and what weights that are not shared may
-  // take; it holds on this thread until it is taken back, last first. What was found: given_graph.h.
+  // take, as Portions::Limits; it holds on this thread until it is taken back, last first. What was found: given_graph.h.
   library.def("give_graph(Tensor edge_index, Tensor graph, int num_nodes, bool compare, " EQ_PORTIONS "? pairs, "
               "float weight_bytes, float gradient_bytes, float besides) -> int");
   library.def("take_graph(int number) -> (bool differed, bool values_differed, bool shares)");
