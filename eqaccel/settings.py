@@ -20,7 +20,7 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         "EQACCEL_CHECK_INDICES": "1: check edge indices on a GPU too, which waits for the device (default: 0)",
         "EQACCEL_SHARED_KIB": "shared memory of a GPU block, to run kernels of smaller GPUs (default: the device's)",
         "EQACCEL_TUNE": "1: warmup and patch time several plans of each kernel and keep the fastest (default: 0)",
-        "EQACCEL_WEIGHT_MIB": "memory of weights of edges in a step, else made in pieces (default: 3840, or less)",
+        "EQACCEL_WEIGHT_MIB": "memory of weights of edges in a step, else made in pieces (default: 3788, or less)",
         "EQACCEL_CXX": "host C++ compiler of the CPU backend (default: $CXX, else the first one found)",
         "EQACCEL_COMPILE_LIMIT": "seconds after which the host C++ compiler is ended, as one that hangs (default: 600)",
         "EQACCEL_NVRTC": "path of the libnvrtc to load (default: the one that came with torch or the CUDA toolkit)",

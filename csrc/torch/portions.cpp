@@ -14,7 +14,7 @@ namespace eqaccel::ops {
 namespace {
 
 // What weights and gradients of weights take together where nobody has said so, in bytes, and of a small device.
-constexpr double default_bytes = 3.75 * (1 << 30), default_share = 0.125;
+constexpr double default_bytes = 3.7 * (1 << 30), default_share = 0.125;
 // Of that, what weights of pairs may take; gradients have the rest. Portions of gradients cost little as long as they keep
 // the device busy; weights that find no room are made twice.
 constexpr double kept_share = 0.875;

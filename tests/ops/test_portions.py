@@ -148,7 +148,7 @@ def test_limits_are_what_was_asked_for_or_some_of_what_there_is() -> None:
     assert machine.may_be_halved
 
 
-@pytest.mark.parametrize(("memory", "bytes_at_first"), [(64, 8), (2**36, 3.75 * 2**30)])
+@pytest.mark.parametrize(("memory", "bytes_at_first"), [(64, 8), (2**36, 3.7 * 2**30)])
 def test_shares_are_halved_four_times(memory: float, bytes_at_first: float) -> None:
     limits = WeightLimits(0, memory)
     found = [limits.get()]

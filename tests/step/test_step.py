@@ -307,7 +307,7 @@ def test_memory_of_weights_is_a_setting(monkeypatch: pytest.MonkeyPatch, device:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     assert limits.besides == total
-    assert limits.pairs + limits.gradients == pytest.approx(min(3.75 * 2**30, total / 8))
+    assert limits.pairs + limits.gradients == pytest.approx(min(3.7 * 2**30, total / 8))
 
 
 def test_completed_cells_are_orthogonal() -> None:
