@@ -28,6 +28,11 @@ class Target:
     spare_registers: bool = True
 
     @property
+    def copies_in_bulk(self) -> bool:
+        """Whether every machine with as much shared memory has an engine that copies rows to it."""
+        return self.shared_bytes >= _BULK_KIB * 1024
+
+    @property
     def backend(self) -> str:
         """What the sources are written for: "cpu", "cuda" or "hip"."""
         return gpu_backend(self.name) if self.is_gpu else "cpu"
@@ -55,6 +60,10 @@ _SHARED_KIB = {
 }
 """Shared memory that a block may take, by GPU architecture. Source: CUDA C++ Programming Guide, "Compute Capabilities",
 and the local data share in AMD's instruction set manuals."""
+
+
+_BULK_KIB = 227
+"""What machines of compute capability 9.0 and later have, but for 12.x, which share a class with older ones."""
 
 
 def _gpu(name: str, kib: int) -> Target:

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec
 from eqaccel.codegen import COMMON, OUTPUTS, Direction
-from eqaccel.families.tensor_product import TENSOR_PRODUCT
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, gpu_plans
+from eqaccel.families.tensor_product.pairs import WeightCopies
+from eqaccel.targets import MACHINE_CLASSES
 from eqaccel.testing import ERROR_CONSTANT, assert_product, derivatives, random_operands, reference
 
 RANDOM = {f"random {seed}": random_case(seed) for seed in range(12)}
 ALL = CASES | RANDOM
-COMPILED = ("modes", "wide")
+COMPILED = ("modes", "wide", "chunks")
 EPS = torch.finfo(torch.float64).eps
 
 
@@ -128,3 +130,40 @@ def test_kernels(name: str, layout: str, device: torch.device, dtype: torch.dtyp
             assert_product(conv, operands)
     shared = random_operands(spec, 4, 19, num_senders=5, shared=True, dtype=dtype, device=device)
     assert_product(conv, shared)
+
+
+def test_rows_begin_anywhere(device: torch.device, dtype: torch.dtype) -> None:
+    """Results are those of rows that begin at a multiple of 16 bytes, which engines of GPUs copy."""
+    spec = TensorProductSpec(*CASES["chunks"])
+    o = random_operands(spec, 4, 19, num_senders=5, dtype=dtype, device=device)
+    conv = TensorProductConv(spec).to(device)
+
+    def results(start: int) -> list[Tensor]:
+        flat = [torch.empty(start + t.numel(), dtype=dtype, device=device)[start:] for t in (o.x, o.y, o.w)]
+        inputs = [at.view_as(t).copy_(t).requires_grad_() for at, t in zip(flat, (o.x, o.y, o.w), strict=True)]
+        z = conv(*inputs, o.edge_index)
+        first = torch.autograd.grad(z.sin().sum(), inputs, create_graph=True)
+        return [z, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)]
+
+    expected = results(0)
+    for start in (1, 2, 3):
+        assert all(map(torch.equal, results(start), expected))
+
+
+@pytest.mark.parametrize("scalar_bytes", [4, 8])
+@pytest.mark.parametrize("direction", COMMON)
+def test_operands_are_copied_where_an_engine_does_it(direction: Direction, scalar_bytes: int) -> None:
+    """Each class of machines has its own plan then; a product with few weights copies them forward alone."""
+    many, few = (TensorProductSpec(*CASES[name]) for name in ("chunks", "modes"))
+    plans = gpu_plans(many, direction, scalar_bytes)
+    assert [plan.target for plan in plans] == list(MACHINE_CLASSES)
+    assert [plan.weight_copies for plan in plans] == [WeightCopies.CHUNKS] + 3 * [WeightCopies.NONE]
+    plan = plans[0]
+    assert plan.edges * plan.mixing(plan.shapes[0][0]).lanes == 32
+    for shape, _ in plan.shapes:
+        mixing = plan.mixing(shape)
+        assert mixing.tile == shape.pairs or mixing.chunk == 0 or mixing.tile % mixing.chunk == 0
+        assert mixing.chunk > 0 or not shape.is_streamed
+    assert "of weights: chunks" in plan.explain()
+    expected = WeightCopies.ROWS if direction is Direction.FORWARD else WeightCopies.NONE
+    assert gpu_plans(few, direction, scalar_bytes)[0].weight_copies is expected

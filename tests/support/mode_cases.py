@@ -50,6 +50,22 @@ CASES: dict[str, Case] = {
             (1, 1, 4, "uvv", False),
         ],
     ),
+    # So many weights that GPUs copy them in chunks: of a part of a tile, of several tiles, of two paths that share code, in
+    # rows that begin anywhere among 16 bytes, and beside a path whose weights are no matrix.
+    "chunks": (
+        "33x0e+5x1o+5x1o",
+        "2x1o+1x0e",
+        "7x1o+21x0e+33x0e",
+        [
+            (0, 0, 0, "uvw", True),
+            (0, 1, 1, "uvw", True),
+            (1, 0, 1, "uvw", True),
+            (2, 0, 1, "uvw", True),
+            (2, 1, 0, "uvw", True),
+            (1, 1, 0, "uvw", True),
+            (0, 1, 2, "uvu", True),
+        ],
+    ),
     "degrees": (
         "2x3o+1x8e",
         "2x2e+1x3o",

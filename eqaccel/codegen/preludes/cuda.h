@@ -3,6 +3,7 @@
 #include "abi.h"
 
 #define EQ_FN __device__ __forceinline__
+#define EQ_CONSTANT __constant__ const
 #define EQ_KERNEL extern "C" __global__
 #define EQ_PARAMETER __grid_constant__
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -109,6 +110,9 @@ EQ_FN unsigned ballot(bool condition) { return __ballot_sync(0xffffffffu, condit
 EQ_FN void wait_for_warps(int barrier, int warps) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(32 * warps) : "memory");
 }
+
+// To device memory, which the compiler need not find out.
+EQ_FN void store(T* p, T value) { __stwb(p, value); }
 
 EQ_FN void stream_store(float* p, const float (&v)[1]) { __stcs(p, v[0]); }
 EQ_FN void stream_store(float* p, const float (&v)[2]) { __stcs((float2*)p, make_float2(v[0], v[1])); }

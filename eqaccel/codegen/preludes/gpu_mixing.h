@@ -1,15 +1,13 @@
-// GPU prelude: pairs of channels that a dense matrix mixes, and shared memory around it.
+// GPU prelude: pairs of channels that a dense matrix mixes.
 //
 // A team of lanes has the channels of the output of an edge, some for each lane: it reads each weight once, for all
 // components and for all that a direction asks for. What is a sum over channels is added up over the lanes of the team,
 // for some pairs together.
 #pragma once
-#include "gpu.h"
+#include "gpu_pair_rows.h"
 #include "pairs.h"
 
 namespace {
-
-constexpr int warp = 32;
 
 // Where elements of a block of irreps stand behind its first: in the layout (2l+1, mul), or (mul, 2l+1).
 template <int mul, int dim>
@@ -32,21 +30,6 @@ struct InBlock {
 #pragma unroll
     for (int k = 0; k < dim; ++k) run(k, first + k * step);
   }
-};
-
-// Shared memory, in elements: arrays (edge, pair, component) of a tile, sums of edges, and then their numbers.
-template <class P>
-struct PairLayout {
-  typedef P Problem;
-  static constexpr int edges = P::edges, lanes = warp / edges, span = P::span, array = edges * span;
-  static constexpr int t = 0, ta = array, gt = has_tangents ? 2 * array : array, gtc = gt + array;
-  static constexpr int sums = (has_tangents ? 4 : has_gradient ? 2 : 1) * array;
-  // Of the row of an edge.
-  static constexpr int gx_sum = writes_z ? P::z_dim : 0, gy_sum = gx_sum + (has_gradient ? P::x_dim : 0);
-  static constexpr int end = gy_sum + (has_gradient ? P::y_dim : 0), row = P::rows_shared ? (end + 3) / 8 * 8 + 4 : 0;
-  static constexpr int ids = sums + edges * row, bytes = ids * int(sizeof(T)) + 3 * edges * int(sizeof(int));
-  // Of edges, then of their senders, then of their receivers.
-  static EQ_FN int* numbers(T* shared) { return reinterpret_cast<int*>(shared + ids); }
 };
 
 template <int n>
@@ -107,22 +90,12 @@ struct TeamSums {
   }
 };
 
-// Lanes of a team, at least so many: few channels are missing to a full team, and few lanes share them.
-EQ_FN constexpr int most_channels(int d3) { return d3 <= 4 ? 4 : d3 <= 16 ? 16 / d3 : 1; }
-EQ_FN constexpr int channels_of_lane(int mul3, int d3, int lanes) {
-  const int wanted = (mul3 + lanes - 1) / lanes, most = most_channels(d3);
-  return wanted < most ? wanted : most;
-}
-EQ_FN constexpr int lanes_of_team(int mul3, int d3, int least) {
-  int best = warp, best_room = 0;
-  for (int lanes = least; lanes <= warp; lanes *= 2) {
-    const int room = lanes * channels_of_lane(mul3, d3, lanes);
-    if (room < mul3 || (best_room > 0 && room >= best_room)) continue;
-    best = lanes;
-    best_room = room;
-  }
-  return best;
-}
+// How many lanes mix the pairs of an edge, with how many channels each; how many pairs are mixed together, coupled
+// together, and have their weights copied together. The plan says why.
+template <int lanes_, int channels_, int together_, int tile_, int chunk_>
+struct Mixing {
+  static constexpr int lanes = lanes_, channels = channels_, together = together_, tile = tile_, chunk = chunk_;
+};
 
 // The tile of pairs that is worked on: `count` of them from `first` on.
 struct Tile {
@@ -130,66 +103,69 @@ struct Tile {
   int lane, first, count;
 };
 
-// What mixing reads and writes, of all edges.
+// What mixing reads and writes, of all edges: rows, and where a path has its elements in them.
 struct MixedRows {
-  const T *w, *c, *gz;
+  EdgeWeights weights;
+  const T* gz;
   T *z, *gw;  // z: the row where there is none in shared memory
-  int64_t w_stride, c_stride;
-  int edges, z_offset;
+  int w_offset, z_offset;
   bool mul_ir;  // the layout of z and gz
 };
 
-// Pairs that a lane takes together, so that as many weights are on their way and their sums take few shuffles.
-EQ_FN constexpr int pairs_together(int d3) {
-  const int most = d3 == 1 ? 8 : d3 <= 5 ? 4 : d3 <= 8 ? 2 : 1;
-  return most > 1 && has_tangents ? most / 2 : most;
-}
-// Pairs of a tile.
-template <class L>
-EQ_FN constexpr int pairs_at_a_time(int d3, int pairs) {
-  const int most = L::span / d3, together = pairs_together(d3);
-  return pairs <= most ? pairs : most / together * together;
-}
-
 // A team on the pairs of a tile. Its rows begin at the first of these pairs and at a lane's first channel.
-template <class L, int d3, int mul3, bool weighted>
+template <class L, class M, int d3, int mul3, bool weighted>
 struct MixingTeam {
   typedef typename L::Problem P;
-  static constexpr int lanes = lanes_of_team(mul3, d3, L::lanes), channels = channels_of_lane(mul3, d3, lanes);
-  static constexpr int columns = lanes * channels;
+  static constexpr int lanes = M::lanes, channels = M::channels, columns = lanes * channels;
   static constexpr bool has_c = has_tangents && weighted, writes_w = has_gradient && weighted;
+  static constexpr bool copied = P::copies != no_copies;
 
-  const int lane, column;
+  T* const shared;
+  const int lane, e, column;
   const bool active;
   const InBlock<mul3, d3> in_z;
+  const T *w_row, *c_row;  // of the edge, in device memory
   const T *w, *c;
   T *gw, *z_row, *t;
   T z[writes_z ? channels : 1][d3] = {}, g[has_gradient ? channels : 1][d3];
 
+  // Lanes without an edge help to add up.
   EQ_FN MixingTeam(const Tile& at, const MixedRows& rows, int first_edge, int first_column)
-      : lane(at.lane), column(first_column + lane % lanes), active(first_edge + lane / lanes < rows.edges),
-        in_z{rows.mul_ir} {
-    const int e = min(first_edge + lane / lanes, rows.edges - 1);  // lanes without an edge help to add up
-    const int* const ids = L::numbers(at.shared);
-    const int64_t edge = ids[e];
-    const int first = at.first * mul3 + column;
-    w = rows.w + edge * rows.w_stride + first;
-    c = rows.c + edge * rows.c_stride + first;
-    gw = rows.gw + edge * P::w_dim + first;
-    z_row = (P::rows_shared ? at.shared + L::sums + e * L::row + rows.z_offset : rows.z) + in_z.channel(column);
-    t = at.shared + e * L::span;
+      : shared(at.shared), lane(at.lane), e(min(first_edge + lane / lanes, rows.weights.edges - 1)),
+        column(first_column + lane % lanes), active(first_edge + lane / lanes < rows.weights.edges), in_z{rows.mul_ir},
+        w_row(rows.weights.w + edge() * rows.weights.w_stride), c_row(rows.weights.c + edge() * rows.weights.c_stride) {
+    const int first = rows.w_offset + at.first * mul3 + column;
+    w = (L::copies_w ? copied_row<L>(shared, e, L::w_row, w_row) : w_row) + first;
+    c = c_row + first;
+    gw = rows.gw + edge() * P::w_dim + first;
+    z_row = (P::rows_shared ? shared + L::sums + e * L::row : rows.z) + rows.z_offset + in_z.channel(column);
+    t = shared + e * L::span;
     if constexpr (has_gradient) {
-      const T* const gz = rows.gz + int64_t(ids[2 * L::edges + e]) * P::z_dim + in_z.channel(column);
+      const T* const row = rows.gz + int64_t(L::numbers(shared)[2 * L::edges + e]) * P::z_dim;
+      const T* const gz =
+          (copied ? copied_row<L>(shared, e, L::gz_row, row) : row) + rows.z_offset + in_z.channel(column);
 #pragma unroll
       for (int v = 0; v < channels; ++v)
-        in_z.each(v * lanes, [&](int k, int n) { g[v][k] = has(v) ? __ldg(gz + n) : T(0); });
+        in_z.each(v * lanes, [&](int k, int n) { g[v][k] = has(v) ? read(gz + n) : T(0); });
     }
   }
+  EQ_FN int64_t edge() const { return L::numbers(shared)[e]; }
+  // From shared memory, or from device memory, where nobody writes.
+  static EQ_FN T read(const T* from) { return copied ? *from : __ldg(from); }
   EQ_FN bool has(int v) const { return active && (mul3 % columns == 0 || column + v * lanes < mul3); }
 
+#if EQ_BULK_COPY
+  // Goes on with the weights of a chunk, from pair p on.
+  EQ_FN void take(int number, int first_pair, int p, int w_offset) {
+    const int first = w_offset + (first_pair + p) * mul3, begin = column - p * mul3;
+    wait_for_chunk<L>(shared, number);
+    w = L::chunk_place(shared, e, number, 0) + misalignment(w_row + first) + begin;
+    if constexpr (has_c) c = L::chunk_place(shared, e, number, 1) + misalignment(c_row + first) + begin;
+  }
+#endif
   // A team has much to do with its weights where there are gradients: it asks for those of its next pairs meanwhile.
   EQ_FN void prefetch(int p, int pairs) const {
-    if (!has_gradient || !weighted || !active || column >= columns) return;
+    if (copied || !has_gradient || !weighted || !active || column >= columns) return;
     constexpr int line = 128 / sizeof(T);
     const int begin = p * mul3 - column;
     for (int n = lane % lanes * line; n < pairs * mul3; n += lanes * line) {
@@ -210,8 +186,8 @@ struct MixingTeam {
 #pragma unroll
       for (int v = 0; v < channels; ++v) {
         const int element = q * mul3 + v * lanes;
-        weights[q][v] = !has(v) ? T(0) : weighted ? __ldg(w_p + element) : T(1);
-        if constexpr (has_c) tangents[q][v] = has(v) ? __ldg(c_p + element) : T(0);
+        weights[q][v] = !has(v) ? T(0) : weighted ? read(w_p + element) : T(1);
+        if constexpr (has_c) tangents[q][v] = has(v) ? read(c_p + element) : T(0);
       }
     if constexpr (!has_tangents || has_c) get<values>(t + L::t + p * d3, t0);
     if constexpr (has_tangents) get<values>(t + L::ta + p * d3, ta);
@@ -221,17 +197,17 @@ struct MixingTeam {
     for (int q = 0; q < n; ++q)
 #pragma unroll
       for (int v = 0; v < channels; ++v) {
-        T gradient[1] = {};
+        T gradient = 0;
 #pragma unroll
         for (int k = 0; k < d3; ++k) {
           if constexpr (writes_z) z[v][k] += varied[q * d3 + k] * weights[q][v];
           if constexpr (has_c) z[v][k] += t0[q * d3 + k] * tangents[q][v];
           if constexpr (has_gradient) gt[q * d3 + k] += weights[q][v] * g[v][k];
           if constexpr (has_c) gtc[q * d3 + k] += tangents[q][v] * g[v][k];
-          if constexpr (writes_w) gradient[0] += varied[q * d3 + k] * g[v][k];
+          if constexpr (writes_w) gradient += varied[q * d3 + k] * g[v][k];
         }
         if constexpr (writes_w) {
-          if (has(v)) stream_store(gw_p + q * mul3 + v * lanes, gradient);
+          if (has(v)) store(gw_p + q * mul3 + v * lanes, gradient);
         }
       }
     if constexpr (has_gradient) put_sums<values>(gt, t + L::gt + p * d3);
@@ -250,32 +226,53 @@ struct MixingTeam {
         if (has(v)) in_z.each(v * lanes, [&](int k, int n) { z_row[n] += z[v][k]; });
     }
   }
+  // Mixes pairs from p to `end`: a multiple of M::together behind p, or the end of all pairs.
+  template <int pairs>
+  EQ_FN void mix_all(int p, int end) {
+    constexpr int together = M::together, rest = pairs % together;
+    if constexpr (pairs >= together) {
+#pragma unroll 1
+      for (; p + together <= end; p += together) {
+        prefetch(p + together, min(together, end - p - together));
+        mix<together>(p);
+      }
+    }
+    if constexpr (rest > 0) {
+      if (p < end) mix<rest>(p);
+    }
+  }
 };
 
 // Mixing by a dense matrix (pair, channel): the same code for all paths with as many components, channels and pairs.
-template <class L, int d3, int mul3, int pairs, bool weighted>
-__device__ __noinline__ void mix_densely(const Tile at, const MixedRows rows) {
-  typedef MixingTeam<L, d3, mul3, weighted> Team;
-  constexpr int together = pairs_together(d3), rest = pairs % together;
+template <class L, class M, int d3, int mul3, int pairs, bool weighted>
+__device__ __noinline__ NextChunk mix_densely(const Tile at, const MixedRows rows, NextChunk next) {
+  typedef MixingTeam<L, M, d3, mul3, weighted> Team;
+#if EQ_BULK_COPY
+  if constexpr (L::copies_chunks && weighted) {
+    static_assert(Team::lanes == L::lanes && Team::columns >= mul3, "a team has all channels of its edge");
+    Team team(at, rows, 0, 0);
+#pragma unroll 1
+    for (int p = 0; p < at.count; p += M::chunk) {
+      team.take(next.mixed, at.first, p, rows.w_offset);
+      team.template mix_all<pairs>(p, min(p + M::chunk, at.count));
+      __syncwarp();
+      copy_chunk<L>(at.shared, at.lane, rows.weights, next.mixed + L::stages, next);
+      ++next.mixed;
+    }
+    team.add_z();
+    return next;
+  }
+#endif
 #pragma unroll 1
   for (int column = 0; column < mul3; column += Team::columns) {
 #pragma unroll 1
-    for (int edge = 0; edge < rows.edges; edge += warp / Team::lanes) {
+    for (int edge = 0; edge < rows.weights.edges; edge += warp / Team::lanes) {
       Team team(at, rows, edge, column);
-      int p = 0;
-      if constexpr (pairs >= together) {
-#pragma unroll 1
-        for (; p + together <= at.count; p += together) {
-          team.prefetch(p + together, min(together, at.count - p - together));
-          team.template mix<together>(p);
-        }
-      }
-      if constexpr (rest > 0) {
-        if (p < at.count) team.template mix<rest>(p);
-      }
+      team.template mix_all<pairs>(0, at.count);
       team.add_z();
     }
   }
+  return next;
 }
 
 }  // namespace

@@ -32,11 +32,11 @@ struct PairTile {
   typedef typename S::Coupling C;
   typedef PairsOf<S> Pairs;
   static constexpr int d1 = C::d1, d2 = C::d2, d3 = C::d3, mul1 = S::mul1, mul2 = S::mul2, mul3 = S::mul3;
-  static constexpr int lanes = L::lanes, most = pairs_at_a_time<L>(d3, Pairs::count);
+  static constexpr int lanes = L::lanes, most = S::Mixing::tile;
   // Whether y is the same for all pairs, and whether each has channels of x and y that no other has.
   static constexpr bool one_v = Pairs::all && mul2 == 1, own = Pairs::equal;
 
-  const Worker& worker;
+  Worker& worker;
   const int lane, first, count;
   const bool active;  // whether there is an edge for this lane
   const PathPlace& at;
@@ -126,7 +126,8 @@ struct PairTile {
 
   EQ_FN void mix() const {
     if constexpr (S::mixing == dense) {
-      mix_densely<L, d3, mul3, Pairs::count, S::weighted>({worker.shared, lane, first, count}, worker.mixed(at));
+      worker.next = mix_densely<L, typename S::Mixing, d3, mul3, Pairs::count, S::weighted>(
+          {worker.shared, lane, first, count}, worker.mixed(at), worker.next);
     } else if (active) {
       const PairRows rows = worker.rows(lane);
       if constexpr (has_gradient) unmix_pairs<S::weighted>(rows, rows.w, L::gt, has_tangents ? L::ta : L::t);
@@ -205,12 +206,17 @@ struct PairWorker {
   int* const ids;
   int first, count;  // the slots that are taken together
   int row;  // that the sum belongs to which is kept from edge to edge
+  int groups = 0;  // of edges that were taken
+  NextChunk next{};
 
   EQ_FN PairWorker(const eq_operands& o_, const eq_work_split& split_, const BlockRange& range_, T* shared_)
       : o(o_), split(split_), range(range_), shared(shared_), lane(threadIdx.x), ids(L::numbers(shared_)),
         row(range_.row) {
     if (P::rows_shared) clear(shared + L::sums, L::edges * L::row);
     else if (writes_z) clear(z_row(row), P::z_dim);
+#if EQ_BULK_COPY
+    if constexpr (L::copies_rows) init_copies<L>(shared, lane);
+#endif
     __syncthreads();
   }
 
@@ -287,9 +293,9 @@ struct PairWorker {
     }
   }
 
-  EQ_FN PairRows rows(int lane) const {
+  // The rows of edge e, those that are read in device memory.
+  EQ_FN PairRows rows_of(int e) const {
     PairRows rows;
-    const int e = min(lane / L::lanes, count - 1);
     const int64_t of = edge(e), from = sender(e);
     rows.x = static_cast<const T*>(o.x) + from * P::x_dim;
     rows.y = static_cast<const T*>(o.y) + of * P::y_dim;
@@ -309,23 +315,56 @@ struct PairWorker {
     }
     return rows;
   }
+  // The rows of a lane's edge, as they are read.
+  EQ_FN PairRows rows(int lane) const {
+    const int e = min(lane / L::lanes, count - 1);
+    PairRows rows = rows_of(e);
+    if constexpr (L::copies_rows) {
+      const auto take = [&](const T*& from, int row) { from = copied_row<L>(shared, e, row, from); };
+      take(rows.x, 0);
+      take(rows.y, L::y_row);
+      if constexpr (L::copies_w) take(rows.w, L::w_row);
+      if constexpr (has_tangents) {
+        take(rows.a, L::operands);
+        take(rows.b, L::operands + L::y_row);
+      }
+      if constexpr (has_gradient) take(rows.gz, L::gz_row);
+    }
+    return rows;
+  }
+  EQ_FN EdgeWeights weights() const {
+    return {static_cast<const T*>(o.w), static_cast<const T*>(o.c), o.w_stride, o.c_stride, count};
+  }
   EQ_FN MixedRows mixed(const PathPlace& at) const {
-    return {static_cast<const T*>(o.w) + at.w,
-            static_cast<const T*>(o.c) + at.w,
-            static_cast<const T*>(o.gz) + at.z,
-            P::rows_shared ? nullptr : z_row(row) + at.z,
-            static_cast<T*>(o.gw) + at.w,
-            o.w_stride,
-            o.c_stride,
-            count,
+    return {weights(),
+            static_cast<const T*>(o.gz),
+            P::rows_shared ? nullptr : z_row(row),
+            static_cast<T*>(o.gw),
+            at.w,
             at.z,
             o.mul_ir != 0};
+  }
+
+  // Asks for what the edges read, where it is copied.
+  EQ_FN void start_copies() {
+#if EQ_BULK_COPY
+    if constexpr (L::copies_rows) {
+      if (lane < L::edges) copy_rows<L>(shared, lane, lane < count, rows_of(min(lane, count - 1)));
+      if constexpr (L::copies_chunks) copy_first_chunks<L>(shared, lane, weights(), next);
+    }
+#endif
+  }
+  EQ_FN void wait_for_rows() {
+#if EQ_BULK_COPY
+    if constexpr (L::copies_rows) wait_barrier(barrier<L>(shared, L::stages), groups++ & 1);
+#endif
   }
 
   EQ_FN void run(int slot, int together) {
     first = slot;
     count = together;
     find();
+    start_copies();
     begin(receiver(0));
     if (has_gradient && !P::rows_shared) {
       const PairRows rows = this->rows(lane);
@@ -333,6 +372,7 @@ struct PairWorker {
       clear(rows.gy, P::y_dim);
       __syncthreads();
     }
+    wait_for_rows();
     P::each_shape([&](auto shape) {
       typedef decltype(shape) S;
       typedef PairTile<PairWorker, S> PathTile;
@@ -380,7 +420,9 @@ struct WholeRows : P {
 #define EQ_EXPORT_PAIRS(P)                                                                                             \
   EQ_KERNEL void __launch_bounds__(warp, EQ_RESIDENT(P::warps))                                                        \
       eq_main_0(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                            \
-    static_assert(PairLayout<P>::bytes == P::shared_bytes, "the plan and the layout count shared memory alike");       \
+    static_assert(                                                                                                     \
+        PairLayout<P>::bytes == P::shared_bytes || (!EQ_BULK_COPY && PairLayout<P>::bytes < P::shared_bytes),          \
+        "the plan and the layout count shared memory alike");                                                          \
     extern __shared__ __align__(128) unsigned char shared[];                                                           \
     run_pairs<P>(o, split, reinterpret_cast<T*>(shared));                                                              \
   }                                                                                                                    \

@@ -6,6 +6,7 @@
 #include "abi.h"
 
 #define EQ_FN __device__ __forceinline__
+#define EQ_CONSTANT __constant__ const
 #define EQ_KERNEL extern "C" __global__
 #define EQ_PARAMETER
 #define EQ_BULK_COPY 0
@@ -44,6 +45,7 @@ EQ_FN unsigned ballot(bool condition) {
 #define EQ_WARP_BARRIERS 0
 EQ_FN void wait_for_warps(int, int) { __syncthreads(); }
 
+EQ_FN void store(T* p, T value) { *p = value; }
 template <int n>
 EQ_FN void stream_store(T* p, const T (&v)[n]) {
 #pragma unroll

@@ -13,7 +13,7 @@ from eqaccel.families.tensor_product.pairs import body as pairs_body
 from eqaccel.families.tensor_product.plan import UNTUNED, Plan, Tuning, candidates, is_ordered_for, make_plan
 from eqaccel.families.tensor_product.spec import TensorProductSpec
 from eqaccel.families.tensor_product.spelling import spelling
-from eqaccel.targets import Target
+from eqaccel.targets import MACHINE_CLASSES, Target
 
 AnyPlan = Plan | PairPlan
 """A plan of either generator."""
@@ -103,6 +103,12 @@ class _Pairs(Generator):
     """Pairs of channels, mixed."""
 
     preludes = ("cpu_pairs.h", "gpu_pairs.h")
+
+    def suits(self, plan: PairPlan, target: Target) -> bool:
+        # Each class has a plan of its own where some machines copy operands: that one is little use to others, which
+        # would take it for one that fits.
+        largest = plan_pairs(plan.spec, plan.direction, MACHINE_CLASSES[0], plan.scalar_bytes)
+        return super().suits(plan, target) and not largest.copies_operands
 
     def plan(
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Tuning = UNTUNED

@@ -12,9 +12,9 @@ def literal(value: float) -> str:
     return f"T({value!r})"
 
 
-def table(scalar: str, values: Iterable[str], index: str = "n") -> str:
+def table(scalar: str, values: Iterable[str], index: str = "n", memory: str = "constexpr") -> str:
     """The body of a function that looks something up; a table without values has a zero, which arrays in C++ need."""
-    return f"static constexpr {scalar} values[] = {{{wrapped(values) or '{}'}}}; return values[{index}];"
+    return f"static {memory} {scalar} values[] = {{{wrapped(values) or '{}'}}}; return values[{index}];"
 
 
 def wrapped(values: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ What is not channel by channel, as in MACE and NequIP, is planned and printed he
 payloads are the same.
 """
 
-from eqaccel.families.tensor_product.pairs.plan import PairPlan, plan_pairs
+from eqaccel.families.tensor_product.pairs.plan import PairPlan, WeightCopies, plan_pairs
 from eqaccel.families.tensor_product.pairs.reference import execute_pairs
 
-__all__ = ["PairPlan", "execute_pairs", "plan_pairs"]
+__all__ = ["PairPlan", "WeightCopies", "execute_pairs", "plan_pairs"]

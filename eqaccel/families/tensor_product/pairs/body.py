@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from eqaccel.families.tensor_product.pairs.plan import WARP, Coupling, PairPlan, Shape
+from eqaccel.families.tensor_product.pairs.mixing import WARP, DenseMixing
+from eqaccel.families.tensor_product.pairs.plan import Coupling, PairPlan, Shape, WeightCopies
 from eqaccel.families.tensor_product.plan.model import Element
 from eqaccel.families.tensor_product.spec import Mixing, Pairs, Path
 from eqaccel.families.tensor_product.text import literal, table, wrapped
 from eqaccel.irreps import Irreps
 
+_MOST_CONSTANT_PATHS = 1000  # of 40 bytes each
 _PAIRS = {Pairs.ALL: "all_pairs", Pairs.EQUAL: "equal_pairs", Pairs.ORDERED: "ordered_pairs"}
 _MIXINGS = {
     Mixing.OWN: "own_channels",
     Mixing.OVER_V: "over_v",
     Mixing.OVER_U: "over_u",
     Mixing.DENSE: "dense",
+}
+_COPIES = {
+    WeightCopies.NONE: "no_copies",
+    WeightCopies.ROWS: "copies_of_rows",
+    WeightCopies.CHUNKS: "copies_of_chunks",
 }
 
 
@@ -35,12 +42,20 @@ def print_launch(plan: PairPlan) -> str:
             "struct Launch {",
             f"  static constexpr int {numbers};",
             f"  static constexpr bool rows_shared = {shared};  // sums of an edge",
+            f"  static constexpr WeightCopies copies = {_COPIES[plan.weight_copies]};",
+            f"  static constexpr int stages = {plan.stages}, chunk = {plan.chunk_elements()};",
+            *(_mixing(number, plan.mixing(shape)) for number, (shape, _) in enumerate(plan.shapes)),
             "};",
             "}  // namespace",
             "",
             "",
         ]
     )
+
+
+def _mixing(number: int, mixing: DenseMixing) -> str:
+    numbers = (mixing.lanes, mixing.channels, mixing.together, mixing.tile, mixing.chunk)
+    return f"  typedef Mixing<{', '.join(map(str, numbers))}> Mixing{number};"
 
 
 def launch_numbers(name: str, plan: PairPlan) -> dict[str, int]:
@@ -55,7 +70,7 @@ def print_code(plan: PairPlan) -> str:
     for number, coupling in enumerate(plan.couplings):
         lines += _coupling(number, coupling)
     for number, (shape, paths) in enumerate(plan.shapes):
-        lines += _shape(number, shape, [plan.spec.paths[path] for path in paths])
+        lines += _shape(plan, number, shape, [plan.spec.paths[path] for path in paths])
     return "\n".join([*lines, *_problem(plan), "}  // namespace", "EQ_EXPORT_PAIRS(Problem)", ""])
 
 
@@ -99,7 +114,7 @@ def _sum(signed: Sequence[str]) -> str:
     return first.removeprefix("+") + "".join(f" {term[0]} {term[1:]}" for term in rest)
 
 
-def _shape(number: int, shape: Shape, paths: Sequence[Path]) -> list[str]:
+def _shape(plan: PairPlan, number: int, shape: Shape, paths: Sequence[Path]) -> list[str]:
     mul1, mul2, mul3 = shape.muls
     places = []
     for path in paths:
@@ -112,7 +127,8 @@ def _shape(number: int, shape: Shape, paths: Sequence[Path]) -> list[str]:
         f"  static constexpr PairKind pairs_kind = {_PAIRS[shape.mode.pairs]};",
         f"  static constexpr MixingKind mixing = {_MIXINGS[shape.mode.mixing]};",
         f"  static constexpr bool weighted = {str(shape.weighted).lower()};",
-        f"  static EQ_FN PathPlace place(int n) {{ {table('PathPlace', places)} }}",
+        f"  static EQ_FN PathPlace place(int n) {{ {table('PathPlace', places, memory=_table_memory(plan))} }}",
+        *([f"  typedef Launch::Mixing{number} Mixing;"] if plan.target.is_gpu else []),
         "};",
         "",
     ]
@@ -131,6 +147,9 @@ def _problem(plan: PairPlan) -> list[str]:
             "  static constexpr int warps = Launch::warps, edges = Launch::edges, span = Launch::span;",
             "  static constexpr int shared_bytes = Launch::shared_bytes;",
             "  static constexpr bool rows_shared = Launch::rows_shared;",
+            "  static constexpr WeightCopies copies = EQ_BULK_COPY ? Launch::copies : no_copies;",
+            "  static constexpr int stages = Launch::stages, chunk = Launch::chunk;",
+            *_weight_runs(plan),
         ]
     else:
         for name, irreps in (("X", spec.irreps_in1), ("Y", spec.irreps_in2), ("Z", spec.irreps_out)):
@@ -138,6 +157,26 @@ def _problem(plan: PairPlan) -> list[str]:
     lines += ["  template <class F>", "  static EQ_FN void each_shape(const F& run) {"]
     lines += [f"    run(Shape{number}{{}});" for number in range(len(plan.shapes))]
     return [*lines, "  }", "};"]
+
+
+def _table_memory(plan: PairPlan) -> str:
+    """Lanes wait longer for numbers of paths in device memory than in a GPU's constant memory, which is small."""
+    return "EQ_CONSTANT" if plan.target.is_gpu and len(plan.spec.paths) <= _MOST_CONSTANT_PATHS else "constexpr"
+
+
+def _weight_runs(plan: PairPlan) -> list[str]:
+    """Weights of paths that may come in chunks, in the order in which paths are mixed."""
+    runs = [
+        f"{{{plan.spec.paths[path].weight_offset}, {shape.pairs * shape.muls[2]}, "
+        f"Launch::Mixing{number}::chunk * {shape.muls[2]}}}"
+        for number, (shape, paths) in enumerate(plan.shapes)
+        if shape.is_streamed
+        for path in paths
+    ]
+    return [
+        f"  static constexpr int runs = {len(runs)};",
+        f"  static EQ_FN WeightRun weight_run(int n) {{ {table('WeightRun', runs, memory=_table_memory(plan))} }}",
+    ]
 
 
 def _rows(name: str, irreps: Irreps) -> list[str]:

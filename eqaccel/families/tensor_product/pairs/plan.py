@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 
 from eqaccel.codegen import Direction
 from eqaccel.errors import UnsupportedError
+from eqaccel.families.tensor_product.pairs.mixing import WARP, DenseMixing, dense_mixing, lanes_of_all
 from eqaccel.families.tensor_product.plan.matrices import edge_matrix
 from eqaccel.families.tensor_product.plan.model import EdgeMatrix
 from eqaccel.families.tensor_product.spec import ConnectionMode, Mixing, Path, TensorProductSpec
 from eqaccel.targets import Target
-
-WARP = 32
-"""Threads of a GPU block."""
 
 _NUMBER_BYTES = 12  # of an edge, its sender and its receiver
 _MOST_EDGES = 8  # that a warp takes at a time
 _GOOD_SPAN = 96  # of the couplings of an edge: as much as most paths have
 _MULTIPROCESSOR_BYTES, _OWN_BYTES = 228 * 1024, 1024  # of shared memory, and what each block takes for itself
 _MOST_ROWS_BYTES = 28 * 1024  # of sums of an edge in shared memory, so that all fits 64 KiB
+_STAGES = 2  # of weights on their way: one is there, or soon
+_MOST_COPIED_BYTES = 8 * 1024  # of the rows of an edge and its sums, so that there are some warps
+_MOST_WEIGHT_BYTES = 6 * 1024  # of an edge that come as a whole
+_CHUNK_BYTES = 3 * 1024  # of weights of all edges, with their tangents, that come together otherwise
+
+
+class WeightCopies(Enum):
+    """How weights of edges reach the lanes that need them."""
+
+    NONE = "none"  # by loads from device memory
+    ROWS = "rows"  # all of an edge together, in shared memory
+    CHUNKS = "chunks"  # those of some pairs together, a few copies ahead
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,11 @@ class Shape:
         return self.mode.pairs.count(*self.muls[:2])
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether there are enough weights for copies of their own."""
+        return self.weighted and self.mode.mixing is Mixing.DENSE
+
+    @property
     def mixed(self) -> int:
         """Multiply-adds that mix one component of all pairs."""
         return self.pairs * (self.muls[2] if self.mode.mixing is Mixing.DENSE else 1)
@@ -96,7 +112,7 @@ class PairPlan:
         dims = [coupling.dims for coupling in self.couplings]
         return max(d[0] for d in dims), max(d[1] for d in dims), max(d[2] for d in dims)
 
-    # ---- on a GPU; the layout of `preludes/gpu_pairs.h`
+    # ---- on a GPU; the layout of `preludes/gpu_pair_rows.h`
 
     @cached_property
     def span(self) -> int:
@@ -107,13 +123,16 @@ class PairPlan:
     @property
     def warps(self) -> int:
         """Warps of a multiprocessor that leave each lane the registers that its code takes."""
-        return (12 if self.direction is Direction.DOUBLE_BACKWARD else 16) - (4 if self.scalar_bytes == 8 else 0)
+        few = self.direction is Direction.DOUBLE_BACKWARD or self.weight_copies is not WeightCopies.NONE
+        return (12 if few else 16) - (4 if self.scalar_bytes == 8 else 0)
 
     @cached_property
     def edges(self) -> int:
         """Edges that a warp takes at a time: more than one if their sums are in shared memory of as many warps."""
         edges = _MOST_EDGES if self.rows_shared else 1
-        while edges > 1 and (self._edge_bytes * edges + _OWN_BYTES) * self.warps > _MULTIPROCESSOR_BYTES:
+        if self.weight_copies is WeightCopies.CHUNKS:
+            edges = WARP // max(lanes_of_all(*numbers) for numbers in self._dense_outputs)
+        while edges > 1 and (self._bytes(edges) + _OWN_BYTES) * self.warps > _MULTIPROCESSOR_BYTES:
             edges //= 2
         return edges
 
@@ -129,15 +148,99 @@ class PairPlan:
         """Whether these sums are kept in shared memory; if not, in device memory."""
         return self._row_elements * self.scalar_bytes <= _MOST_ROWS_BYTES
 
+    # ---- what is copied to shared memory
+
+    @cached_property
+    def weight_copies(self) -> WeightCopies:
+        """How weights reach the lanes, and with them the rows of x, y and gz and of tangents.
+
+        Few weights are copied forward alone: with gradients a lane has more to do with them than to wait for them, and
+        a warp had better take more edges.
+        """
+        spec = self.spec
+        elements = self._row_elements + self._operand_elements
+        if not self.target.copies_in_bulk or elements * self.scalar_bytes > _MOST_COPIED_BYTES:
+            return WeightCopies.NONE
+        if spec.shared_weights or not self._dense_outputs:
+            return WeightCopies.NONE
+        if spec.weight_numel * self.scalar_bytes <= _MOST_WEIGHT_BYTES:
+            return WeightCopies.ROWS if self.direction is Direction.FORWARD else WeightCopies.NONE
+        is_narrow = all(lanes_of_all(*numbers) <= WARP for numbers in self._dense_outputs)
+        return WeightCopies.CHUNKS if is_narrow else WeightCopies.NONE
+
     @property
-    def _edge_bytes(self) -> int:
+    def copies_operands(self) -> bool:
+        """Whether rows of edges are copied to shared memory, and their weights with them."""
+        return self.weight_copies is not WeightCopies.NONE
+
+    @property
+    def stages(self) -> int:
+        """Chunks of weights that there is room for."""
+        return _STAGES if self.weight_copies is WeightCopies.CHUNKS else 0
+
+    def mixing(self, shape: Shape) -> DenseMixing:
+        """How a dense shape is mixed; of another one, the tile of pairs counts."""
+        return self._mixing(shape, self.edges)
+
+    def chunk_elements(self, edges: int | None = None) -> int:
+        """Room for the weights of an edge that are copied together, without tangents."""
+        edges = edges or self.edges
+        if self.weight_copies is not WeightCopies.CHUNKS:
+            return 0
+        most = max(self._mixing(shape, edges).chunk * shape.muls[2] for shape, _ in self.shapes if shape.is_streamed)
+        # Edges begin where the lanes of the one before end in banks of shared memory.
+        room, lanes = self._room(most), WARP // edges
+        return room + (lanes - room) % WARP
+
+    def _mixing(self, shape: Shape, edges: int) -> DenseMixing:
+        is_streamed = self.weight_copies is WeightCopies.CHUNKS and shape.is_streamed
+        most = max(_CHUNK_BYTES // (edges * self._tangents * self.scalar_bytes), 1)
+        return dense_mixing(
+            shape.pairs,
+            shape.muls[2],
+            self.couplings[shape.coupling].dims[2],
+            least=WARP // edges,
+            span=self.span,
+            tangents=self._tangents > 1,
+            chunk_weights=most if is_streamed else 0,
+        )
+
+    @property
+    def _dense_outputs(self) -> list[tuple[int, int]]:
+        """Channels and components of the outputs of shapes whose weights come in chunks."""
+        return [
+            (shape.muls[2], self.couplings[shape.coupling].dims[2]) for shape, _ in self.shapes if shape.is_streamed
+        ]
+
+    @property
+    def _tangents(self) -> int:
+        return 2 if self.direction is Direction.DOUBLE_BACKWARD else 1
+
+    def _room(self, elements: int) -> int:
+        """For elements with all that shares 16 bytes with them."""
+        quad = 16 // self.scalar_bytes
+        return -(-elements // quad) * quad + quad
+
+    @property
+    def _operand_elements(self) -> int:
+        """Room for the rows of x, y and gz of an edge, and for tangents."""
+        spec = self.spec
+        gradient = 0 if self.direction is Direction.FORWARD else self._room(spec.z_dim)
+        return self._tangents * (self._room(spec.x_dim) + self._room(spec.y_dim)) + gradient
+
+    def _bytes(self, edges: int) -> int:
         arrays = {Direction.FORWARD: 1, Direction.BACKWARD: 2, Direction.DOUBLE_BACKWARD: 4}[self.direction]
         sums = _odd_quads(self._row_elements) if self.rows_shared else 0
-        return (arrays * self.span + sums) * self.scalar_bytes + _NUMBER_BYTES
+        weights = self.stages * self._tangents * self.chunk_elements(edges)
+        if self.weight_copies is WeightCopies.ROWS:
+            weights = self._room(self.spec.weight_numel)
+        barriers = 8 * (1 + self.stages) if self.copies_operands else 0
+        elements = arrays * self.span + sums + (self._operand_elements if self.copies_operands else 0) + weights
+        return (elements * self.scalar_bytes + _NUMBER_BYTES) * edges + barriers
 
     def shared_bytes(self) -> int:
         """Shared memory of a GPU block."""
-        return self._edge_bytes * self.edges
+        return self._bytes(self.edges)
 
     def multiply_adds(self) -> int:
         """Multiply-adds per edge: the arithmetic of the roofline."""
@@ -163,6 +266,8 @@ class PairPlan:
                 f"  a warp takes {self.edges} edges at a time; {self.span} elements of the couplings of each in shared "
                 f"memory, sums in {kept} memory; {self.shared_bytes()} bytes of shared memory"
             )
+            if self.copies_operands:
+                lines.append(f"  rows of edges are copied to shared memory; of weights: {self.weight_copies.value}")
         for shape, paths in self.shapes:
             lines.append(f"  {shape.pairs} pairs, {shape.mode.mixing.value}")
             lines += [f"    path {number}: {self.spec.paths[number]}" for number in paths]
