@@ -60,6 +60,8 @@ def section(file: Path) -> str:
     kind = _TITLES[results["benchmark"]].format(library=library)
     if any("LAMMPS" in row["implementation"] for row in results["rows"]):
         kind += ", in ASE and in LAMMPS"
+    elif results["benchmark"] == "step" and len({row["implementation"] for row in results["rows"]}) == 1:
+        kind += ", by eqaccel alone"
     title = f"{kind}: {device(results)}, {results['dtype']}"
     picture = file.with_suffix(".png")
     shown = [f"![{title}]({link(picture, DOCS)})"] if picture.exists() else []
