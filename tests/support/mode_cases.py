@@ -50,7 +50,7 @@ CASES: dict[str, Case] = {
             (1, 1, 4, "uvv", False),
         ],
     ),
-    # So many weights that GPUs copy them in chunks: of a part of a tile, of several tiles, of two paths that share code,
+    # So many weights that GPUs copy them in chunks: of a part of a tile, of some tiles, of two paths that share code,
     # in rows that begin anywhere among 16 bytes, and beside a path whose weights are no matrix.
     "chunks": (
         "33x0e+5x1o+5x1o",
