@@ -104,8 +104,8 @@ class NetworkCall : public RowCall {
     ops_.w = held(w);
   }
 
-  // Whether there is a kernel, which then is told how many threads it has.
-  bool has_kernel(Direction direction) {
+  // Deals the rows out to threads, for a kernel that there is; false if there is none.
+  bool prepare(Direction direction) {
     const c10::Device device = like_.device();
     if (!device.is_cuda()) return false;
     const Backend backend = backend_of(device);
@@ -123,7 +123,7 @@ class NetworkCall : public RowCall {
 Tensor run_forward(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& w, c10::IntArrayRef widths,
                    Numbers factors, Numbers scales) {
   NetworkCall call("eqaccel::radial_network", payload, key, x, w);
-  if (!call.has_kernel(Direction::forward))
+  if (!call.prepare(Direction::forward))
     return Composed({payload, key, widths.vec(), factors.vec(), scales.vec()}, x, w).z;
   const Tensor z = call.new_rows("z_dim");
   call.operands().z = z.mutable_data_ptr();
@@ -134,7 +134,7 @@ Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const 
                     c10::IntArrayRef widths, Numbers factors, Numbers scales) {
   NetworkCall call("eqaccel::radial_network_backward", payload, key, x, w);
   call.operands().gz = call.rows("gz", gz, "z_dim");
-  if (!call.has_kernel(Direction::backward))
+  if (!call.prepare(Direction::backward))
     return Composed({payload, key, widths.vec(), factors.vec(), scales.vec()}, x, w).gradient(gz);
   const Tensor gx = call.new_rows("x_dim");
   call.operands().gx = gx.mutable_data_ptr();

@@ -163,7 +163,7 @@ def test_operands_are_copied_where_an_engine_does_it(direction: Direction, scala
     for shape, _ in plan.shapes:
         mixing = plan.mixing(shape)
         assert mixing.tile == shape.pairs or mixing.chunk == 0 or mixing.tile % mixing.chunk == 0
-        assert mixing.chunk > 0 or not shape.is_streamed
+        assert mixing.chunk > 0 or not shape.has_matrix
     assert "of weights: chunks" in plan.explain()
     expected = WeightCopies.ROWS if direction is Direction.FORWARD else WeightCopies.NONE
     assert gpu_plans(few, direction, scalar_bytes)[0].weight_copies is expected

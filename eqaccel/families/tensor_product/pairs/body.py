@@ -170,7 +170,7 @@ def _weight_runs(plan: PairPlan) -> list[str]:
         f"{{{plan.spec.paths[path].weight_offset}, {shape.pairs * shape.muls[2]}, "
         f"Launch::Mixing{number}::chunk * {shape.muls[2]}}}"
         for number, (shape, paths) in enumerate(plan.shapes)
-        if shape.is_streamed
+        if shape.has_matrix
         for path in paths
     ]
     return [

@@ -75,8 +75,8 @@ class Shape:
         return self.mode.pairs.count(*self.muls[:2])
 
     @property
-    def is_streamed(self) -> bool:
-        """Whether there are enough weights for copies of their own."""
+    def has_matrix(self) -> bool:
+        """Whether its weights are a dense matrix, which may be copied in chunks."""
         return self.weighted and self.mode.mixing is Mixing.DENSE
 
     @property
@@ -131,7 +131,7 @@ class PairPlan:
         """Edges that a warp takes at a time: more than one if their sums are in shared memory of as many warps."""
         edges = _MOST_EDGES if self.rows_shared else 1
         if self.weight_copies is WeightCopies.CHUNKS:
-            edges = WARP // max(lanes_of_all(*numbers) for numbers in self._dense_outputs)
+            edges = WARP // max(lanes_of_all(*numbers) for numbers in self._matrix_outputs)
         while edges > 1 and (self._bytes(edges) + _OWN_BYTES) * self.warps > _MULTIPROCESSOR_BYTES:
             edges //= 2
         return edges
@@ -161,11 +161,11 @@ class PairPlan:
         elements = self._row_elements + self._operand_elements
         if not self.target.copies_in_bulk or elements * self.scalar_bytes > _MOST_COPIED_BYTES:
             return WeightCopies.NONE
-        if spec.shared_weights or not self._dense_outputs:
+        if spec.shared_weights or not self._matrix_outputs:
             return WeightCopies.NONE
         if spec.weight_numel * self.scalar_bytes <= _MOST_WEIGHT_BYTES:
             return WeightCopies.ROWS if self.direction is Direction.FORWARD else WeightCopies.NONE
-        is_narrow = all(lanes_of_all(*numbers) <= WARP for numbers in self._dense_outputs)
+        is_narrow = all(lanes_of_all(*numbers) <= WARP for numbers in self._matrix_outputs)
         return WeightCopies.CHUNKS if is_narrow else WeightCopies.NONE
 
     @property
@@ -187,13 +187,13 @@ class PairPlan:
         edges = edges or self.edges
         if self.weight_copies is not WeightCopies.CHUNKS:
             return 0
-        most = max(self._mixing(shape, edges).chunk * shape.muls[2] for shape, _ in self.shapes if shape.is_streamed)
+        most = max(self._mixing(shape, edges).chunk * shape.muls[2] for shape, _ in self.shapes if shape.has_matrix)
         # Edges begin where the lanes of the one before end in banks of shared memory.
         room, lanes = self._room(most), WARP // edges
         return room + (lanes - room) % WARP
 
     def _mixing(self, shape: Shape, edges: int) -> DenseMixing:
-        is_streamed = self.weight_copies is WeightCopies.CHUNKS and shape.is_streamed
+        in_chunks = self.weight_copies is WeightCopies.CHUNKS and shape.has_matrix
         most = max(_CHUNK_BYTES // (edges * self._tangents * self.scalar_bytes), 1)
         return dense_mixing(
             shape.pairs,
@@ -202,15 +202,13 @@ class PairPlan:
             least=WARP // edges,
             span=self.span,
             tangents=self._tangents > 1,
-            chunk_weights=most if is_streamed else 0,
+            chunk_weights=most if in_chunks else 0,
         )
 
     @property
-    def _dense_outputs(self) -> list[tuple[int, int]]:
-        """Channels and components of the outputs of shapes whose weights come in chunks."""
-        return [
-            (shape.muls[2], self.couplings[shape.coupling].dims[2]) for shape, _ in self.shapes if shape.is_streamed
-        ]
+    def _matrix_outputs(self) -> list[tuple[int, int]]:
+        """Channels and components of the outputs of shapes that have a matrix."""
+        return [(shape.muls[2], self.couplings[shape.coupling].dims[2]) for shape, _ in self.shapes if shape.has_matrix]
 
     @property
     def _tangents(self) -> int:
