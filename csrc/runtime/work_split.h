@@ -33,11 +33,11 @@ inline eq_work_split equal_split(int64_t size) {
   return {0, 0, static_cast<int32_t>(size), 0, static_cast<int32_t>(size), nullptr};
 }
 
-// A batch: a quarter of the edges of a device that is full, in stages that are full too where all blocks have one.
+// A batch: about a quarter of the edges of a device that is full, in stages that are full too where all blocks have one.
 inline eq_work_split split_batch(int64_t edges, const Blocks& blocks) {
   const int64_t held = edges < blocks.count * blocks.edges_held ? 1 : blocks.edges_held;
   const int64_t quarter = std::clamp<int64_t>(ceil_div(edges, blocks.count) / 4, 1, 64);
-  return equal_split(ceil_div(quarter, held) * held);
+  return equal_split(std::max((quarter + held / 2) / held, int64_t{1}) * held);
 }
 
 // Whether blocks that have a row each would leave much of a device without work, at once or in a second round.
