@@ -27,6 +27,13 @@ struct EdgeWeights {
   int edges;
 };
 
+// What an edge reads and writes: rows in device memory, and where its sums are.
+struct PairRows {
+  const T *x, *y, *w, *gz, *a, *b, *c;
+  T *z, *gx, *gy, *gw;
+  bool atomic;  // gradients of x are in device memory, and others add to them
+};
+
 // Shared memory, in elements: arrays (edge, pair, component) of a tile, sums of edges, the rows that they read, chunks of
 // weights, and then barriers and the numbers of edges.
 template <class P>
@@ -76,6 +83,21 @@ EQ_FN const T* copied_row(T* shared, int e, int row, const T* from) {
   return L::row_place(shared, e, row) + misalignment(from);
 }
 
+// Runs on each row of an edge that is copied: the row, its elements, where its copy is among those of the edge, and
+// whether no other edge reads it.
+template <class L, class F>
+EQ_FN void each_copied_row(PairRows& rows, const F& run) {
+  typedef typename L::Problem P;
+  run(rows.x, P::x_dim, 0, false);
+  run(rows.y, P::y_dim, L::y_row, true);
+  if constexpr (L::copies_w) run(rows.w, P::w_dim, L::w_row, true);
+  if constexpr (has_tangents) {
+    run(rows.a, P::x_dim, L::operands, false);
+    run(rows.b, P::y_dim, L::operands + L::y_row, true);
+  }
+  if constexpr (has_gradient) run(rows.gz, P::z_dim, L::gz_row, false);
+}
+
 #if EQ_BULK_COPY
 // Elements of device memory with all that shares 16 bytes with the first and the last one.
 struct Granules {
@@ -103,28 +125,17 @@ EQ_FN void init_copies(T* shared, int lane) {
 }
 
 // Each lane up to L::edges asks for the rows of its edge, if it has one.
-template <class L, class Rows>
-EQ_FN void copy_rows(T* shared, int e, bool exists, const Rows& rows) {
-  typedef typename L::Problem P;
+template <class L>
+EQ_FN void copy_rows(T* shared, int e, bool exists, PairRows rows) {
   const unsigned ready = barrier<L>(shared, L::stages);
-  const auto each = [&](const auto& run) {
-    run(rows.x, P::x_dim, 0, false);
-    run(rows.y, P::y_dim, L::y_row, true);
-    if constexpr (L::copies_w) run(rows.w, P::w_dim, L::w_row, true);
-    if constexpr (has_tangents) {
-      run(rows.a, P::x_dim, L::operands, false);
-      run(rows.b, P::y_dim, L::operands + L::y_row, true);
-    }
-    if constexpr (has_gradient) run(rows.gz, P::z_dim, L::gz_row, false);
-  };
   if (!exists) {
     arrive(ready);
     return;
   }
   unsigned bytes = 0;
-  each([&](const T* from, int dim, int, bool) { bytes += Granules(from, dim).bytes; });
+  each_copied_row<L>(rows, [&](const T* from, int dim, int, bool) { bytes += Granules(from, dim).bytes; });
   expect_bytes(ready, bytes);
-  each([&](const T* from, int dim, int row, bool once) {
+  each_copied_row<L>(rows, [&](const T* from, int dim, int row, bool once) {
     Granules(from, dim).copy(L::row_place(shared, e, row), ready, once);
   });
 }
@@ -148,8 +159,8 @@ EQ_FN void copy_chunk(T* shared, int lane, const EdgeWeights& weights, int numbe
     return;
   }
   const int64_t edge = L::numbers(shared)[lane];
-  const T *const w = weights.w + edge * weights.w_stride + offset, *const c =
-                                                                       weights.c + edge * weights.c_stride + offset;
+  const T* const w = weights.w + edge * weights.w_stride + offset;
+  const T* const c = weights.c + edge * weights.c_stride + offset;
   const Granules of_w(w, count), of_c(has_tangents ? c : w, count);
   expect_bytes(ready, of_w.bytes + (has_tangents ? of_c.bytes : 0));
   of_w.copy(L::chunk_place(shared, lane, number, 0), ready, true);

@@ -12,13 +12,6 @@
 
 namespace {
 
-// What an edge reads and writes: rows in device memory, and where its sums are.
-struct PairRows {
-  const T *x, *y, *w, *gz, *a, *b, *c;
-  T *z, *gx, *gy, *gw;
-  bool atomic;  // gradients of x are in device memory, and others add to them
-};
-
 EQ_FN void add_to(T* sum, T value, bool atomic) {
   if (atomic) atomicAdd(sum, value);
   else *sum += value;
@@ -319,17 +312,8 @@ struct PairWorker {
   EQ_FN PairRows rows(int lane) const {
     const int e = min(lane / L::lanes, count - 1);
     PairRows rows = rows_of(e);
-    if constexpr (L::copies_rows) {
-      const auto take = [&](const T*& from, int row) { from = copied_row<L>(shared, e, row, from); };
-      take(rows.x, 0);
-      take(rows.y, L::y_row);
-      if constexpr (L::copies_w) take(rows.w, L::w_row);
-      if constexpr (has_tangents) {
-        take(rows.a, L::operands);
-        take(rows.b, L::operands + L::y_row);
-      }
-      if constexpr (has_gradient) take(rows.gz, L::gz_row);
-    }
+    if constexpr (L::copies_rows)
+      each_copied_row<L>(rows, [&](const T*& from, int, int row, bool) { from = copied_row<L>(shared, e, row, from); });
     return rows;
   }
   EQ_FN EdgeWeights weights() const {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from eqaccel.codegen import Direction, Result, flatten_prelude
@@ -107,8 +108,7 @@ class _Pairs(Generator):
     def suits(self, plan: PairPlan, target: Target) -> bool:
         # Each class has a plan of its own where some machines copy operands: that one is little use to others, which
         # would take it for one that fits.
-        largest = plan_pairs(plan.spec, plan.direction, MACHINE_CLASSES[0], plan.scalar_bytes)
-        return super().suits(plan, target) and not largest.copies_operands
+        return super().suits(plan, target) and not replace(plan, target=MACHINE_CLASSES[0]).copies_operands
 
     def plan(
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Tuning = UNTUNED

@@ -43,7 +43,7 @@ def print_launch(plan: PairPlan) -> str:
             f"  static constexpr int {numbers};",
             f"  static constexpr bool rows_shared = {shared};  // sums of an edge",
             f"  static constexpr WeightCopies copies = {_COPIES[plan.weight_copies]};",
-            f"  static constexpr int stages = {plan.stages}, chunk = {plan.chunk_elements()};",
+            f"  static constexpr int stages = {plan.stages}, chunk = {plan.chunk_elements};",
             *(_mixing(number, plan.mixing(shape)) for number, (shape, _) in enumerate(plan.shapes)),
             "};",
             "}  // namespace",

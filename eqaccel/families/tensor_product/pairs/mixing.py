@@ -26,11 +26,6 @@ class DenseMixing:
     tile: int
     chunk: int = 0
 
-    @property
-    def columns(self) -> int:
-        """Channels of the output that a team has at a time."""
-        return self.lanes * self.channels
-
 
 def dense_mixing(
     pairs: int, mul3: int, d3: int, *, least: int, span: int, tangents: bool, chunk_weights: int = 0

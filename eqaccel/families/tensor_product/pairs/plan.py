@@ -128,7 +128,10 @@ class PairPlan:
 
     @cached_property
     def edges(self) -> int:
-        """Edges that a warp takes at a time: more than one if their sums are in shared memory of as many warps."""
+        """Edges that a warp takes at a time: more than one if all that they have fits shared memory of as many warps.
+
+        With weights in chunks, no more than leave each as many lanes as its channels of the output take.
+        """
         edges = _MOST_EDGES if self.rows_shared else 1
         if self.weight_copies is WeightCopies.CHUNKS:
             edges = WARP // max(lanes_of_all(*numbers) for numbers in self._matrix_outputs)
@@ -182,15 +185,10 @@ class PairPlan:
         """How a dense shape is mixed; of another one, the tile of pairs counts."""
         return self._mixing(shape, self.edges)
 
-    def chunk_elements(self, edges: int | None = None) -> int:
+    @property
+    def chunk_elements(self) -> int:
         """Room for the weights of an edge that are copied together, without tangents."""
-        edges = edges or self.edges
-        if self.weight_copies is not WeightCopies.CHUNKS:
-            return 0
-        most = max(self._mixing(shape, edges).chunk * shape.muls[2] for shape, _ in self.shapes if shape.has_matrix)
-        # Edges begin where the lanes of the one before end in banks of shared memory.
-        room, lanes = self._room(most), WARP // edges
-        return room + (lanes - room) % WARP
+        return self._chunk_elements(self.edges)
 
     def _mixing(self, shape: Shape, edges: int) -> DenseMixing:
         in_chunks = self.weight_copies is WeightCopies.CHUNKS and shape.has_matrix
@@ -204,6 +202,14 @@ class PairPlan:
             tangents=self._tangents > 1,
             chunk_weights=most if in_chunks else 0,
         )
+
+    def _chunk_elements(self, edges: int) -> int:
+        if self.weight_copies is not WeightCopies.CHUNKS:
+            return 0
+        most = max(self._mixing(shape, edges).chunk * shape.muls[2] for shape, _ in self.shapes if shape.has_matrix)
+        # Edges begin where the lanes of the one before end in banks of shared memory.
+        room, lanes = self._room(most), WARP // edges
+        return room + (lanes - room) % WARP
 
     @property
     def _matrix_outputs(self) -> list[tuple[int, int]]:
@@ -229,7 +235,7 @@ class PairPlan:
     def _bytes(self, edges: int) -> int:
         arrays = {Direction.FORWARD: 1, Direction.BACKWARD: 2, Direction.DOUBLE_BACKWARD: 4}[self.direction]
         sums = _odd_quads(self._row_elements) if self.rows_shared else 0
-        weights = self.stages * self._tangents * self.chunk_elements(edges)
+        weights = self.stages * self._tangents * self._chunk_elements(edges)
         if self.weight_copies is WeightCopies.ROWS:
             weights = self._room(self.spec.weight_numel)
         barriers = 8 * (1 + self.stages) if self.copies_operands else 0
