@@ -221,10 +221,12 @@ class GpuKernel : public Kernel {
   }
   // The same for all kernels where these add up rows, whose partial sums they leave to one `add_partials`.
   eq_work_split receiver_split(const eq_operands& o, const Main& main, int64_t together) const {
-    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held});
+    const bool is_dense = w_dim_ > z_dim_;
+    const bool streams_weights = is_dense && o.w_stride > 0 && w_dim_ * scalar_bytes_ > most_kept_weights;
+    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held, streams_weights});
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
-    if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held}, together);
-    return split_with_sums(graph, {blocks_, mains_[0].edges_held}, direction_, w_dim_ > z_dim_);
+    if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held, streams_weights}, together);
+    return split_with_sums(graph, {blocks_, mains_[0].edges_held, streams_weights}, direction_, is_dense);
   }
   eq_work_split sender_split(const eq_operands& o) const {
     return split_by_rows({o.num_edges, o.num_senders}, gather_blocks_);

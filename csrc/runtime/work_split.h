@@ -16,6 +16,7 @@ struct SlotsOfRows {
 struct Blocks {
   int64_t count;  // that the device holds at a time
   int64_t edges_held;  // in the stages of one
+  bool streams_weights;  // whether an edge has so many that they are most of what is moved
 };
 
 // From PERFORMANCE.md, where 4 to 300 slots a block were tried on three graphs.
@@ -23,6 +24,7 @@ constexpr int64_t least_slots = 16;  // of a block
 constexpr int64_t stages_of_short_rows = 4;  // rows taken together have so many times the slots of a block's stages
 constexpr int64_t stages_of_equal_parts = 3;  // and parts of the backward so many times
 constexpr int64_t most_rounds = 2;  // of a device over rows, where these may be dealt out in equal parts
+constexpr int64_t most_kept_weights = 6 * 1024;  // bytes of an edge, above which weights are streamed
 constexpr int64_t idle_part = 4, idle_part_cheap = 8;  // if more than one in so many blocks would have no row
 // In quarters. They go with those and were not varied one by one: measure before relying on them.
 constexpr int64_t longest_row = 6;  // of the mean row: what is longer is cut
@@ -34,8 +36,10 @@ inline eq_work_split equal_split(int64_t size) {
 }
 
 // A batch: about a quarter of the edges of a device that is full, in stages that are full too where all blocks have one.
+// One stage each where weights are streamed, so that all blocks are at work in the same small region of memory.
 inline eq_work_split split_batch(int64_t edges, const Blocks& blocks) {
   const int64_t held = edges < blocks.count * blocks.edges_held ? 1 : blocks.edges_held;
+  if (blocks.streams_weights) return equal_split(held);
   const int64_t quarter = std::clamp<int64_t>(ceil_div(edges, blocks.count) / 4, 1, 64);
   return equal_split(std::max((quarter + held / 2) / held, int64_t{1}) * held);
 }
@@ -70,8 +74,10 @@ inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blo
 }
 
 // Backward, which leaves nothing behind for a row; `together` slots are launched at a time. Long rows are dealt out in
-// equal parts: small ones, so that all blocks are in the same region of memory, in whole rounds over the device.
+// equal parts: small ones, so that all blocks are in the same region of memory, in whole rounds over the device; of one
+// stage where weights are streamed.
 inline eq_work_split split_without_sums(const SlotsOfRows& graph, const Blocks& blocks, int64_t together) {
+  if (blocks.streams_weights) return equal_split(blocks.edges_held);
   const int64_t mean = graph.mean();
   if (together == graph.slots && mean <= least_slots && blocks.edges_held < 2 * mean)
     return split_by_rows(graph, blocks.count);

@@ -153,15 +153,21 @@ def test_rows_begin_anywhere(device: torch.device, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scalar_bytes", [4, 8])
 @pytest.mark.parametrize("direction", COMMON)
 def test_operands_are_copied_where_an_engine_does_it(direction: Direction, scalar_bytes: int) -> None:
-    """Each class of machines has its own plan then; a product with few weights copies them forward alone."""
+    """Each class of machines has its own plan then; a product with few weights copies them forward alone. Backward, a
+    lane mixes whole pairs where outputs have few channels."""
     many, few = (TensorProductSpec(*CASES[name]) for name in ("chunks", "modes"))
     plans = gpu_plans(many, direction, scalar_bytes)
     assert [plan.target for plan in plans] == list(MACHINE_CLASSES)
     assert [plan.weight_copies for plan in plans] == [WeightCopies.CHUNKS] + 3 * [WeightCopies.NONE]
     plan = plans[0]
-    assert plan.edges * plan.mixing(plan.shapes[0][0]).lanes == 32
+    lanes = 32 // plan.edges
     for shape, _ in plan.shapes:
         mixing = plan.mixing(shape)
+        if direction is Direction.BACKWARD and shape.has_matrix and shape.muls[2] < lanes:
+            assert (mixing.lanes, mixing.channels) == (1, shape.muls[2]), "a lane mixes whole pairs"
+            assert mixing.chunk == shape.pairs or mixing.chunk % lanes == 0
+        elif shape.has_matrix:
+            assert mixing.lanes == lanes
         assert mixing.tile == shape.pairs or mixing.chunk == 0 or mixing.tile % mixing.chunk == 0
         assert mixing.chunk > 0 or not shape.has_matrix
     assert "of weights: chunks" in plan.explain()

@@ -51,11 +51,12 @@ CASES: dict[str, Case] = {
         ],
     ),
     # So many weights that GPUs copy them in chunks: of a part of a tile, of some tiles, of two paths that share code,
-    # in rows that begin anywhere among 16 bytes, and beside a path whose weights are no matrix.
+    # of few channels, an even or an odd number, in rows that begin anywhere among 16 bytes, and beside a path whose
+    # weights are no matrix.
     "chunks": (
         "33x0e+5x1o+5x1o",
         "2x1o+1x0e",
-        "7x1o+21x0e+33x0e",
+        "7x1o+21x0e+33x0e+8x1e",
         [
             (0, 0, 0, "uvw", True),
             (0, 1, 1, "uvw", True),
@@ -63,6 +64,7 @@ CASES: dict[str, Case] = {
             (2, 0, 1, "uvw", True),
             (2, 1, 0, "uvw", True),
             (1, 1, 0, "uvw", True),
+            (1, 0, 3, "uvw", True),
             (0, 1, 2, "uvu", True),
         ],
     ),

@@ -70,6 +70,8 @@ EQ_FN void wait_barrier(unsigned barrier, unsigned parity) {
                "r"(parity)
                : "memory");
 }
+// What lanes did with shared memory comes before the copies that are asked for once they have met.
+EQ_FN void publish_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Weights are read once: they should leave the L2 cache first. Node rows are read by many edges: last. These are what
 // createpolicy gives for evict_first and evict_last; as constants they take no registers.
 constexpr unsigned long long read_once = 0x12F0000000000000, read_often = 0x14F0000000000000;
@@ -113,6 +115,8 @@ EQ_FN void wait_for_warps(int barrier, int warps) {
 
 // To device memory, which the compiler need not find out.
 EQ_FN void store(T* p, T value) { __stwb(p, value); }
+EQ_FN void store(float* p, const float (&v)[4]) { __stwb((float4*)p, make_float4(v[0], v[1], v[2], v[3])); }
+EQ_FN void store(double* p, const double (&v)[2]) { __stwb((double2*)p, make_double2(v[0], v[1])); }
 
 EQ_FN void stream_store(float* p, const float (&v)[1]) { __stcs(p, v[0]); }
 EQ_FN void stream_store(float* p, const float (&v)[2]) { __stcs((float2*)p, make_float2(v[0], v[1])); }

@@ -95,6 +95,7 @@ struct TeamSums {
 template <int lanes_, int channels_, int together_, int tile_, int chunk_>
 struct Mixing {
   static constexpr int lanes = lanes_, channels = channels_, together = together_, tile = tile_, chunk = chunk_;
+  static constexpr bool whole_pairs = EQ_BULK_COPY && chunk > 0 && lanes == 1;  // a lane has all channels
 };
 
 // The tile of pairs that is worked on: `count` of them from `first` on.

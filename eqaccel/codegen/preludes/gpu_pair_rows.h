@@ -25,6 +25,9 @@ struct EdgeWeights {
   const T *w, *c;
   int64_t w_stride, c_stride;
   int edges;
+  // Whether chunks leave the second-level cache first. They should where much else is read again, as in a forward kernel
+  // on a graph; where they do, what is stored leaves it late and in no order, which takes memory longer.
+  bool leave_first;
 };
 
 // What an edge reads and writes: rows in device memory, and where its sums are.
@@ -108,8 +111,8 @@ struct Granules {
     first = reinterpret_cast<const T*>(begin / 16 * 16);
     bytes = static_cast<unsigned>((end + 15) / 16 * 16 - begin / 16 * 16);
   }
-  EQ_FN void copy(T* to, unsigned barrier, bool once) const {
-    bulk_copy(to, first, bytes, barrier, once ? read_once : read_often);
+  EQ_FN void copy(T* to, unsigned barrier, bool leave_first) const {
+    bulk_copy(to, first, bytes, barrier, leave_first ? read_once : read_often);
   }
 };
 
@@ -163,8 +166,8 @@ EQ_FN void copy_chunk(T* shared, int lane, const EdgeWeights& weights, int numbe
   const T* const c = weights.c + edge * weights.c_stride + offset;
   const Granules of_w(w, count), of_c(has_tangents ? c : w, count);
   expect_bytes(ready, of_w.bytes + (has_tangents ? of_c.bytes : 0));
-  of_w.copy(L::chunk_place(shared, lane, number, 0), ready, true);
-  if constexpr (has_tangents) of_c.copy(L::chunk_place(shared, lane, number, 1), ready, true);
+  of_w.copy(L::chunk_place(shared, lane, number, 0), ready, weights.leave_first);
+  if constexpr (has_tangents) of_c.copy(L::chunk_place(shared, lane, number, 1), ready, weights.leave_first);
 }
 // The first ones for edges that a warp begins with.
 template <class L>

@@ -8,6 +8,7 @@
 #pragma once
 #include "gpu.h"
 #include "gpu_mixing.h"
+#include "gpu_whole_pairs.h"
 #include "pairs.h"
 
 namespace {
@@ -119,8 +120,10 @@ struct PairTile {
 
   EQ_FN void mix() const {
     if constexpr (S::mixing == dense) {
-      worker.next = mix_densely<L, typename S::Mixing, d3, mul3, Pairs::count, S::weighted>(
-          {worker.shared, lane, first, count}, worker.mixed(at), worker.next);
+      typedef typename S::Mixing M;
+      const Tile tile{worker.shared, lane, first, count};
+      if constexpr (M::whole_pairs) worker.next = mix_whole_pairs<L, M, d3, mul3>(tile, worker.mixed(at), worker.next);
+      else worker.next = mix_densely<L, M, d3, mul3, Pairs::count, S::weighted>(tile, worker.mixed(at), worker.next);
     } else if (active) {
       const PairRows rows = worker.rows(lane);
       if constexpr (has_gradient) unmix_pairs<S::weighted>(rows, rows.w, L::gt, has_tangents ? L::ta : L::t);
@@ -317,7 +320,8 @@ struct PairWorker {
     return rows;
   }
   EQ_FN EdgeWeights weights() const {
-    return {static_cast<const T*>(o.w), static_cast<const T*>(o.c), o.w_stride, o.c_stride, count};
+    return {static_cast<const T*>(o.w), static_cast<const T*>(o.c), o.w_stride, o.c_stride, count,
+            !has_gradient && o.row_ptr};
   }
   EQ_FN MixedRows mixed(const PathPlace& at) const {
     return {weights(),

@@ -13,7 +13,7 @@ class DenseMixing:
     """The pairs of a path, by a team of lanes for each edge.
 
     Attributes:
-        lanes: Of a team.
+        lanes: Of a team; one if a lane has all channels of some pairs, and mixes these as a whole.
         channels: Of the output that a lane has at a time.
         together: Pairs that are mixed at a time, whose sums over channels take few shuffles.
         tile: Pairs that are coupled at a time.
@@ -51,6 +51,22 @@ def dense_mixing(
     chunk = min(_multiple(chunk_weights // mul3, together), _multiple(room, together), pairs) if chunk_weights else 0
     tile = pairs if pairs <= room else _multiple(room, chunk or together)
     return DenseMixing(lanes, _channels(mul3, d3, lanes), together, tile, chunk)
+
+
+def whole_pairs(pairs: int, mul3: int, d3: int, *, lanes: int, span: int, chunk_weights: int) -> DenseMixing:
+    """The mixing of a path on a GPU, backward, each pair by a lane; weights are copied.
+
+    Args:
+        pairs: Pairs of channels.
+        mul3: Channels of the output, fewer than lanes.
+        d3: Components of the output.
+        lanes: Lanes that there are for an edge, which take as many pairs at a time.
+        span: Elements of the couplings of an edge that are in shared memory at a time.
+        chunk_weights: Weights of an edge that are copied at a time, or a few more.
+    """
+    room = _multiple(span // d3, lanes)
+    chunk = min(_multiple(chunk_weights // mul3, lanes), room, pairs)
+    return DenseMixing(1, mul3, 1, pairs if pairs * d3 <= span else _multiple(room, chunk), chunk)
 
 
 def lanes_of_all(mul3: int, d3: int) -> int:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from eqaccel.codegen import Direction
 from eqaccel.errors import UnsupportedError
-from eqaccel.families.tensor_product.pairs.mixing import WARP, DenseMixing, dense_mixing, lanes_of_all
+from eqaccel.families.tensor_product.pairs.mixing import WARP, DenseMixing, dense_mixing, lanes_of_all, whole_pairs
 from eqaccel.families.tensor_product.plan.matrices import edge_matrix
 from eqaccel.families.tensor_product.plan.model import EdgeMatrix
 from eqaccel.families.tensor_product.spec import ConnectionMode, Mixing, Path, TensorProductSpec
@@ -22,7 +22,9 @@ _MOST_ROWS_BYTES = 28 * 1024  # of sums of an edge in shared memory, so that all
 _STAGES = 2  # of weights on their way: one is there, or soon
 _MOST_COPIED_BYTES = 8 * 1024  # of the rows of an edge and its sums, so that there are some warps
 _MOST_WEIGHT_BYTES = 6 * 1024  # of an edge that come as a whole
-_CHUNK_BYTES = 3 * 1024  # of weights of all edges, with their tangents, that come together otherwise
+_CHUNK_BYTES = 6 * 1024  # of weights of all edges that come together otherwise
+_CHUNK_BYTES_DOUBLE = 3 * 1024  # the same with their tangents, so that a warp has room for two edges
+_WHOLE_ROW_BYTES = 256  # of the row of an output that a lane has in registers
 
 
 class WeightCopies(Enum):
@@ -192,12 +194,17 @@ class PairPlan:
 
     def _mixing(self, shape: Shape, edges: int) -> DenseMixing:
         in_chunks = self.weight_copies is WeightCopies.CHUNKS and shape.has_matrix
-        most = max(_CHUNK_BYTES // (edges * self._tangents * self.scalar_bytes), 1)
+        chunk_bytes = _CHUNK_BYTES if self._tangents == 1 else _CHUNK_BYTES_DOUBLE
+        most = max(chunk_bytes // (edges * self._tangents * self.scalar_bytes), 1)
+        lanes, mul3, d3 = WARP // edges, shape.muls[2], self.couplings[shape.coupling].dims[2]
+        is_narrow = mul3 < lanes and mul3 * d3 * self.scalar_bytes <= _WHOLE_ROW_BYTES
+        if in_chunks and is_narrow and self.direction is Direction.BACKWARD:
+            return whole_pairs(shape.pairs, mul3, d3, lanes=lanes, span=self.span, chunk_weights=most)
         return dense_mixing(
             shape.pairs,
-            shape.muls[2],
-            self.couplings[shape.coupling].dims[2],
-            least=WARP // edges,
+            mul3,
+            d3,
+            least=lanes,
             span=self.span,
             tangents=self._tangents > 1,
             chunk_weights=most if in_chunks else 0,
