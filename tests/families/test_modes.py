@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads its constants by pickle
 
 import copy
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -150,6 +151,20 @@ def test_rows_begin_anywhere(device: torch.device, dtype: torch.dtype) -> None:
         assert all(map(torch.equal, results(start), expected))
 
 
+@pytest.mark.parametrize("degree", [0, 1, 3, 8])
+@pytest.mark.parametrize("direction", COMMON)
+def test_tiles_fit_their_array(direction: Direction, degree: int) -> None:
+    """Of many pairs, whose outputs have few channels and many components."""
+    for mul3, scalar_bytes in itertools.product((1, 2, 5, 8, 12), (4, 8)):
+        out = f"{mul3}x{degree}e+48x0e"
+        spec = TensorProductSpec(f"48x{degree}e+64x0e", "1x0e", out, [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True)])
+        plan = gpu_plans(spec, direction, scalar_bytes)[0]
+        for shape, _ in plan.shapes:
+            mixing = plan.mixing(shape)
+            assert mixing.tile * plan.couplings[shape.coupling].dims[2] <= plan.span
+            assert mixing.chunk * shape.muls[2] <= plan.chunk_elements
+
+
 @pytest.mark.parametrize("scalar_bytes", [4, 8])
 @pytest.mark.parametrize("direction", COMMON)
 def test_operands_are_copied_where_an_engine_does_it(direction: Direction, scalar_bytes: int) -> None:
@@ -170,6 +185,7 @@ def test_operands_are_copied_where_an_engine_does_it(direction: Direction, scala
             assert mixing.lanes == lanes
         assert mixing.tile == shape.pairs or mixing.chunk == 0 or mixing.tile % mixing.chunk == 0
         assert mixing.chunk > 0 or not shape.has_matrix
+        assert mixing.tile * plan.couplings[shape.coupling].dims[2] <= plan.span
     assert "of weights: chunks" in plan.explain()
     expected = WeightCopies.ROWS if direction is Direction.FORWARD else WeightCopies.NONE
     assert gpu_plans(few, direction, scalar_bytes)[0].weight_copies is expected

@@ -27,6 +27,7 @@ struct PairTile {
   typedef PairsOf<S> Pairs;
   static constexpr int d1 = C::d1, d2 = C::d2, d3 = C::d3, mul1 = S::mul1, mul2 = S::mul2, mul3 = S::mul3;
   static constexpr int lanes = L::lanes, most = S::Mixing::tile;
+  static_assert(most * d3 <= L::span, "the couplings of a tile fit their array");
   // Whether y is the same for all pairs, and whether each has channels of x and y that no other has.
   static constexpr bool one_v = Pairs::all && mul2 == 1, own = Pairs::equal;
 

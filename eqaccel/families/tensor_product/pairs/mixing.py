@@ -64,9 +64,10 @@ def whole_pairs(pairs: int, mul3: int, d3: int, *, lanes: int, span: int, chunk_
         span: Elements of the couplings of an edge that are in shared memory at a time.
         chunk_weights: Weights of an edge that are copied at a time, or a few more.
     """
-    room = _multiple(span // d3, lanes)
-    chunk = min(_multiple(chunk_weights // mul3, lanes), room, pairs)
-    return DenseMixing(1, mul3, 1, pairs if pairs * d3 <= span else _multiple(room, chunk), chunk)
+    room = span // d3
+    whole = _multiple(room, lanes) if room >= lanes else room
+    chunk = min(_multiple(chunk_weights // mul3, lanes), whole, pairs)
+    return DenseMixing(1, mul3, 1, pairs if pairs <= room else _multiple(room, chunk), chunk)
 
 
 def lanes_of_all(mul3: int, d3: int) -> int:
