@@ -68,6 +68,13 @@ CASES: dict[str, Case] = {
             (0, 1, 2, "uvu", True),
         ],
     ),
+    # Chunks of which a lane of a GPU mixes whole pairs, into few channels of so many components that a tile is full.
+    "few channels": (
+        "48x3o+40x0e",
+        "1x0e",
+        "8x3o+33x0e+1x3o",
+        [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True), (0, 0, 2, "uvw", True)],
+    ),
     "degrees": (
         "2x3o+1x8e",
         "2x2e+1x3o",
