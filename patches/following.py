@@ -7,8 +7,10 @@ hand.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,10 +24,12 @@ from eqaccel.patches.copying import duplicated
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.precision import LowPrecision
+from eqaccel.patches.program import HostPotential
 from eqaccel.patches.report import ReportRow
+from eqaccel.patches.scripting import script
 from eqaccel.patches.torch_state import default_dtype, model_device
 from eqaccel.patches.watch import Watch
-from eqaccel.step import Evaluation, Step
+from eqaccel.step import Evaluation, PotentialFunction, Step
 
 Kept = TypeVar("Kept", bound=Evaluation)
 
@@ -67,13 +71,19 @@ class Followed(ABC, Generic[Kept]):
             potentials = [shared_potential(self.kind, model, head) for model in models]
         except ExportError as error:
             return str(error)
-        self.step = self.make(potentials, cutoff, device, dtype)
+        functions: list[PotentialFunction] = [*potentials]
+        if device.type == "cpu":
+            programs = [partial(shared_program, self.kind, model, head) for model in models]
+            functions = list(map(HostPotential, potentials, programs))
+        self.step = self.make(functions, cutoff, device, dtype)
         self.constants = potentials[0].constants.cpu().numpy()
         self._watch, self._settings = watch, settings
         return ""
 
     @abstractmethod
-    def make(self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype) -> Kept:
+    def make(
+        self, potentials: Sequence[PotentialFunction], cutoff: float, device: torch.device, dtype: torch.dtype
+    ) -> Kept:
         """A step of such potentials."""
 
     def drop(self) -> None:
@@ -97,7 +107,9 @@ class Followed(ABC, Generic[Kept]):
 class FollowedStep(Followed[Step]):
     """The step of some models, for systems on the host."""
 
-    def make(self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype) -> Step:
+    def make(
+        self, potentials: Sequence[PotentialFunction], cutoff: float, device: torch.device, dtype: torch.dtype
+    ) -> Step:
         """See `Followed.make`."""
         return Step(potentials, cutoff, device, dtype, skin=self.skin, patient=self.patient)
 
@@ -142,6 +154,8 @@ def step_note(step: Evaluation | None, calls: int, renewals: int = 0) -> str:
         how += f", no CUDA graph: {step.not_captured}"
     if step.shares_weights:
         how += ", weights of edges made once a pair of atoms"
+    notes = sorted({potential.note for potential in step.potentials if isinstance(potential, HostPotential)} - {""})
+    how = ", ".join([how, *notes])
     changes = f", {renewals} changes of the model" if renewals else ""
     return f"{how}; {calls} calls, {step.rebuilds} lists of neighbours{changes}"
 
@@ -154,6 +168,25 @@ def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
     Raises:
         ExportError: If the model is none whose energy depends on the structure alone.
     """
+    with _bare_potential(kind, model, head) as potential:
+        potential.make_piecewise()
+        return potential
+
+
+def shared_program(kind: ModelKind, model: nn.Module, head: int) -> torch.jit.ScriptModule:
+    """The same as a program of TorchScript.
+
+    Raises:
+        ExportError: If there is no such potential, or a part of it cannot be scripted.
+    """
+    with _bare_potential(kind, model, head) as potential:
+        potential.make_scriptable()
+        return script(potential)
+
+
+@contextmanager
+def _bare_potential(kind: ModelKind, model: nn.Module, head: int) -> Iterator[Potential]:
+    """A potential to be finished inside, where torch makes tensors that fit the model."""
     exporting = kind.exporting
     if exporting is None or not exporting.accepts(model):
         raise ExportError(f"{type(model).__name__} does not predict the energies of atoms")
@@ -162,9 +195,7 @@ def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
         tensors = {id(tensor): _untrained(tensor) for tensor in chain(model.parameters(), model.buffers())}
         duplicate = duplicated(model, tensors)
         constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
-        potential = exporting.potential(duplicate, head, constants).eval()
-        potential.make_piecewise()
-        return potential
+        yield exporting.potential(duplicate, head, constants).eval()
 
 
 def _untrained(tensor: torch.Tensor) -> torch.Tensor:

@@ -270,7 +270,8 @@ class DeferredNetwork(torch.nn.Module):
         """Maps (num_edges, inputs) to the weights that are to come."""
         if self.of_lengths:
             depend_on_lengths(x)
-        return EdgeWeights(self.network, x, last=last_product(self.network))
+        last = last_product(self.network)
+        return EdgeWeights(self.network if last is None else last.weights, x, last=last)
 
 
 class FirstLayers(torch.nn.Module):

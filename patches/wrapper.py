@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from eqaccel.errors import PatchError
 from eqaccel.patches.following import Reported
 from eqaccel.patches.kind import ModelKind, Wrapping, class_names
-from eqaccel.patches.potential import Potential
 from eqaccel.patches.replacement import Changed, become, plain_class, restore
 from eqaccel.patches.torch_state import default_dtype, model_device
 from eqaccel.prepare import held_modules
-from eqaccel.step import Given, ResidentStep, System
+from eqaccel.step import Given, PotentialFunction, ResidentStep, System
 
 _STATE = "_eqaccel_step"
 """Attribute of a wrapper that holds what its step keeps."""
@@ -61,7 +60,7 @@ class WrapperState(Reported[ResidentStep]):
         return self.kind.wrapping
 
     def make(
-        self, potentials: Sequence[Potential], cutoff: float, device: torch.device, dtype: torch.dtype
+        self, potentials: Sequence[PotentialFunction], cutoff: float, device: torch.device, dtype: torch.dtype
     ) -> ResidentStep:
         """See `Followed.make`."""
         finish = functools.partial(_finish, self.wrapping, self.wrapping.dtype(self._wrapper))

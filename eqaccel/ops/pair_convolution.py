@@ -36,6 +36,11 @@ class LastProduct:
     matrix: Tensor
     keeps_inputs_alone: bool = False
 
+    def weights(self, inputs: Tensor) -> Tensor:
+        """What the whole network gives, (rows, weights); there is no gradient of its parameters."""
+        result: Tensor = self.product(self.hidden(inputs), self.matrix)
+        return result
+
 
 def convolve_pairs(
     conv: TensorProductConv, x: Tensor, y: Tensor, network: LastProduct, inputs: Tensor, portions: Portions

@@ -19,13 +19,13 @@ from eqaccel.integrations.export.aot import compile_package
 from eqaccel.integrations.export.digest import append_digest
 from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, Exported, load_exported, parse_device
 from eqaccel.integrations.export.precompiled import add_entries, check_targets, precompiled_entries
-from eqaccel.integrations.export.scripting import script
 from eqaccel.integrations.export.sources import DTYPES, chosen_dtype, chosen_head, single_model
 from eqaccel.ops import KernelModule, NeighborKernels
 from eqaccel.patches.copying import duplicated
 from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.precision import precision_of
 from eqaccel.patches.rounding import ROUNDING
+from eqaccel.patches.scripting import script
 from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import default_dtype, model_device
 from eqaccel.prepare import scalar_name

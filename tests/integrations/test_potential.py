@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from eqaccel import TensorProductConv, TensorProductSpec
 from eqaccel.integrations.export.precompiled import add_entries, precompiled_entries
-from eqaccel.integrations.export.scripting import script
 from eqaccel.patches.mace.export import ExportedConvolution
 from eqaccel.patches.potential import Convolution, Potential
+from eqaccel.patches.scripting import script
 from eqaccel.targets import host_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -23,7 +23,7 @@ from ase.optimize import BFGS
 from mace.calculators import MACECalculator
 from patch_checks import RELATIVE
 from recordings import record_on_cpus
-from stepping_checks import assert_same_in_pieces, without_pairs
+from stepping_checks import assert_programs_are_the_same, assert_same_in_pieces, without_pairs
 from structures import crystal_and_molecule
 
 import eqaccel
@@ -137,6 +137,12 @@ def test_weights_once_a_pair_of_atoms(device: torch.device) -> None:
 
 def test_pieces_of_edges(device: torch.device) -> None:
     assert_same_in_pieces(patch(calculator(device)), structures(device), "float64")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_programs(dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    assert_programs_are_the_same(patch(calculator(cpu, dtype)), structures(cpu))
 
 
 def test_committee(device: torch.device) -> None:

@@ -17,6 +17,7 @@ from stepping_checks import patched, results_of
 import eqaccel
 from eqaccel.errors import StructureError
 from eqaccel.patches.calculator import step_state
+from eqaccel.patches.following import shared_potential
 
 pytestmark = [pytest.mark.usefixtures("nequip_defaults"), pytest.mark.filterwarnings("ignore")]
 
@@ -36,6 +37,11 @@ def test_pieces_of_edges(device: torch.device) -> None:
     sc.assert_same_in_pieces(patched(calculator(device)), nm.structures(), "float64")
 
 
+@pytest.mark.parametrize("kind", ["small", "parity"])
+def test_programs(kind: str) -> None:
+    sc.assert_programs_are_the_same(patched(calculator(torch.device("cpu"), kind)), nm.structures())
+
+
 def test_units(device: torch.device) -> None:
     options = {"energy_units_to_eV": 2.0, "length_units_to_A": 0.5}
     plain, fast = calculator(device, **options), patched(calculator(device, **options))
@@ -50,7 +56,8 @@ def test_a_changed_model_is_noticed(device: torch.device) -> None:
     fast, plain, atoms = patched(calculator(device)), calculator(device), nm.structures()[0]
     sc.assert_changes_are_noticed(fast, plain, atoms, 1e-6, "float64")
     assert all(parameter.requires_grad for parameter in fast.model.parameters())
-    assert not any(parameter.requires_grad for parameter in step_state(fast).step.potentials[0].parameters())
+    potential = shared_potential(step_state(fast).kind, fast.model, 0)
+    assert not any(parameter.requires_grad for parameter in potential.parameters())
 
 
 class Recording(NequIPCalculator):

@@ -44,6 +44,10 @@ def test_pieces_of_edges(device: torch.device) -> None:
     sc.assert_same_in_pieces(both(device)[1], sm.structures(), "float32")
 
 
+def test_programs() -> None:
+    sc.assert_programs_are_the_same(both(torch.device("cpu"))[1], sm.structures())
+
+
 def test_every_step_of_dynamics(device: torch.device) -> None:
     """Under a barostat, whose cell changes in every step; the plain calculator looks at the same structures."""
     plain, fast = both(device)

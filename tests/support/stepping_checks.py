@@ -15,6 +15,7 @@ from ase import Atoms
 
 import eqaccel
 from eqaccel.ops import EdgePairs, Neighbors, WeightLimits
+from eqaccel.patches import program
 from eqaccel.patches.calculator import step_state
 from eqaccel.patches.rounding import ROUNDING
 
@@ -72,6 +73,36 @@ def assert_same_in_pieces(fast: Any, structures: Iterable[Atoms], dtype: str) ->
             assert_same(found, whole, dtype)
             assert all(np.array_equal(found[name], again[name]) for name in found)
     step_state(fast).drop()
+
+
+def assert_programs_are_the_same(fast: Any, structures: list[Atoms]) -> None:
+    """On a CPU, what is called often is a program that gives the same bits, until the model changes."""
+
+    def results(worth: int) -> list[dict[str, Any]]:
+        """Of structures that move, with a program after so many calls."""
+        step_state(fast).drop()
+        found = []
+        with patch.object(program, "WORTH_A_PROGRAM", worth):
+            for number, atoms in enumerate(structures * 2):
+                moved = atoms.copy()
+                moved.positions += 0.05 * np.random.default_rng(number).normal(size=atoms.positions.shape)
+                found.append(results_of(fast, moved))
+        return found
+
+    for has_pairs in (True, False):
+        with nullcontext() if has_pairs else without_pairs():
+            python = results(1000)
+            assert "Python" not in step_state(fast).note()
+            for found, expected in zip(results(1), python, strict=True):
+                assert all(np.array_equal(found[name], expected[name]) for name in expected)
+            assert "run as a program without Python" in step_state(fast).note()
+    before = results_of(fast, structures[0])
+    with torch.no_grad():
+        for parameter in step_state(fast).stepping.models(fast)[0].parameters():
+            parameter.mul_(1.1)
+    after = results_of(fast, structures[0])
+    assert "program" not in step_state(fast).note()
+    assert np.abs(after["forces"] - before["forces"]).max() > 1e-6
 
 
 @contextmanager

@@ -138,10 +138,12 @@ struct Pipeline {
       T* const to = edge + (is_w ? L::x_row + of_weights(span.staged) : span.staged);
       const int offset = is_w ? of_weights(span.offset) : span.offset;
       const unsigned bytes = span.length * (is_w ? sizeof(W) : sizeof(T));
+      // Beside gradients, which are stored in their order, weights leave the second-level cache as late as these do.
+      const bool leaves_first = is_w && !has_gradient;
 #pragma unroll
       for (int t = 0; t < tangents; ++t)
         bulk_copy(to + t * (L::edge / tangents), from[2 * t + is_w] + offset, bytes, ready,
-                  is_w ? read_once : read_often);
+                  leaves_first ? read_once : read_often);
     }
 #endif
   }
