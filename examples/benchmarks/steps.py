@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     contests.add_arguments(parser, CONTENDERS, "mp0-medium", "carbon-1000,silicon-1000,water-5184")
     parser.add_argument("--peer-atoms", type=int, help="atoms up to which peers run; default: all")
-    parser.add_argument("--warm-up", type=int, help="steps before the clock is looked at (20 or 1; eqaccel on a CPU at least 50)")
+    parser.add_argument("--warm-up", type=int, help="untimed steps (20 or 1; 50 of eqaccel on a CPU)")
     parser.add_argument("--steps", type=int, help="steps that are timed (200 or 10)")
     parser.add_argument("--budget", type=float, help="seconds for the steps of one contender on one system (10 or 60)")
 
