@@ -138,8 +138,8 @@ struct Pipeline {
       T* const to = edge + (is_w ? L::x_row + of_weights(span.staged) : span.staged);
       const int offset = is_w ? of_weights(span.offset) : span.offset;
       const unsigned bytes = span.length * (is_w ? sizeof(W) : sizeof(T));
-      // Beside gradients, which are stored in their order, weights leave the second-level cache as late as these do.
-      const bool leaves_first = is_w && !has_gradient;
+      // Weights leave the second-level cache first where other rows are read again and little is stored.
+      const bool leaves_first = is_w && !has_gradient && o.row_ptr;
 #pragma unroll
       for (int t = 0; t < tangents; ++t)
         bulk_copy(to + t * (L::edge / tangents), from[2 * t + is_w] + offset, bytes, ready,
