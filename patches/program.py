@@ -31,8 +31,7 @@ class HostPotential:
 
     def __init__(self, potential: PotentialFunction, make: Callable[[], PotentialFunction]) -> None:
         self.note = ""
-        self._potential = potential
-        self._make: Callable[[], PotentialFunction] | None = make
+        self._potential, self._make = potential, make
         self._calls = 0
 
     def __call__(
@@ -40,31 +39,25 @@ class HostPotential:
     ) -> tuple[Tensor, Tensor]:
         """See `Potential.forward`."""
         arguments = vectors, edge_index, types, num_local, exchange
-        with torch.jit.optimized_execution(False):  # which adds up gradients in another order
+        with torch.jit.optimized_execution(False):  # optimized, programs add up gradients in another order
             results = self._potential(*arguments)
-        self._calls += 1
-        if self._calls == WORTH_A_PROGRAM and self._make is not None:
-            make, self._make = self._make, None
-            try:
-                self._potential = _compared(make, arguments, results)
-                self.note = "run as a program without Python"
-            except (ExportError, NotImplementedError, RuntimeError) as error:
-                self.note = f"run in Python: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+            self._calls += 1
+            if self._calls == WORTH_A_PROGRAM:
+                try:
+                    self._potential = self._program(arguments, results)
+                    self.note = "run as a program without Python"
+                except (ExportError, NotImplementedError, RuntimeError) as error:
+                    self.note = f"run in Python: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         return results
 
-
-def _compared(
-    make: Callable[[], PotentialFunction],
-    arguments: tuple[Tensor, Tensor, Tensor, int, int],
-    expected: tuple[Tensor, Tensor],
-) -> PotentialFunction:
-    """The program; raises `ExportError` if it does not give the very same numbers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is traced warns of sizes that are constants
-        program = make()
-    with torch.jit.optimized_execution(False):
-        results = program(*arguments)
-    for found, wanted in zip(results, expected, strict=True):
-        if not torch.allclose(found, wanted, rtol=0.0, atol=0.0, equal_nan=True):
-            raise ExportError("its program gives other numbers")
-    return program
+    def _program(
+        self, arguments: tuple[Tensor, Tensor, Tensor, int, int], expected: tuple[Tensor, Tensor]
+    ) -> PotentialFunction:
+        """The program; raises `ExportError` if it does not give the very same numbers."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is traced warns of sizes that are constants
+            program = self._make()
+        for found, wanted in zip(program(*arguments), expected, strict=True):
+            if not torch.allclose(found, wanted, rtol=0.0, atol=0.0, equal_nan=True):
+                raise ExportError("its program gives other numbers")
+        return program
