@@ -1,5 +1,5 @@
-// Launches of the GPU kernels that preludes/gpu.h exports: layout changes around the main kernel, then the ordered sums
-// of the partial sums of rows that were cut and of the per-edge gradients of x.
+// Launches of the GPU kernels that preludes/gpu.h exports: the main kernels, then the ordered sums of the partial sums of
+// rows that were cut and of the per-edge gradients of x.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,10 +12,7 @@ namespace eqaccel {
 namespace {
 
 constexpr int64_t max_grid = 2147483647;  // blocks that CUDA and HIP launch at most
-constexpr unsigned copy_threads = 256;  // of a block that copies or adds rows
-// Blocks of eq_relayout that a multiprocessor holds at least: a thread looks for its places in a row once, which takes as
-// long as moving it through some rows.
-constexpr int64_t relayout_blocks_per_sm = 6;
+constexpr unsigned sum_threads = 256;  // of a block that adds partial sums
 // What the bounds of eq_gather_gx allow.
 constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_gather_threads;
 // Gradients of x are gathered from so many bytes at a time, from so many slots of a sender, since each of them looks for
@@ -35,7 +32,7 @@ unsigned reserved_bytes(const DeviceInfo& info, unsigned bytes) {
 
 // The scratch of a launch: offsets in bytes, each aligned for the widest access. What is absent has size zero.
 struct Scratch {
-  int64_t gx_edge, partials, gx_partials, x, gz, a, p, g, z, gx, ga, bytes;
+  int64_t gx_edge, partials, gx_partials, bytes;
 };
 
 class GpuKernel : public Kernel {
@@ -43,8 +40,8 @@ class GpuKernel : public Kernel {
   GpuKernel(const Program& program, Backend backend, Scalar scalar, Direction direction, int device)
       : driver_(GpuDriver::get(backend)), direction_(direction), device_(device),
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8), x_dim_(program.number("x_dim")),
-        z_dim_(program.number("z_dim")), w_dim_(program.number("w_dim")), covers_all_(program.number("covers_all")),
-        takes_both_layouts_(program.number("takes_both_layouts")),
+        z_dim_(program.number("z_dim")), w_dim_(program.number("w_dim")), layouts_(program.number("layouts")),
+        rows_or_graphs_(program.number("rows_or_graphs")), covers_all_(program.number("covers_all")),
         shares_weights_(program.number("shares_weights") && direction < Direction::double_backward) {
     const DeviceInfo& info = driver_.device(device);
     const std::string body = program.body(backend, scalar, direction, info.arch);
@@ -64,7 +61,6 @@ class GpuKernel : public Kernel {
     }
     const Compiled compiled = program.compile(backend, scalar, direction, info.arch);
     const GpuDriver::Module module = driver_.load_module(compiled.code, device);
-    if (!takes_both_layouts_) relayout_ = driver_.get_function(module, "eq_relayout");
     add_partials_ = driver_.get_function(module, "eq_add_partials");
     gather_gx_ = driver_.get_function(module, "eq_gather_gx");
     add_gx_partials_ = driver_.get_function(module, "eq_add_gx_partials");
@@ -79,7 +75,6 @@ class GpuKernel : public Kernel {
       blocks_ = std::max(blocks_, main.blocks);
     }
     launches_early_ = info.launches_early;
-    relayout_blocks_ = info.multiprocessors * relayout_blocks_per_sm;
     // A row to as many blocks as it takes, with as few idle threads.
     const int64_t width = EQ_ROW_WIDTH(x_dim_, scalar_bytes_);
     gather_parts_ = ceil_div(x_dim_, width * most_gather_threads);
@@ -107,8 +102,9 @@ class GpuKernel : public Kernel {
  private:
   static SlotRange all_of(const eq_operands& o) { return {0, o.num_edges, o.num_edges}; }
 
-  // Of many ranges the first makes what all of them read, and the last writes what all of them have added to.
+  // Of many ranges the first clears what all of them add to, and the last writes what they have added up.
   void launch(const eq_operands& given, const int32_t* w_row, const SlotRange& range, void* stream) const {
+    check_kind(given);
     const DeviceScope scope(driver_, device_);
     const bool begins = range.first == 0, ends = range.last == given.num_edges;
     const Scratch at = scratch(given, range.most);
@@ -116,23 +112,6 @@ class GpuKernel : public Kernel {
     eq_operands o = given;
     o.workspace = base + at.gx_edge;
     if (direction_ != Direction::forward) o.gw = static_cast<char*>(given.gw) - range.first * w_dim_ * scalar_bytes_;
-    if (changes_layout(given)) {
-      const int64_t senders = begins ? given.num_senders : 0, receivers = begins ? given.num_receivers : 0;
-      o.x = change_layout(given.x, base + at.x, senders, true, false, stream);
-      if (direction_ != Direction::forward)
-        o.gz = change_layout(given.gz, base + at.gz, receivers, false, false, stream);
-      if (direction_ >= Direction::double_backward)
-        o.a = change_layout(given.a, base + at.a, senders, true, false, stream);
-      if (has_second()) {
-        o.p = change_layout(given.p, base + at.p, senders, true, false, stream);
-        o.g = change_layout(given.g, base + at.g, receivers, false, false, stream);
-      }
-      if (direction_ != Direction::backward) o.z = base + at.z;
-      if (at.gx != at.bytes) {
-        o.gx = base + at.gx;
-        o.ga = base + at.ga;
-      }
-    }
     const auto clear_gx = [&] {
       driver_.fill_zero(o.gx, given.num_senders * x_dim_ * scalar_bytes_, stream);
       if (has_second()) driver_.fill_zero(o.ga, given.num_senders * x_dim_ * scalar_bytes_, stream);
@@ -147,7 +126,6 @@ class GpuKernel : public Kernel {
       }
       if (direction_ != Direction::forward && !gathers_gx(given) && !adds_gx) clear_gx();
     }
-    if (gathers_gx(given)) o.gx = given.gx;
     const int64_t edges = given.num_edges, together = slots_together(given, range.most);
     eq_work_split to_receivers{}, to_senders = sender_split(given);
     to_senders.partials = base + at.gx_partials;
@@ -182,12 +160,6 @@ class GpuKernel : public Kernel {
         add_partials(add_gx_partials_, of_senders, to_senders, given.num_senders, edges, x_dim_, stream);
       }
     }
-    if (!changes_layout(given)) return;
-    if (direction_ != Direction::backward)
-      change_layout(o.z, static_cast<char*>(given.z), given.num_receivers, false, true, stream);
-    if (direction_ == Direction::forward || gathers_gx(given)) return;
-    change_layout(o.gx, static_cast<char*>(given.gx), given.num_senders, true, true, stream);
-    if (has_second()) change_layout(o.ga, static_cast<char*>(given.ga), given.num_senders, true, true, stream);
   }
 
   // Whether there are other tangents than a, b and c, and gradients of these.
@@ -200,8 +172,16 @@ class GpuKernel : public Kernel {
     int64_t edges_held = 1, blocks = 1;  // edges in the stages of a block; blocks that the device holds at a time
   };
 
-  // Whether rows are given in another layout than the one that main kernels take.
-  bool changes_layout(const eq_operands& o) const { return o.mul_ir && !takes_both_layouts_; }
+  // Throws std::invalid_argument for operands that the kernels are not made for.
+  void check_kind(const eq_operands& o) const {
+    const auto expect = [](int64_t taken, bool first, const char* what, const char* other) {
+      if (taken & (first ? 1 : 2)) return;
+      throw std::invalid_argument(std::string("payload: expected kernels for ") + (first ? what : other) +
+                                  ", got those for " + (first ? other : what) + ": make a module for such operands");
+    };
+    expect(layouts_, o.mul_ir, "blocks laid out (mul, 2l+1)", "blocks laid out (2l+1, mul)");
+    expect(rows_or_graphs_, !o.row_ptr, "rows without a graph", "graphs");
+  }
 
   // Whether gradients of x are kept per edge first, to be added up in a fixed order: in a graph, if that is asked for.
   bool gathers_gx(const eq_operands& o) const {
@@ -248,8 +228,8 @@ class GpuKernel : public Kernel {
     if (split.size == 0 && slots <= split.cut) return;  // no row can be cut
     // Of many rows few are cut, as a rule.
     const int64_t blocks = std::min(rows, 2 * blocks_);
-    const int64_t parts = std::clamp<int64_t>(4 * blocks_ / blocks, 1, ceil_div(columns, copy_threads));
-    launch_next(kernel, {grid(blocks), unsigned(parts)}, {copy_threads}, stream, parameters);
+    const int64_t parts = std::clamp<int64_t>(4 * blocks_ / blocks, 1, ceil_div(columns, sum_threads));
+    launch_next(kernel, {grid(blocks), unsigned(parts)}, {sum_threads}, stream, parameters);
   }
 
   Scratch scratch(const eq_operands& o, int64_t most) const {
@@ -260,35 +240,12 @@ class GpuKernel : public Kernel {
       if (needed) used += (elements * scalar_bytes_ + 255) / 256 * 256;
       return offset;
     };
-    const bool relayout = changes_layout(o), gradient = direction_ != Direction::forward;
     Scratch at{};
     at.gx_edge = take(gathers_gx(o), together * x_dim_ * (has_second() ? 2 : 1));
     at.partials = take(sums(o), partials(receiver_split(o, mains_[0], together), o.num_edges) * z_dim_);
     at.gx_partials = take(gathers_gx(o), partials(sender_split(o), o.num_edges) * x_dim_);
-    at.x = take(relayout, o.num_senders * x_dim_);
-    at.gz = take(relayout && gradient, o.num_receivers * z_dim_);
-    at.a = take(relayout && direction_ >= Direction::double_backward, o.num_senders * x_dim_);
-    at.p = take(relayout && has_second(), o.num_senders * x_dim_);
-    at.g = take(relayout && has_second(), o.num_receivers * z_dim_);
-    at.z = take(relayout && direction_ != Direction::backward, o.num_receivers * z_dim_);
-    at.gx = take(relayout && gradient && !gathers_gx(o), o.num_senders * x_dim_);
-    at.ga = take(relayout && has_second() && !gathers_gx(o), o.num_senders * x_dim_);
     at.bytes = used;
-    if (!(relayout && gradient && !gathers_gx(o))) at.gx = at.bytes;
     return at;
-  }
-
-  void* change_layout(const void* from, char* to, int64_t rows, bool is_x, bool to_mul_ir, void* stream) const {
-    if (rows > 0) {
-      void* target = to;
-      int x_flag = is_x, mul_ir_flag = to_mul_ir;
-      void* parameters[] = {&from, &target, &rows, &x_flag, &mul_ir_flag};
-      const int64_t dim = is_x ? x_dim_ : z_dim_,
-                    columns = ceil_div(dim, EQ_ROW_WIDTH(dim, scalar_bytes_) * copy_threads);
-      driver_.launch(relayout_, {grid(std::min(rows, ceil_div(relayout_blocks_, columns))), unsigned(columns)},
-                     {copy_threads}, 0, stream, parameters);
-    }
-    return to;
   }
 
   static unsigned grid(int64_t blocks) { return static_cast<unsigned>(std::min(blocks, max_grid)); }
@@ -297,11 +254,13 @@ class GpuKernel : public Kernel {
   Direction direction_;
   int device_;
   int64_t scalar_bytes_, x_dim_, z_dim_, w_dim_;
-  int64_t blocks_ = 1, gather_blocks_ = 1, relayout_blocks_ = 1;  // that the device holds at a time
+  int64_t blocks_ = 1, gather_blocks_ = 1;  // that the device holds at a time
   int64_t gather_parts_ = 1, gather_threads_ = 0;  // blocks of a row, threads of a block
-  bool covers_all_, takes_both_layouts_, shares_weights_, launches_early_ = false;
+  // What main kernels take: layouts (mul, 2l+1), (2l+1, mul) or both, and rows without a graph, graphs or both.
+  int64_t layouts_, rows_or_graphs_;
+  bool covers_all_, shares_weights_, launches_early_ = false;
   std::vector<Main> mains_;
-  GpuDriver::Function relayout_ = nullptr, add_partials_ = nullptr, gather_gx_ = nullptr, add_gx_partials_ = nullptr;
+  GpuDriver::Function add_partials_ = nullptr, gather_gx_ = nullptr, add_gx_partials_ = nullptr;
 };
 
 // A tensor product without paths has no kernels: its outputs are zero.

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
 
 from eqaccel.errors import OperandError
-from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec, TunedKernel, unmixed
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, Layout, TensorProductSpec, TunedKernel, unmixed
 from eqaccel.ops.graph import Graph, packed_index
 from eqaccel.ops.kernel_module import KernelModule
 from eqaccel.ops.library import call_operator, load_library
 from eqaccel.ops.mixing import DenseMixing
 
 load_library()
-
-Layout = Literal["mul_ir", "ir_mul"]
 
 
 class _Product(KernelModule):
@@ -31,9 +29,7 @@ class _Product(KernelModule):
     batch: ClassVar[bool]
 
     def __init__(self, spec: TensorProductSpec, *, deterministic: bool, layout: Layout) -> None:
-        if layout not in ("mul_ir", "ir_mul"):
-            raise OperandError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
-        super().__init__(spec)
+        super().__init__(spec.with_layout(layout, by_rows=self.batch))
         self.x_dim = spec.x_dim
         self.z_dim = spec.z_dim
         self.mul_ir = layout == "mul_ir"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eqaccel.codegen import OUTPUTS, Direction
 from eqaccel.ops import Graph, KernelModule
+from eqaccel.ops.layout import to_ir_mul, to_mul_ir
 from eqaccel.prepare.task import Device, Task
 
 _NEIGHBOURS = 60  # edges that a node receives
@@ -90,12 +91,12 @@ class TensorProductTask(Task):
         return self._problem(receiver, (receiver + steps) % nodes, nodes, generator, spec.shared_weights)
 
     def small_problem(self) -> Problem:
-        """A graph with few and with many neighbours, in ir_mul; small, because NumPy bounds its rounding errors."""
+        """A graph with few and with many neighbours; small, because NumPy bounds its rounding errors."""
         device = self.device.torch_device
         generator = torch.Generator(device).manual_seed(1)
         receiver = torch.arange(24, device=device).repeat_interleave(torch.arange(24, device=device))
         sender = torch.randint(24, receiver.shape, generator=generator, device=device)
-        return replace(self._problem(receiver, sender, 24, generator, shared=False), mul_ir=False)
+        return self._problem(receiver, sender, 24, generator, shared=False)
 
     def _problem(
         self, receiver: Tensor, sender: Tensor, nodes: int, generator: torch.Generator, shared: bool
@@ -120,8 +121,15 @@ class TensorProductTask(Task):
     def scales(self, problem: Problem) -> list[Tensor]:
         """See `Task`."""
         names = ("gz", "x", "y", "w", "a", "b", "c")[self.direction is Direction.FORWARD :][: len(problem.operands)]
-        arrays = {name: operand.double().cpu().numpy() for name, operand in zip(names, problem.operands, strict=True)}
+        moved = {"x": self.spec.irreps_in1, "z": self.spec.irreps_out} if problem.mul_ir else {}
+        moved |= {"gz": moved["z"], "gx": moved["x"], "a": moved["x"]} if moved else {}  # those are like these
+        operands = {name: operand.double().cpu() for name, operand in zip(names, problem.operands, strict=True)}
+        arrays = {
+            name: (to_ir_mul(rows, moved[name]) if name in moved else rows).numpy() for name, rows in operands.items()
+        }
         graph: dict[str, Any] = {"receiver": problem.receiver.cpu().numpy(), "sender": problem.sender.cpu().numpy()}
         graph["num_receivers"] = problem.num_receivers
         sums = self.family.reference(self.spec, self.direction, absolute=True, **arrays, **graph)
-        return [torch.from_numpy(getattr(sums, name)).to(self.device.torch_device) for name in OUTPUTS[self.direction]]
+        results = {name: torch.from_numpy(getattr(sums, name)) for name in OUTPUTS[self.direction]}
+        results |= {name: to_mul_ir(rows, moved[name]) for name, rows in results.items() if name in moved}
+        return [rows.to(self.device.torch_device) for rows in results.values()]

@@ -12,7 +12,14 @@ from hosts import assemble_hip, assert_cuda_texts_compile, needs_hipcc
 
 from eqaccel import runtime
 from eqaccel.codegen import COMMON, SCALAR_BYTES, Direction
-from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec, body_of, make_plan, payload
+from eqaccel.families.tensor_product import (
+    TENSOR_PRODUCT,
+    Layout,
+    TensorProductSpec,
+    body_of,
+    make_plan,
+    payload,
+)
 from eqaccel.targets import TARGETS, host_target
 
 MAIN = {
@@ -51,6 +58,17 @@ def test_main_cuda_kernels_compile_without_spills(name: str, direction: Directio
     for kernel in kernels:
         assert kernel["spill_store_bytes"] == 0, log
         assert kernel["registers"] <= 255
+
+
+@pytest.mark.parametrize(("layout", "by_rows"), [("ir_mul", False), ("mul_ir", True)])
+@pytest.mark.parametrize("direction", COMMON)
+@pytest.mark.parametrize("name", MAIN)
+def test_cuda_kernels_of_other_operands_do_not_spill(
+    name: str, direction: Direction, layout: Layout, by_rows: bool
+) -> None:
+    spec = SPECS[name].with_layout(layout, by_rows)
+    _, log = runtime.compile_cuda(shipped(spec, "cuda", "float32", direction, "sm_90"), "sm_90")
+    assert runtime.resources(log)["eq_main_0"]["spill_store_bytes"] == 0, log
 
 
 @pytest.mark.parametrize(

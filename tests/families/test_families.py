@@ -36,7 +36,7 @@ from eqaccel.targets import TARGETS, host_target
 from eqaccel.testing import ERROR_CONSTANT
 
 SPECS: dict[str, Any] = {
-    "tensor_product": TensorProductSpec.channelwise("6x0e+5x1o", "0e+1o", "6x0e+5x1o"),
+    "tensor_product": TensorProductSpec.channelwise("6x0e+5x1o", "0e+1o", "6x0e+5x1o").with_layout("mul_ir", True),
     "polynomial": PolynomialSpec(3, 2, 2, (Term(0, 1, (0,), 1.5), Term(1, 0, (0, 1), -2.0), Term(1, 1, (2,), 0.5))),
     "radial_basis": RadialBasisSpec(3, 5.0, 6, 0.5),
     "radial_layer": RadialLayerSpec(3, 8, 1.5, 0.5),

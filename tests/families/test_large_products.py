@@ -138,9 +138,9 @@ def test_several_translation_units(layout, device, dtype, tmp_path, monkeypatch,
     third_payload.cache_clear()  # of the kernels that follow, none stay
     request.addfinalizer(third_payload.cache_clear)
     assert all(len(_units(spec, direction)) > 4 for direction in (Direction.DOUBLE_BACKWARD, Direction.TRIPLE_BACKWARD))
-    content, key = payload.__wrapped__(spec)
-    text = runtime.Program(content).source("cpu", "float32", "backward")
     module = TensorProductConv(spec, layout=layout).to(device)
+    content, key = payload.__wrapped__(module.spec)
+    text = runtime.Program(content).source("cpu", "float32", "backward")
     module.key, module.payload = key, torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
     assert_product(module, random_operands(spec, 5, 21, num_senders=6, dtype=dtype, device=device), order=3)
     monkeypatch.undo()

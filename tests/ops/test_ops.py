@@ -7,7 +7,7 @@ import torch
 
 import eqaccel
 from eqaccel import Graph, TensorProduct, TensorProductConv, TensorProductSpec
-from eqaccel.errors import CompileError, MissingCompilerError, OperandError
+from eqaccel.errors import CompileError, MissingCompilerError, OperandError, SpecError
 from eqaccel.testing import Operands, assert_product, random_operands
 
 SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
@@ -33,7 +33,7 @@ SPECS = {
     ),
     "unweighted": TensorProductSpec("3x0e+2x1o", "1o", "2x0e+3x1o", [(1, 0, 0, "uvu", False), (0, 0, 1, "uvu", False)]),
 }
-MODES = [("mul_ir", True), ("ir_mul", False)]
+MODES = [("mul_ir", True), ("ir_mul", False), ("mul_ir", False)]
 
 
 @pytest.mark.parametrize(("layout", "deterministic"), MODES)
@@ -221,8 +221,28 @@ def test_batch_rows_must_match():
 
 
 def test_wrong_layout():
-    with pytest.raises(OperandError, match=r"layout: expected 'mul_ir' or 'ir_mul', got 'channels_last'"):
+    with pytest.raises(SpecError, match=r"layout: expected 'mul_ir' or 'ir_mul', got 'channels_last'"):
         TensorProduct(SMALL, layout="channels_last")
+
+
+def test_kernels_for_other_operands_are_refused(device, dtype):
+    """Those for CPUs take both layouts, and rows as well as graphs."""
+    x, y, w, _, rows = dataclasses.astuple(random_operands(SMALL, 3, 3, batch=True, dtype=dtype, device=device))
+    empty = torch.empty(0, dtype=torch.int32, device=device)
+    product = TensorProduct(SMALL).to(device)
+    for module, mul_ir, text in [
+        (product, False, r"blocks laid out \(2l\+1, mul\), got those for blocks laid out \(mul, 2l\+1\)"),
+        (TensorProductConv(SMALL).to(device), True, "rows without a graph, got those for graphs"),
+    ]:
+        arguments = (module.payload, module.key, x, y, w, empty, rows, SMALL.z_dim, mul_ir, True)
+        if device.type == "cpu":
+            other = TensorProduct(SMALL, layout="mul_ir" if mul_ir else "ir_mul")
+            assert torch.equal(torch.ops.eqaccel.tensor_product(*arguments), other(x, y, w))
+        else:
+            with pytest.raises(
+                (RuntimeError, ValueError), match=f"payload: expected kernels for {text}: make a module"
+            ):
+                torch.ops.eqaccel.tensor_product(*arguments)
 
 
 def test_gradient_of_the_wrong_shape():

@@ -100,6 +100,12 @@ EQ_FN void wait_for_previous() {
 #endif
 }
 
+// A value that the compiler takes for another one each time, so that it keeps nothing that follows from it in registers.
+EQ_FN int computed_again(int value) {
+  asm("" : "+r"(value));
+  return value;
+}
+
 template <class V>
 EQ_FN V shuffle_xor(V value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);

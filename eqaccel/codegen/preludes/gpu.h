@@ -7,6 +7,7 @@
 #pragma once
 #include "abi.h"
 #include "direction.h"
+#include "gpu_blocks.h"
 #include "gpu_lane.h"
 #include "gpu_lane_sums.h"
 #include "gpu_pipeline.h"
@@ -16,45 +17,54 @@
 
 namespace {
 
-// Channels of this thread inside the blocks of a segment.
-template <class S>
-struct Channels {
-  static constexpr int n = S::lane_channels;
-  int first;
-  bool active;  // false past the last channel
-  EQ_FN Channels(int warp_of_segment, int lane)
-      : first((warp_of_segment * 32 + lane) * n), active(S::mul % (32 * n) == 0 || first < S::mul) {}
-};
-
 // ---- what a segment's edge() reads and writes
 
-template <int n, class Element>
-struct SharedRow {
-  const Element* row;
-  bool active;
-  EQ_FN LaneOf<n> at(int staged, int) const { return load<n>(row + staged, active); }
+template <int n, int d>
+struct Components {
+  LaneOf<n> v[d];
+  EQ_FN LaneOf<n> operator[](int i) const { return v[i]; }
+};
+template <class S>
+struct SharedX {
+  const T* row;
+  const Channels<S>& channels;
+  template <int d>
+  EQ_FN Components<S::lane_channels, d> block(int staged) const {
+    Components<S::lane_channels, d> x;
+    channels.template read<d>(row, staged, x.v);
+    return x;
+  }
+};
+template <class S>
+struct SharedWeights {
+  const W* row;  // at the lane's first channel
+  const Channels<S>& channels;
+  EQ_FN LaneOf<S::lane_channels> at(int staged, int) const {
+    return load<S::lane_channels>(row + staged, channels.active);
+  }
 };
 
-template <int n, int d1, int mul, bool adds>
+template <class S, int d1, bool adds>
 struct XBlock {
+  static constexpr int n = S::lane_channels;
+  const Channels<S>& channels;
   LaneOf<n> rows[tangents][d1], gx[gradients][d1];
-  T* gx_rows[gradients];
-  bool active, deterministic;
+  T *gx_rows[gradients], *turned;
+  int offset;
+  const eq_operands& o;
   EQ_FN LaneOf<n> x(int i, int) const { return rows[0][i]; }
   EQ_FN LaneOf<n> a(int i, int) const { return rows[1][i]; }
   EQ_FN LaneOf<n> p(int i, int) const { return rows[2][i]; }
   EQ_FN void add(int i, int, LaneOf<n> value) { gx[0][i] = gx[0][i] + value; }
   EQ_FN void add_a(int i, int, LaneOf<n> value) { gx[1][i] = gx[1][i] + value; }
-  EQ_FN void flush() const {
-    if (!active) return;
+  EQ_FN void flush() {
+    const auto put = [](T* to, LaneOf<n> value) { stream_store(to, (adds ? value + load<n>(to, true) : value).v); };
+    const auto add = [](T* to, LaneOf<n> value) { atomic_add(to, value.v); };
 #pragma unroll
     for (int of = 0; of < gradients; ++of) {
-#pragma unroll
-      for (int i = 0; i < d1; ++i) {
-        T* const to = gx_rows[of] + i * mul;
-        if (!deterministic) atomic_add(to, gx[of][i].v);
-        else stream_store(to, (adds ? gx[of][i] + load<n>(to, true) : gx[of][i]).v);
-      }
+      if (by_rows) channels.template write<d1>(gx_rows[of], offset, gx[of], turned, put);
+      else if (o.deterministic) channels.template write_components<d1>(gx_rows[of], offset, gx[of], put);
+      else channels.template write<d1>(gx_rows[of], offset, gx[of], turned, add);
     }
   }
 };
@@ -83,41 +93,39 @@ struct Weight {
 template <class S>
 struct EdgeRows {
   static constexpr int n = S::lane_channels;
-  // Shared memory, at this lane's first channel; of tangents t, so many elements behind.
+  const Channels<S>& channels;
+  const eq_operands& o;
+  // Shared memory; of tangents t, so many elements behind. Weights at this lane's first channel.
   const T* x_row;
   const W* w_row;
   int tangent_step;
   T *gx_rows[gradients], *gw_rows[gradients];  // device memory, likewise
-  bool active, deterministic;
+  T* turned;
   LaneOf<n>*gz[gradients], *ggz;  // registers
-  template <int d1, int mul, bool adds>
-  EQ_FN XBlock<n, d1, mul, adds> x_block(int staged, int offset) const {
-    XBlock<n, d1, mul, adds> block;
+  template <int d1, int, bool adds>
+  EQ_FN XBlock<S, d1, adds> x_block(int staged, int offset) const {
+    XBlock<S, d1, adds> block{channels, {}, {}, {}, turned, offset, o};
 #pragma unroll
-    for (int i = 0; i < d1; ++i) {
+    for (int t = 0; t < tangents; ++t) channels.template read<d1>(x_row, t * tangent_step + staged, block.rows[t]);
 #pragma unroll
-      for (int t = 0; t < tangents; ++t)
-        block.rows[t][i] = load<n>(x_row + t * tangent_step + staged + i * mul, active);
+    for (int of = 0; of < gradients; ++of) {
 #pragma unroll
-      for (int of = 0; of < gradients; ++of) block.gx[of][i] = load<n>(static_cast<const T*>(nullptr), false);
+      for (int i = 0; i < d1; ++i) block.gx[of][i] = load<n>(static_cast<const T*>(nullptr), false);
+      block.gx_rows[of] = gx_rows[of];
     }
-#pragma unroll
-    for (int of = 0; of < gradients; ++of) block.gx_rows[of] = gx_rows[of] + offset;
-    block.active = active;
-    block.deterministic = deterministic;
     return block;
   }
   template <int mul>
   EQ_FN Weight<n> weight(int staged, int offset) const {
     Weight<n> weight;
-    weight.w = load<n>(w_row + staged, active);
+    weight.w = load<n>(w_row + staged, channels.active);
     // Kernels with tangents read weights in the type of everything else.
 #pragma unroll
     for (int t = 1; t < tangents; ++t)
-      weight.c[t] = load<n>(reinterpret_cast<const T*>(w_row) + t * tangent_step + staged, active);
+      weight.c[t] = load<n>(reinterpret_cast<const T*>(w_row) + t * tangent_step + staged, channels.active);
 #pragma unroll
     for (int of = 0; of < gradients; ++of) weight.gw_rows[of] = gw_rows[of] + offset;
-    weight.active = active;
+    weight.active = channels.active;
     return weight;
   }
   template <int mul>
@@ -149,49 +157,59 @@ struct Worker {
   // Warps of a group own the same channels; each takes every S::warps_per_group-th edge of a stage.
   const int group, group_warp;
   T* const sums;  // shared memory in which the group adds up its outputs
+  T* const turned;  // and in which lanes change elements, of this warp; where it has room there, the same
   const Channels<S> channels;
   LaneOf<n> z[writes_z ? S::outputs : 1];
   LaneOf<n> g[gradients][has_gradient ? S::outputs : 1];
 
   EQ_FN Worker(Pipeline<P>& pipe_, const eq_work_split& split_, const BlockRange& range_, int first_group, int warp,
-               T* sums_)
+               T* sums_, T* turned_)
       : pipe(pipe_), o(pipe_.o), split(split_), range(range_), group(first_group + warp / S::warps_per_group),
         group_warp(warp % S::warps_per_group), sums(sums_ + warp / S::warps_per_group * S::sums),
+        turned(S::turned > 0 ? turned_ + warp * S::turned : sums + group_warp * S::room),
         channels(warp / S::warps_per_group, pipe_.lane) {}
 
   EQ_FN void begin(int receiver) {
     const void* const rows[] = {o.gz, o.g};
-    const int64_t from = int64_t(receiver) * P::z_dim + channels.first;
+    const int64_t from = int64_t(receiver) * P::z_dim;
 #pragma unroll
-    for (int k = 0; k < S::outputs; ++k) {
+    for (int k = 0; k < S::outputs; ++k)
       if (writes_z) z[k] = load<n>(static_cast<const T*>(nullptr), false);
+    if constexpr (has_gradient) {
+      S::each_z([&](auto block) {
+        typedef decltype(block) B;
 #pragma unroll
-      for (int of = 0; of < gradients; ++of)
-        if (has_gradient) g[of][k] = load<n>(static_cast<const T*>(rows[of]) + from + S::z_offset(k), channels.active);
+        for (int of = 0; of < gradients; ++of)
+          channels.template read<B::d>(static_cast<const T*>(rows[of]) + from, B::offset, g[of] + B::first);
+      });
     }
   }
 
   EQ_FN void finish(int receiver) {
     if (!writes_z) return;
-    T* const row = range.target(split, static_cast<T*>(o.z), receiver, P::z_dim) + channels.first;
+    T* const row = range.target(split, static_cast<T*>(o.z), receiver, P::z_dim);
     if constexpr (S::warps_per_group == 1) {
       if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_group();
-      if (channels.active) {
-#pragma unroll
-        for (int k = 0; k < S::outputs; ++k) stream_store(row + S::z_offset(k), z[k].v);
-      }
+      S::each_z([&](auto block) {
+        typedef decltype(block) B;
+        channels.template write<B::d>(row, B::offset, z + B::first, turned,
+                                      [](T* to, LaneOf<n> value) { stream_store(to, value.v); });
+      });
       if (P::sums > 0 && !EQ_WARP_BARRIERS) wait_for_group();
     } else {
-      LaneOf<n>* const of_lane = reinterpret_cast<LaneOf<n>*>(sums) + pipe.lane;
-#pragma unroll
-      for (int k = 0; k < S::outputs; ++k) of_lane[(group_warp * S::outputs + k) * 32] = z[k];
+      S::each_z([&](auto block) {
+        typedef decltype(block) B;
+        channels.template lay<B::d>(z + B::first, sums + (group_warp * S::outputs + B::first) * channels.of_warp);
+      });
+      const LaneOf<n>* const of_lane = reinterpret_cast<const LaneOf<n>*>(sums) + pipe.lane;
       wait_for_group();
 #pragma unroll 1
       for (int k = group_warp; k < S::outputs; k += S::warps_per_group) {
         LaneOf<n> total = of_lane[k * 32];
 #pragma unroll
         for (int of = 1; of < S::warps_per_group; ++of) total = total + of_lane[(of * S::outputs + k) * 32];
-        if (channels.active) stream_store(row + S::z_offset_at(k), total.v);
+        const ZRow at = S::z_row(k);
+        if (channels.has_row(at.row, at.d)) stream_store(row + at.offset + channels.place(at.row, at.d), total.v);
       }
       wait_for_group();
     }
@@ -201,17 +219,12 @@ struct Worker {
     wait_for_warps(1 + group, S::warps_per_group);
   }
 
-  // At this lane's first channel, where its row of x is.
-  EQ_FN const W* weights_of(const T* x_row) const {
-    if constexpr (sizeof(W) == sizeof(T)) return reinterpret_cast<const W*>(x_row + L::x_row);
-    else return reinterpret_cast<const W*>(x_row - channels.first + L::x_row) + channels.first;
-  }
   EQ_FN void run_edge(int step, int e) {
-    const T* rows = pipe.rows(step, e) + channels.first;
-    const W* weights = weights_of(rows);
+    const T* rows = pipe.rows(step, e);
+    const W* weights = reinterpret_cast<const W*>(rows + L::x_row) + channels.first;
     const T* entries = pipe.entries(step, e);
     if constexpr (!has_gradient) {
-      S::edge(SharedRow<n, T>{rows, channels.active}, SharedRow<n, W>{weights, channels.active}, entries, z);
+      S::edge(SharedX<S>{rows, channels}, SharedWeights<S>{weights, channels}, entries, z);
     } else {
       constexpr int components = power_of_two(P::y_dim);
       Sum gy[gradients][components];
@@ -220,22 +233,23 @@ struct Worker {
 #pragma unroll
         for (int j = 0; j < components; ++j) gy[of][j] = 0;
       const int2 id = pipe.id(step, e);
-      const int64_t gx_row = o.deterministic ? pipe.slot(step, e) - split.first : id.y, gw_row = pipe.edge(step, e);
-      T* gx = static_cast<T*>(o.row_ptr && o.deterministic ? o.workspace : o.gx);
-      EdgeRows<S> operands;
+      const bool gathers = !by_rows && o.deterministic;
+      const int64_t gx_row = by_rows || o.deterministic ? pipe.slot(step, e) - split.first : id.y,
+                    gw_row = pipe.edge(step, e);
+      T* gx = static_cast<T*>(gathers ? o.workspace : o.gx);
+      EdgeRows<S> operands{channels, o};
       operands.x_row = rows;
       operands.w_row = weights;
       operands.tangent_step = L::edge / tangents;
-      operands.gx_rows[0] = gx + gx_row * P::x_dim + channels.first;
+      operands.gx_rows[0] = gx + gx_row * P::x_dim;
       operands.gw_rows[0] = static_cast<T*>(o.gw) + gw_row * P::w_dim + channels.first;
       if constexpr (has_second) {
         // Those of each edge stand behind all of those by x.
-        T* const ga = o.row_ptr && o.deterministic ? gx + o.num_edges * P::x_dim : static_cast<T*>(o.ga);
-        operands.gx_rows[1] = ga + gx_row * P::x_dim + channels.first;
+        T* const ga = gathers ? gx + o.num_edges * P::x_dim : static_cast<T*>(o.ga);
+        operands.gx_rows[1] = ga + gx_row * P::x_dim;
         operands.gw_rows[1] = static_cast<T*>(o.gc) + gw_row * P::w_dim + channels.first;
       }
-      operands.active = channels.active;
-      operands.deterministic = o.deterministic != 0;
+      operands.turned = turned;
 #pragma unroll
       for (int of = 0; of < gradients; ++of) operands.gz[of] = g[of];
       operands.ggz = z;
@@ -311,30 +325,30 @@ EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared
   const BlockRange range(receivers_of(o), split, blockIdx.x, split.first, split.last, writes_z);
   if (!range.exists) return;
   Pipeline<P> pipe(o, split, shared, range.first, range.last);
-  T* sums = shared + Layout<P>::sums;
+  T *sums = shared + Layout<P>::sums, *turned = shared + Layout<P>::turned;
   int warps = 0, warp_groups = 0;
   P::each_segment([&](auto segment) {
     typedef decltype(segment) S;
     if (pipe.warp >= warps && pipe.warp < warps + S::warp_groups * S::warps_per_group) {
-      Worker<P, S> worker(pipe, split, range, warp_groups, pipe.warp - warps, sums);
+      Worker<P, S> worker(pipe, split, range, warp_groups, pipe.warp - warps, sums, turned);
       worker.run();
     }
     warps += S::warp_groups * S::warps_per_group;
     warp_groups += S::warp_groups;
     sums += S::warp_groups * S::sums;
+    turned += S::warp_groups * S::warps_per_group * S::turned;
   });
 }
 
-// What the kernels that add whole rows need of a problem: its own reads and writes the layout (2l+1, mul) alone.
+// What the kernels that add whole rows need of a problem: gradients of x of slots are laid out (2l+1, mul).
 template <class P>
 struct ChannelsFastest : P {
-  static constexpr bool takes_both_layouts = false;
+  static constexpr bool moves_gx = mul_ir;
 };
 
 }  // namespace
 
-// The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them. `eq_relayout` is there if the main ones
-// take one layout alone.
+// The kernels of a translation unit; csrc/runtime/gpu_kernel.cpp launches them.
 #define EQ_EXPORT_MAIN(name, P)                                                                                        \
   EQ_KERNEL void __launch_bounds__(Layout<P>::threads, EQ_RESIDENT(P::blocks_per_sm))                                  \
       name(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {                                 \
@@ -353,9 +367,4 @@ struct ChannelsFastest : P {
   EQ_KERNEL void eq_add_gx_partials(const EQ_PARAMETER eq_operands o, const EQ_PARAMETER eq_work_split split) {        \
     add_sender_partials<P>(o, split);                                                                                  \
   }
-#define EQ_EXPORT(P)                                                                                                   \
-  EQ_EXPORT_SUMS(ChannelsFastest<P>)                                                                                   \
-  EQ_KERNEL void eq_relayout(const T* from, T* to, int64_t rows, int is_x, int to_mul_ir) {                            \
-    if (is_x) relayout<P, true>(from, to, rows, to_mul_ir);                                                            \
-    else relayout<P, false>(from, to, rows, to_mul_ir);                                                                \
-  }
+#define EQ_EXPORT(P) EQ_EXPORT_SUMS(ChannelsFastest<P>)

@@ -397,10 +397,10 @@ EQ_FN void run_pairs(const eq_operands& o, const eq_work_split& split, T* shared
   worker.finish();
 }
 
-// What the kernels that add whole rows need of a problem: its own writes all columns, in the layout that is asked for.
+// What the kernels that add whole rows need of a problem: its own writes all columns.
 template <class P>
 struct WholeRows : P {
-  static constexpr bool takes_both_layouts = true;
+  static constexpr bool moves_gx = false;
   static EQ_FN bool reads_x(int) { return true; }
 };
 

@@ -21,10 +21,13 @@ struct Layout {
   static constexpr int gy = attributes + round_up((stages + 1) * edges * P::y_dim * tangents, 4);
   static constexpr int gy_share = edges * P::warp_groups * P::y_dim, gy_stage = gradients * gy_share;
   static constexpr int sums = gy + (has_gradient ? round_up(2 * gy_stage, 4) : 0);
-  static constexpr int barriers = sums + P::sums;
+  static constexpr int turned = sums + P::sums, barriers = turned + P::turned;
   // After the barriers, in bytes: ids of edges and senders, then the table of the terms of edge matrices.
   static constexpr int id_stages = stages + 3, ids_bytes = 8 * round_up(edges * id_stages, 2);
-  static constexpr int terms_bytes = sizeof(Term) * (P::single + P::terms * P::several);
+  // Forward, each thread holds the term of an entry of one term where there are no more of these than threads.
+  static constexpr bool holds_single = !has_gradient && P::single <= threads;
+  static constexpr int listed = holds_single ? P::single : 0;  // first of the terms in the table
+  static constexpr int terms_bytes = sizeof(Term) * (P::single + P::terms * P::several - listed);
   static constexpr int bytes = barriers * sizeof(T) + 8 * round_up(stages, 2) + ids_bytes + terms_bytes;
 };
 
@@ -41,6 +44,7 @@ struct Pipeline {
   int first, last, steps;  // slots of the block
   int2* ids;                   // (row of weights, sender) of every slot of some stages
   Term* terms;                 // of the entries of edge matrices
+  Term single;                 // the one that this thread holds
   int2 next;                   // ids on their way to shared memory
 #if EQ_BULK_COPY
   static constexpr bool bulk = P::granule * sizeof(T) % 16 == 0;
@@ -55,7 +59,9 @@ struct Pipeline {
     unsigned char* const tail = reinterpret_cast<unsigned char*>(shared + L::barriers) + 8 * round_up(L::stages, 2);
     ids = reinterpret_cast<int2*>(tail);
     terms = reinterpret_cast<Term*>(tail + L::ids_bytes);
-    for (int t = thread; t < P::single + P::terms * P::several; t += L::threads) terms[t] = P::term(t);
+    if (L::holds_single && thread < P::single) single = P::term(thread);
+    for (int t = L::listed + thread; t < P::single + P::terms * P::several; t += L::threads)
+      terms[t - L::listed] = P::term(t);
     for (int t = thread; t < (L::stages + 1) * L::edges; t += L::threads) ids[t] = read_id(first + t);
     look_up(L::stages + 1);
 #if EQ_BULK_COPY
@@ -200,8 +206,16 @@ struct Pipeline {
     if (step >= steps) return;
     const T* const y = attributes(step, 0);
     T* const out = entries(step, 0);
-    build<1, P::single>(terms, y, out);
-    build<P::terms, P::several>(terms + P::single, y, out);
+    if constexpr (L::holds_single) {
+      if (thread < P::single) {
+#pragma unroll
+        for (int e = 0; e < L::edges; ++e)
+          out[e * P::entries + single.entry] = single.factor * y[e * P::y_dim + single.j];
+      }
+    } else {
+      build<1, P::single>(terms, y, out);
+    }
+    build<P::terms, P::several>(terms + (P::single - L::listed), y, out);
   }
   template <int count, int all>
   EQ_FN void build(const Term* table, const T* y, T* out) const {

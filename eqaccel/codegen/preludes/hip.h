@@ -32,6 +32,12 @@ EQ_FN void prefetch_line(const T*) {}
 EQ_FN void let_next_begin() {}
 EQ_FN void wait_for_previous() {}
 
+// A value that the compiler takes for another one each time, so that it keeps nothing that follows from it in registers.
+EQ_FN int computed_again(int value) {
+  asm("" : "+v"(value));
+  return value;
+}
+
 // A wavefront of 64 threads runs two groups of 32 lanes.
 template <class V>
 EQ_FN V shuffle_xor(V value, int mask) {

@@ -15,8 +15,7 @@ from eqaccel.families.tensor_product import units
 from eqaccel.families.tensor_product.plan import Block, Element, KernelPlan, Part, Plan, PlannedPath, Segment
 from eqaccel.families.tensor_product.plan.passes import rows_of
 from eqaccel.families.tensor_product.spelling import spelling
-from eqaccel.families.tensor_product.text import literal, wrapped
-from eqaccel.irreps import Irreps
+from eqaccel.families.tensor_product.text import literal
 
 _BlockPrinter = Callable[[KernelPlan, Segment, Block], Iterable[str]]
 
@@ -55,23 +54,17 @@ def _kernel(plan: KernelPlan) -> list[str]:
         f"largest_mul = {max((s.mul for s in plan.segments), default=0)};",
     ]
     lines += spelling(plan).problem(plan)
-    lines += _each_block("x", spec.irreps_in1) + _each_block("z", spec.irreps_out)
     lines += ["  template <class F>", "  static EQ_FN void each_segment(const F& run) {"]
     lines += [f"    run(Segment{number}{{}});" for number in range(len(plan.segments))]
     return [*lines, "  }", "};"]
 
 
 def _segment(plan: KernelPlan, number: int, segment: Segment, printer: _BlockPrinter) -> list[str]:
-    offsets = wrapped(map(str, segment.z_offsets))
     lines = [
         f"struct Segment{number} {{  // {segment.mul} channels, {len(segment.paths)} paths",
         f"  static constexpr int mul = {segment.mul}, outputs = {len(segment.z_offsets)}, "
         f"lane_channels = {segment.channels_per_lane};",
         f"  using Lane = LaneOf<{segment.channels_per_lane}>;",
-        "  static EQ_FN constexpr int z_offset(int component) {",
-        f"    constexpr int offsets[] = {{{offsets}}};",
-        "    return offsets[component];",
-        "  }",
     ]
     lines += spelling(plan).segment(plan, number)
     if plan.direction is Direction.FORWARD:
@@ -100,8 +93,8 @@ def _segment(plan: KernelPlan, number: int, segment: Segment, printer: _BlockPri
 def _forward_block(plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
     backend = spelling(plan)
     paths = [path for path in block.paths if plan.matrices[path.matrix].elements]  # the others' coefficients are zero
-    for i in range(block.d1 if paths else 0):
-        yield f"const Lane x{i} = x.at({backend.x_at(plan, block.x_offset + i * segment.mul)});"
+    if paths:
+        yield from backend.read_x(plan, segment, block)
     for path in paths:
         matrix = plan.matrices[path.matrix]
         yield f"{{  // path {path.number}: {path.label}"
@@ -337,10 +330,3 @@ def _entry(element: Element, array: str = "m") -> str:
 
 def _read_entries(plan: KernelPlan, path: PlannedPath, array: str = "entries") -> str:
     return f"read_entries<{plan.first_entry[path.matrix]}, {len(plan.matrices[path.matrix].entries)}>({array})"
-
-
-def _each_block(operand: str, irreps: Irreps) -> list[str]:
-    lines = ["  template <class F>", f"  static EQ_FN void each_{operand}_block(const F& run) {{"]
-    for (mul, ir), where in zip(irreps, irreps.slices(), strict=True):
-        lines.append(f"    run({where.start}, {mul}, {ir.dim});  // {mul}x{ir}")
-    return [*lines, "  }"]

@@ -72,6 +72,13 @@ class _Channelwise(Generator):
 
     preludes = ("cpu.h", "gpu.h")
 
+    def prelude(self, backend: str, spec: TensorProductSpec | None = None) -> str:
+        storage = ""
+        if backend != "cpu" and spec:
+            storage += "#define EQ_IR_MUL\n" if spec.layout == "ir_mul" else ""
+            storage += "#define EQ_BY_ROWS\n" if spec.by_rows else ""
+        return storage + super().prelude(backend, spec)
+
     def plan(
         self, spec: TensorProductSpec, direction: Direction, target: Target, scalar_bytes: int, tuning: Tuning = UNTUNED
     ) -> Plan:

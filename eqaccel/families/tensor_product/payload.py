@@ -61,7 +61,9 @@ def _packed(
     meta["covers_all"] = int(_covers_all(spec))
     if spec.bfloat16_weights:
         meta["bfloat16_weights"] = 1
-    meta["takes_both_layouts"] = int(not spec.is_channelwise)  # kernels for a GPU do; others take (2l+1, mul)
+    # What kernels for a GPU take: 1 for the first, 2 for the second, 3 for both.
+    meta["layouts"] = 3 if not spec.is_channelwise else 1 if spec.layout == "mul_ir" else 2
+    meta["rows_or_graphs"] = 3 if not spec.is_channelwise else 1 if spec.by_rows else 2
     meta["shares_weights"] = int(spec.is_channelwise)  # kernels take rows of weights that edges share
     meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
     entries["spec"] = spec_text(spec)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from eqaccel.codegen import Direction
-from eqaccel.families.tensor_product.plan import Block, KernelPlan, Plan, PlannedPath
+from eqaccel.families.tensor_product.plan import Block, KernelPlan, Plan, PlannedPath, Segment
 from eqaccel.families.tensor_product.plan.model import place, segment_work, staged
-from eqaccel.families.tensor_product.text import literal, table
+from eqaccel.families.tensor_product.text import literal, table, wrapped
 from eqaccel.families.tensor_product.units import count_units, entry_functions, entry_lines
+from eqaccel.irreps import Irreps
 
 
 class Spelling(ABC):
@@ -34,6 +36,10 @@ class Spelling(ABC):
     @abstractmethod
     def segment(self, plan: KernelPlan, number: int) -> list[str]:
         """Members of a segment."""
+
+    @abstractmethod
+    def read_x(self, plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
+        """Lines that read the components of a block of x into x0, x1 and so on, in forward kernels."""
 
     @abstractmethod
     def x_at(self, plan: KernelPlan, offset: int) -> str:
@@ -65,16 +71,28 @@ class _Cpu(Spelling):
             "  static EQ_FN void build_entries(const Lane* y, Lane* m) {",
             *(f"    {line}" for line in code),
             "  }",
+            *_each_block("x", plan.spec.irreps_in1),
+            *_each_block("z", plan.spec.irreps_out),
         ]
 
     def segment(self, plan: KernelPlan, number: int) -> list[str]:
+        lines = [
+            "  static EQ_FN constexpr int z_offset(int component) {",
+            f"    constexpr int offsets[] = {{{wrapped(map(str, plan.segments[number].z_offsets))}}};",
+            "    return offsets[component];",
+            "  }",
+        ]
         # A segment's part of the cache lines of weights that are fetched ahead, one a path: as its part of the work.
         if plan.direction is not Direction.FORWARD:
-            return []
+            return lines
         work = [segment_work(plan.direction, plan.matrices, segment) for segment in plan.segments]
         weighted = sum(path.weight_offset is not None for path in plan.spec.paths)
         first, end = (round(weighted * sum(work[:n]) / sum(work)) for n in (number, number + 1))
-        return [f"  static constexpr int first_fetch = {first}, end_fetch = {end};"]
+        return [*lines, f"  static constexpr int first_fetch = {first}, end_fetch = {end};"]
+
+    def read_x(self, plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
+        for i in range(block.d1):
+            yield f"const Lane x{i} = x.at({block.x_offset + i * segment.mul});"
 
     def x_at(self, plan: KernelPlan, offset: int) -> str:
         return f"{offset}"
@@ -99,10 +117,14 @@ class _Gpu(Spelling):
                 f"  static constexpr int blocks_per_sm = {kernel.blocks_per_sm}, "
                 f"shared_bytes = {kernel.shared_bytes()};",
                 f"  static constexpr int warps = {kernel.warps}, sums = {kernel.all_sums};",
+                f"  static constexpr int turned = {kernel.all_turned};",
             ]
             for number, segment in enumerate(kernel.segments):
-                warps, sums = segment.warps_per_group, kernel.sums(segment)
-                lines.append(f"  static constexpr int warps_per_group{number} = {warps}, sums{number} = {sums};")
+                warps, sums, turned = segment.warps_per_group, kernel.sums(segment), kernel.turned(segment)
+                lines.append(
+                    f"  static constexpr int warps_per_group{number} = {warps}, sums{number} = {sums}, "
+                    f"turned{number} = {turned};"
+                )
             lines += ["};", "}"]
         return "\n".join([*lines, "}  // namespace", "", ""])
 
@@ -129,7 +151,8 @@ class _Gpu(Spelling):
         return [
             "  static constexpr int stages = Launch::stages, edges_per_stage = Launch::edges_per_stage;",
             "  static constexpr int blocks_per_sm = Launch::blocks_per_sm, shared_bytes = Launch::shared_bytes;",
-            f"  static constexpr int warps = Launch::warps, warp_groups = {plan.warp_groups}, sums = Launch::sums;",
+            f"  static constexpr int warps = Launch::warps, warp_groups = {plan.warp_groups};",
+            "  static constexpr int sums = Launch::sums, turned = Launch::turned;",
             f"  static constexpr bool adds = {adds};  // to the gradients of y of kernels before",
             f"  static constexpr int x_staged = {staged(plan.x_spans)}, w_staged = {plan.w_staged};",
             f"  static constexpr int x_spans = {len(plan.x_spans)}, spans = {len(spans)}, copied = {_copied(plan)};",
@@ -139,17 +162,31 @@ class _Gpu(Spelling):
             f"  static constexpr int several = {len(plan.several_terms)}, terms = {terms};",
             f"  static EQ_FN Term term(int n) {{ {table('Term', terms_table)} }}",
             f"  static EQ_FN bool reads_x(int n) {{ return {_reads_x(plan)}; }}",
+            *_each_block("x", plan.spec.irreps_in1),
         ]
 
     def segment(self, plan: KernelPlan, number: int) -> list[str]:
         segment = plan.segments[number]
-        # z_offset_at is of a component that is not known when the text is compiled; groups of several warps need it.
-        lookup = table("int", map(str, segment.z_offsets), "component")
+        # z_row is of a component that is not known when the text is compiled; groups of several warps need it.
+        blocks = segment.z_blocks
+        rows = [f"{{{block.offset}, {row}, {block.d}}}" for block in blocks for row in range(block.d)]
         return [
             f"  static constexpr int warp_groups = {segment.warp_groups};",
-            f"  static constexpr int warps_per_group = Launch::warps_per_group{number}, sums = Launch::sums{number};",
-            f"  static EQ_FN int z_offset_at(int component) {{ {lookup} }}",
+            f"  static constexpr int warps_per_group = Launch::warps_per_group{number};",
+            f"  static constexpr int sums = Launch::sums{number};",
+            f"  static constexpr int turned = Launch::turned{number};",
+            "  // For a warp that changes elements of a block among its lanes.",
+            "  static constexpr int room = turned > 0 ? turned : by_rows ? sums / warps_per_group : 0;",
+            f"  static EQ_FN ZRow z_row(int component) {{ {table('ZRow', rows, 'component')} }}",
+            "  template <class F>",
+            "  static EQ_FN void each_z(const F& run) {",
+            *(f"    run(ZBlock<{block.offset}, {block.first}, {block.d}>{{}});" for block in blocks),
+            "  }",
         ]
+
+    def read_x(self, plan: KernelPlan, segment: Segment, block: Block) -> Iterable[str]:
+        yield f"const auto xb = x.template block<{block.d1}>({place(plan.x_spans, block.x_offset)});"
+        yield f"const Lane {', '.join(f'x{i} = xb[{i}]' for i in range(block.d1))};"
 
     def x_at(self, plan: KernelPlan, offset: int) -> str:
         return f"{place(plan.x_spans, offset)}, {offset}"
@@ -202,3 +239,10 @@ def _output_channels(plan: KernelPlan) -> int:
     ends = [0, *(offset + mul for offset, mul in offsets)]
     complete = [offset for offset, _ in offsets] == ends[:-1] and ends[-1] == plan.spec.z_dim
     return math.gcd(*(segment.mul for segment in plan.segments)) if complete else 0
+
+
+def _each_block(operand: str, irreps: Irreps) -> list[str]:
+    lines = ["  template <class F>", f"  static EQ_FN void each_{operand}_block(const F& run) {{"]
+    for (mul, ir), where in zip(irreps, irreps.slices(), strict=True):
+        lines.append(f"    run({where.start}, {mul}, {ir.dim});  // {mul}x{ir}")
+    return [*lines, "  }"]

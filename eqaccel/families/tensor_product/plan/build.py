@@ -7,6 +7,7 @@ of resident warps (16, 12 and 8 a multiprocessor).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -309,12 +310,20 @@ def _with_pipeline(plan: KernelPlan) -> KernelPlan:
         # Finding one of two stages takes fewer instructions than one of three, which counts where a block runs the code
         # of several segments at once: 8 % of the time of a gradient with three.
         depths = (2,) if plan.direction is Direction.BACKWARD and len(segments) > 2 else (3, 2)
-        shapes = [(edges, stages) for edges in choices for stages in depths]
-        for resident in range(most_resident, 0, -1):
-            for edges, stages in shapes:
-                chosen = replace(plan, segments=segments, edges_per_stage=edges, stages=stages, blocks_per_sm=resident)
-                if (chosen.shared_bytes() + 1024) * resident <= plan.target.shared_bytes:
-                    return chosen
+        # Few rows are written on graphs, which is not worth fewer edges or blocks.
+        turned_lanes = (32,) if plan.spec.by_rows else (32, 16, 0)
+        shapes = itertools.product(range(most_resident, 0, -1), choices, depths, turned_lanes)
+        for resident, edges, stages, lanes in shapes:
+            chosen = replace(
+                plan,
+                segments=segments,
+                edges_per_stage=edges,
+                stages=stages,
+                blocks_per_sm=resident,
+                turned_lanes=lanes,
+            )
+            if (chosen.shared_bytes() + 1024) * resident <= plan.target.shared_bytes + 1024:
+                return chosen
     return replace(plan, edges_per_stage=1, stages=2, blocks_per_sm=1)
 
 

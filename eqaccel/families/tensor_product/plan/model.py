@@ -91,6 +91,21 @@ class Block:
 
 
 @dataclass(frozen=True)
+class ZBlock:
+    """A block of z that a segment writes.
+
+    Attributes:
+        offset: Of the block in a row of z.
+        first: Position of its first component among the output components of the segment.
+        d: Number of its components.
+    """
+
+    offset: int
+    first: int
+    d: int
+
+
+@dataclass(frozen=True)
 class Segment:
     """Paths of one multiplicity whose output components live in registers together.
 
@@ -116,6 +131,12 @@ class Segment:
     def warps(self) -> int:
         """Warps that run the segment on a GPU."""
         return self.warp_groups * self.warps_per_group
+
+    @property
+    def z_blocks(self) -> tuple[ZBlock, ...]:
+        """The blocks that `z_offsets` are components of, in their order."""
+        blocks = {path.accumulators[0]: ZBlock(path.z_offset, path.accumulators[0], path.d3) for path in self.paths}
+        return tuple(block for _, block in sorted(blocks.items()))
 
     @property
     def paths(self) -> tuple[PlannedPath, ...]:
@@ -169,6 +190,8 @@ class KernelPlan(Purpose):
         edges_per_stage: Edges whose rows a GPU block copies to shared memory together.
         stages: Stages that are in shared memory at a time.
         blocks_per_sm: Blocks that a multiprocessor should hold.
+        turned_lanes: Lanes of a warp that have room in shared memory at a time for the elements of a block that they
+            are to write.
     """
 
     number: int
@@ -176,6 +199,7 @@ class KernelPlan(Purpose):
     edges_per_stage: int = 1
     stages: int = 1
     blocks_per_sm: int = 1
+    turned_lanes: int = 32
 
     @cached_property
     def first_entry(self) -> dict[int, int]:
@@ -206,6 +230,11 @@ class KernelPlan(Purpose):
         entries = [(at, terms) for at, terms in self._entries() if len(terms) > 1]
         longest = max((len(terms) for _, terms in entries), default=0)
         return tuple((at, terms + ((0, 0.0),) * (longest - len(terms))) for at, terms in entries)
+
+    @property
+    def holds_single_terms(self) -> bool:
+        """Whether each thread of a GPU block holds the term of at most one entry of one term: forward, where it can."""
+        return self.direction is Direction.FORWARD and len(self.single_terms) <= self.threads
 
     def _entries(self) -> Iterator[tuple[int, tuple[tuple[int, float], ...]]]:
         for number, first in self.first_entry.items():
@@ -260,6 +289,24 @@ class KernelPlan(Purpose):
         """The same for all groups of a block."""
         return round_up(sum(segment.warp_groups * self.sums(segment) for segment in self.segments), 4)
 
+    def turned(self, segment: Segment) -> int:
+        """Elements of shared memory in which lanes of a warp change those of a block, to write it as (mul, 2l+1).
+
+        None where gradients are of a graph: those of x have another layout, there are few rows of z, and no registers.
+        """
+        if self.spec.layout == "ir_mul" or (self.direction is not Direction.FORWARD and not self.spec.by_rows):
+            return 0
+        x = () if self.direction is Direction.FORWARD else (block.d1 for block in segment.blocks)
+        z = () if self.direction is Direction.BACKWARD else (block.d for block in segment.z_blocks)
+        most = max((*z, *x), default=1)
+        has_room = self.sums(segment) > 0 and len(segment.z_offsets) >= most  # that of the outputs of a warp
+        return 0 if most == 1 or has_room else self.turned_lanes * segment.channels_per_lane * most
+
+    @property
+    def all_turned(self) -> int:
+        """The same for all warps of a block."""
+        return sum(segment.warps * self.turned(segment) for segment in self.segments)
+
     def shared_bytes(self) -> int:
         """Shared memory of a GPU block; the layout of `preludes/gpu_pipeline.h`, in the same order."""
         y_dim, scalar = self.spec.y_dim, self.scalar_bytes
@@ -270,8 +317,10 @@ class KernelPlan(Purpose):
         gradients = round_up(2 * edges * self.warp_groups * y_dim * self.direction.gradients, 4)
         barriers = 8 * round_up(self.stages, 2)
         ids = 8 * round_up(edges * (self.stages + 3), 2)
-        table = 2 * scalar * (len(self.single_terms) + sum(len(terms) for _, terms in self.several_terms))
-        return rows + (matrices + attributes + gradients + self.all_sums) * scalar + barriers + ids + table
+        single = 0 if self.holds_single_terms else len(self.single_terms)
+        table = 2 * scalar * (single + sum(len(terms) for _, terms in self.several_terms))
+        turned = self.all_sums + self.all_turned
+        return rows + (matrices + attributes + gradients + turned) * scalar + barriers + ids + table
 
 
 @dataclass(frozen=True)

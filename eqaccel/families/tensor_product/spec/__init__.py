@@ -8,7 +8,7 @@ from eqaccel.families.tensor_product.spec.instruction import (
     Pairs,
 )
 from eqaccel.families.tensor_product.spec.path import Path
-from eqaccel.families.tensor_product.spec.tensor_product import MAX_DEGREE, TensorProductSpec
+from eqaccel.families.tensor_product.spec.tensor_product import MAX_DEGREE, Layout, TensorProductSpec
 from eqaccel.families.tensor_product.spec.text import read_spec_text, spec_text
 from eqaccel.families.tensor_product.spec.unmixed import UnmixedProduct, unmixed
 
@@ -17,6 +17,7 @@ __all__ = [
     "ConnectionMode",
     "Instruction",
     "InstructionLike",
+    "Layout",
     "Mixing",
     "Pairs",
     "Path",

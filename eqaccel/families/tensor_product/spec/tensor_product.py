@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 from eqaccel.errors import SpecError, UnsupportedError
 from eqaccel.families.tensor_product.spec.e3nn_module import coupling_sign, read_module
@@ -19,6 +19,9 @@ from eqaccel.wigner import WignerConvention, depends_on_convention, wigner_sign
 
 MAX_DEGREE = 11
 """Largest degree l of an irrep that a path may have; the tables of e3nn 0.4 end there."""
+
+Layout = Literal["mul_ir", "ir_mul"]
+"""Order inside a block of irreps: (mul, 2l+1) as in e3nn, or (2l+1, mul)."""
 
 _MAX_CHANNELWISE_DEGREE = 7  # above, edge matrices take too many registers
 
@@ -52,6 +55,8 @@ class TensorProductSpec:
         convention: The convention that the signs of some paths follow; None if no path depends on it.
         bfloat16_weights: Whether float32 kernels read weights that are rounded to bfloat16; see
             `with_bfloat16_weights`.
+        layout: Order inside a block of x and z that kernels take; see `with_layout`.
+        by_rows: Whether kernels take rows without a graph.
 
     Raises:
         IrrepsError: If irreps cannot be read.
@@ -68,6 +73,8 @@ class TensorProductSpec:
     shared_weights: bool = field(kw_only=True)
     convention: WignerConvention | None = field(kw_only=True, compare=False)  # the coefficients follow from it
     bfloat16_weights: bool = field(kw_only=True, default=False)
+    layout: Layout = field(kw_only=True, default="mul_ir")
+    by_rows: bool = field(kw_only=True, default=False)
 
     def __init__(
         self,
@@ -197,9 +204,30 @@ class TensorProductSpec:
                 f"spec: expected a product of mode uvu with weights of its own for each edge, to keep them in "
                 f"bfloat16, got {self!r}; keep them in float32"
             )
+        return self._stored(bfloat16_weights=True)
+
+    def with_layout(self, layout: Layout, by_rows: bool = False) -> TensorProductSpec:
+        """The same product of rows that are laid out otherwise, which modules ask for.
+
+        Kernels for a GPU of products channel by channel are made for one layout, and for graphs or for rows without;
+        others take all of them.
+
+        Args:
+            layout: Order inside a block of x and z: "mul_ir" (mul, 2l+1) as in e3nn, or "ir_mul" (2l+1, mul).
+            by_rows: Whether kernels are to take rows without a graph, in place of graphs.
+
+        Raises:
+            SpecError: If there is no such layout.
+        """
+        if layout not in get_args(Layout):
+            raise SpecError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
+        return self._stored(layout=layout, by_rows=by_rows)
+
+    def _stored(self, **storage: Any) -> TensorProductSpec:
+        """The same product of operands that are stored otherwise."""
         spec = object.__new__(type(self))
         for name in self.__dataclass_fields__:
-            object.__setattr__(spec, name, name == "bfloat16_weights" or getattr(self, name))
+            object.__setattr__(spec, name, storage.get(name, getattr(self, name)))
         return spec
 
     @property
@@ -229,6 +257,8 @@ class TensorProductSpec:
         head = f"{self.irreps_in1}|{self.irreps_in2}|{self.irreps_out}|{self.weight_numel}|{self.shared_weights}"
         rows = [f"{p.in1},{p.in2},{p.out},{p.weight_offset},{p.coefficient.hex()}{_mode(p)}" for p in self.paths]
         storage = ["bfloat16 weights"] if self.bfloat16_weights else []
+        storage += [self.layout] if self.layout != "mul_ir" else []
+        storage += ["by rows"] if self.by_rows else []
         return hashlib.sha256("\n".join(["eqaccel spec 1", head, *rows, *storage]).encode()).hexdigest()
 
     def _set(
@@ -261,7 +291,8 @@ class TensorProductSpec:
                 conventions.add(WignerConvention.E3NN_0_5 if sign > 0 else WignerConvention.E3NN_0_4)
         if len(conventions) > 1:
             raise UnsupportedError("module: expected coupling tensors with the signs of one version of e3nn, got both")
-        values = (*irreps, tuple(paths), weight_numel, bool(shared_weights), next(iter(conventions), None), False)
+        mathematics = (*irreps, tuple(paths), weight_numel, bool(shared_weights), next(iter(conventions), None))
+        values = (*mathematics, False, "mul_ir", False)
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
 

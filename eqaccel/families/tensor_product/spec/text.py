@@ -10,7 +10,7 @@ from eqaccel.irreps import Irreps
 def spec_text(spec: TensorProductSpec) -> str:
     """A spec as a line of what all paths have in common, and a line for each path."""
     irreps = f"{spec.irreps_in1}|{spec.irreps_in2}|{spec.irreps_out}"
-    lines = [f"{irreps}|{int(spec.shared_weights)}|{int(spec.bfloat16_weights)}"]
+    lines = [f"{irreps}|{int(spec.shared_weights)}|{int(spec.bfloat16_weights)}|{spec.layout}|{int(spec.by_rows)}"]
     for path in spec.paths:
         weighted = int(path.weight_offset is not None)
         lines.append(f"{path.in1} {path.in2} {path.out} {path.mode} {weighted} {path.coefficient.hex()}")
@@ -20,7 +20,7 @@ def spec_text(spec: TensorProductSpec) -> str:
 def read_spec_text(text: str) -> TensorProductSpec:
     """The spec that a text was made of: of the same digest, and the same payload."""
     head, *lines = text.splitlines()
-    *irreps, shared, rounded = head.split("|")
+    *irreps, shared, rounded, layout, by_rows = head.split("|")
     in1, in2, out = map(Irreps, irreps)
     instructions, coefficients = [], []
     for line in lines:
@@ -29,4 +29,5 @@ def read_spec_text(text: str) -> TensorProductSpec:
         instructions.append(Instruction(*blocks, ConnectionMode(mode), bool(int(weighted))))
         coefficients.append(float.fromhex(coefficient))
     spec = TensorProductSpec.of_coefficients((in1, in2, out), instructions, coefficients, bool(int(shared)))
+    spec = spec.with_layout("mul_ir" if layout == "mul_ir" else "ir_mul", bool(int(by_rows)))
     return spec.with_bfloat16_weights() if int(rounded) else spec
