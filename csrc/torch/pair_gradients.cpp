@@ -47,8 +47,7 @@ TORCH_LIBRARY_IMPL(eqaccel, CompositeExplicitAutograd, library) { library.impl("
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor> gradients(const SharedLayer& layer, const PairRange& range, int64_t slots,
-                                             const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w,
-                                             bool mul_ir) {
+                                             const Tensor& gz, const Tensor& x, const Tensor& y, const Tensor& w) {
   const EdgePairs& pairs = range.pairs;
   const Product& product = layer.product;
   const Tensor back = layer.matrix.t();
@@ -57,14 +56,14 @@ std::tuple<Tensor, Tensor, Tensor> gradients(const SharedLayer& layer, const Pai
                                              const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared_backward");
     const auto [gx, gy, gw] = op.call(layer.payload, layer.key, gz, x, y, w, pairs.row, range.index, x.size(0),
-                                      layer.z_dim, mul_ir, layer.deterministic);
+                                      layer.z_dim, layer.mul_ir, layer.deterministic);
     if (pairs.are_alone()) return {gx, gy, multiply(product, gw, back)};
     return {gx, gy,
             pair_gradients_file::multiply_pairs(pairs.payload, pairs.key, product.payload, product.key, gw, back,
                                                 pairs.edges)};
   }
-  const TensorProductProblem problem{layer.payload, layer.key, range.index,        x.size(0),
-                                     layer.z_dim,   mul_ir,    layer.deterministic};
+  const TensorProductProblem problem{layer.payload, layer.key,    range.index,        x.size(0),
+                                     layer.z_dim,   layer.mul_ir, layer.deterministic};
   const int64_t terms = layer.matrix.size(0);
   const bool adds = pair_gradients_file::adds_portions(pairs, layer.matrix);
   const Tensor rows = at::empty({adds ? pairs.size() : y.size(0), terms}, layer.matrix.options());

@@ -16,21 +16,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Rows of blocks of (channels, components) in the other layout, (components, channels), or back.
-Tensor relaid(const Tensor& rows, const std::vector<std::pair<int64_t, int64_t>>& blocks, bool to_mul_ir) {
-  Tensor moved = at::empty(rows.sizes(), rows.options());
-  int64_t first = 0;
-  for (const auto& [channels, components] : blocks) {
-    const int64_t size = channels * components, outer = to_mul_ir ? components : channels;
-    const auto of = [&](const Tensor& t) { return t.narrow(1, first, size); };
-    of(moved).unflatten(1, {size / outer, outer}).copy_(of(rows).unflatten(1, {outer, size / outer}).transpose(1, 2));
-    first += size;
-  }
-  TORCH_CHECK(first == rows.size(1), "eqaccel::shared_convolution: expected rows of ", first,
-              " columns, as in the payload, got ", rows.size(1), ".");
-  return moved;
-}
-
 // One layer in an evaluation; its weights are kept by a number.
 class Layer : public torch::CustomClassHolder {
  public:
@@ -45,35 +30,33 @@ class Layer : public torch::CustomClassHolder {
     return rounds && made.scalar_type() == at::kFloat ? made.to(at::kBFloat16) : made;
   }
 
-  // The sum over ranges, in the layout of kernels, so that this is changed once.
-  Tensor convolve(const Tensor& given_x, const Tensor& y, const Tensor& hidden) const {
+  // The sum over ranges.
+  Tensor convolve(const Tensor& x, const Tensor& y, const Tensor& hidden) const {
     const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
-    if (parts.size() == 1) return convolve(parts[0], given_x, y, made(parts[0], hidden), of_->mul_ir);
-    const Tensor x = in_kernels(given_x, 'x');
+    if (parts.size() == 1) return convolve(parts[0], x, y, made(parts[0], hidden));
     const std::vector<Tensor> ys = in_ranges(y, parts);
     Tensor z;
     for (std::size_t n = 0; n < parts.size(); ++n) {
-      const Tensor own = convolve(parts[n], x, ys[n], made(parts[n], hidden), false);
+      const Tensor own = convolve(parts[n], x, ys[n], made(parts[n], hidden));
       z = z.defined() ? z.add_(own) : own;
     }
-    return of_->mul_ir ? relaid(z, program()->blocks('z'), true) : z;
+    return z;
   }
 
   // Of x, to which ranges add, and of y and hidden, of which ranges have rows of their own.
-  std::tuple<Tensor, Tensor, Tensor> gradients(const Tensor& given_gz, const Tensor& given_x, const Tensor& y,
+  std::tuple<Tensor, Tensor, Tensor> gradients(const Tensor& gz, const Tensor& x, const Tensor& y,
                                                const Tensor& hidden) const {
     const std::vector<PairRange>& parts = portions().ranges(row_bytes_);
-    if (parts.size() == 1) return gradients(parts[0], given_gz, given_x, y, taken(parts[0], hidden), of_->mul_ir);
-    const Tensor x = in_kernels(given_x, 'x'), gz = in_kernels(given_gz, 'z');
+    if (parts.size() == 1) return gradients(parts[0], gz, x, y, taken(parts[0], hidden));
     const Tensor gx = at::zeros_like(x), gy = at::empty_like(y), of_hidden = at::empty_like(hidden);
     const std::vector<Tensor> ys = in_ranges(y, parts);
     for (std::size_t n = parts.size(); n-- > 0;) {  // the weights of the last range are those that are there still
-      const auto [add_x, of_y, of_rows] = gradients(parts[n], gz, x, ys[n], taken(parts[n], hidden), false);
+      const auto [add_x, of_y, of_rows] = gradients(parts[n], gz, x, ys[n], taken(parts[n], hidden));
       gx.add_(add_x);
       gy.index_copy_(0, parts[n].slots, of_y);
       parts[n].of_pairs(of_hidden).copy_(of_rows);
     }
-    return {of_->mul_ir ? relaid(gx, program()->blocks('x'), true) : gx, gy, of_hidden};
+    return {gx, gy, of_hidden};
   }
 
  private:
@@ -89,22 +72,18 @@ class Layer : public torch::CustomClassHolder {
     return portions().taken({number_, range.first}, rows.size(0) * row_bytes_, [&] { return weights(rows); });
   }
 
-  Tensor in_kernels(const Tensor& rows, char kind) const {
-    return of_->mul_ir ? relaid(rows, program()->blocks(kind), false) : rows;
-  }
-
-  Tensor convolve(const PairRange& range, const Tensor& x, const Tensor& y, const Tensor& weights, bool mul_ir) const {
+  Tensor convolve(const PairRange& range, const Tensor& x, const Tensor& y, const Tensor& weights) const {
     using Signature = Tensor(const Tensor&, int64_t, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                              const Tensor&, int64_t, int64_t, bool, bool);
     static const auto op = find_operator<Signature>("eqaccel::tensor_product_shared");
-    return op.call(of_->payload, of_->key, x, y, weights, range.pairs.row, range.index, x.size(0), of_->z_dim, mul_ir,
-                   of_->deterministic);
+    return op.call(of_->payload, of_->key, x, y, weights, range.pairs.row, range.index, x.size(0), of_->z_dim,
+                   of_->mul_ir, of_->deterministic);
   }
 
   std::tuple<Tensor, Tensor, Tensor> gradients(const PairRange& range, const Tensor& gz, const Tensor& x,
-                                               const Tensor& y, const Tensor& weights, bool mul_ir) const {
+                                               const Tensor& y, const Tensor& weights) const {
     const int64_t slots = portions().edges_at_a_time(row_bytes_, y.size(0), weights.size(0));
-    return ops::gradients(*of_, range, slots, gz, x, y, weights, mul_ir);
+    return ops::gradients(*of_, range, slots, gz, x, y, weights);
   }
 
   // Where the edges of ranges are among all, one range after another.

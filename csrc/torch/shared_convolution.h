@@ -28,8 +28,8 @@ struct SharedLayer : torch::CustomClassHolder {
 Tensor convolve(const c10::intrusive_ptr<SharedLayer>&, const Tensor& x, const Tensor& y, const Tensor& hidden);
 
 // Gradients of x, y and hidden over the edges of a range, so many slots at a time, which have to be edges unless they are
-// all. w: (pairs, w_dim); mul_ir: of x, gz and the gradient of x.
+// all. w: (pairs, w_dim).
 std::tuple<Tensor, Tensor, Tensor> gradients(const SharedLayer&, const PairRange&, int64_t slots, const Tensor& gz,
-                                             const Tensor& x, const Tensor& y, const Tensor& w, bool mul_ir);
+                                             const Tensor& x, const Tensor& y, const Tensor& w);
 
 }  // namespace eqaccel::ops
