@@ -13,12 +13,13 @@ import re
 import sys
 import time
 from collections import Counter
+from typing import get_args
 
 from eqaccel import runtime
 from eqaccel.benchmarks.problems import CONVOLUTIONS, PROBLEMS, PRODUCTS
 from eqaccel.codegen import SCALAR_BYTES, Direction
 from eqaccel.errors import CompileError
-from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec
+from eqaccel.families.tensor_product import TENSOR_PRODUCT, Layout, TensorProductSpec
 from eqaccel.targets import TARGETS
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
@@ -42,10 +43,12 @@ def main() -> int:
     parser.add_argument(
         "--bfloat16-weights", action="store_true", help="of products with such weights, where they can be"
     )
+    parser.add_argument("--layout", choices=get_args(Layout), default="mul_ir", help="of rows of x and z")
+    parser.add_argument("--by-rows", action="store_true", help="for rows without a graph")
     options = parser.parse_args()
     print(f"NVRTC {runtime.nvrtc_version()}")
     start, counts, faults = time.monotonic(), Counter(), []
-    specs = {name: PROBLEMS[name].spec for name in options.problems}
+    specs = {name: PROBLEMS[name].spec.with_layout(options.layout, options.by_rows) for name in options.problems}
     if options.bfloat16_weights:
         own = {name: spec for name, spec in specs.items() if spec.is_channelwise and not spec.shared_weights}
         specs = {name: spec.with_bfloat16_weights() for name, spec in own.items() if spec.weight_numel}

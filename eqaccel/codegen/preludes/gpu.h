@@ -95,7 +95,7 @@ struct EdgeRows {
   static constexpr int n = S::lane_channels;
   const Channels<S>& channels;
   const eq_operands& o;
-  // Shared memory; of tangents t, so many elements behind. Weights at this lane's first channel.
+  // Shared memory; of tangents t, so many elements behind. Weights at the lane's first channel, x at its first element.
   const T* x_row;
   const W* w_row;
   int tangent_step;
