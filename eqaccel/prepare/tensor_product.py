@@ -121,8 +121,8 @@ class TensorProductTask(Task):
     def scales(self, problem: Problem) -> list[Tensor]:
         """See `Task`."""
         names = ("gz", "x", "y", "w", "a", "b", "c")[self.direction is Direction.FORWARD :][: len(problem.operands)]
-        moved = {"x": self.spec.irreps_in1, "z": self.spec.irreps_out} if problem.mul_ir else {}
-        moved |= {"gz": moved["z"], "gx": moved["x"], "a": moved["x"]} if moved else {}  # those are like these
+        x, z = self.spec.irreps_in1, self.spec.irreps_out
+        moved = {"x": x, "a": x, "gx": x, "z": z, "gz": z} if problem.mul_ir else {}
         operands = {name: operand.double().cpu() for name, operand in zip(names, problem.operands, strict=True)}
         arrays = {
             name: (to_ir_mul(rows, moved[name]) if name in moved else rows).numpy() for name, rows in operands.items()

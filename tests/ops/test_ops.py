@@ -7,7 +7,7 @@ import torch
 
 import eqaccel
 from eqaccel import Graph, TensorProduct, TensorProductConv, TensorProductSpec
-from eqaccel.errors import CompileError, MissingCompilerError, OperandError, SpecError
+from eqaccel.errors import CompileError, MissingCompilerError, OperandError
 from eqaccel.testing import Operands, assert_product, random_operands
 
 SMALL = TensorProductSpec.channelwise("4x0e+4x1o", "0e+1o", "0e+1o")
@@ -221,7 +221,7 @@ def test_batch_rows_must_match():
 
 
 def test_wrong_layout():
-    with pytest.raises(SpecError, match=r"layout: expected 'mul_ir' or 'ir_mul', got 'channels_last'"):
+    with pytest.raises(OperandError, match=r"layout: expected 'mul_ir' or 'ir_mul', got 'channels_last'"):
         TensorProduct(SMALL, layout="channels_last")
 
 

@@ -199,7 +199,8 @@ struct Worker {
     } else {
       S::each_z([&](auto block) {
         typedef decltype(block) B;
-        channels.template lay<B::d>(z + B::first, sums + (group_warp * S::outputs + B::first) * channels.of_warp);
+        T* const to = sums + (group_warp * S::outputs + B::first) * channels.of_warp;
+        channels.template lay<B::d>(z + B::first, to, pipe.lane);
       });
       const LaneOf<n>* const of_lane = reinterpret_cast<const LaneOf<n>*>(sums) + pipe.lane;
       wait_for_group();

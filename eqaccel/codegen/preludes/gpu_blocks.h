@@ -73,7 +73,7 @@ struct Channels {
       for (int q = 0; q < d; ++q) store(to + (offset + q * n), elements[q]);
     } else {
       constexpr int part = lanes * n * d;
-      T* const to = row + ((first - lane * n) * d + lane * n);
+      T* const to = row + in_part(d);
 #pragma unroll 1
       for (int begin = 0; begin < 32; begin += lanes) {
         meet_lanes();
@@ -96,7 +96,8 @@ struct Channels {
 #pragma unroll
     for (int i = 0; i < d; ++i) store(to + (offset + i * S::mul), components[i]);
   }
-  // Puts the components of a block into shared memory in the order of the layout, where they are those of a lane of some.
+  // Puts components of a block into shared memory in the order of the layout, as those of a lane of some. Row q of what
+  // all lanes have put there, 32 times n elements, belongs where `place` says.
   template <int d>
   EQ_FN void lay(const Values* components, T* to, int lane) const {
     Values elements[d];
@@ -105,14 +106,7 @@ struct Channels {
     for (int q = 0; q < d; ++q)
       *reinterpret_cast<Values*>(to + (mul_ir ? lane * n * d + q * n : q * of_warp + lane * n)) = elements[q];
   }
-  // The same for all lanes; row q of what they have put there, 32 times n elements, belongs where `place` says.
-  template <int d>
-  EQ_FN void lay(const Values* components, T* to) const {
-    lay<d>(components, to, lane);
-  }
-  EQ_FN int place(int q, int d) const {
-    return mul_ir ? (first - lane * n) * d + lane * n + q * of_warp : first + q * S::mul;
-  }
+  EQ_FN int place(int q, int d) const { return mul_ir ? in_part(d) + q * of_warp : first + q * S::mul; }
   EQ_FN bool has_row(int q, int d) const { return mul_ir ? has(q * of_warp, d) : active; }
 
  private:
@@ -129,10 +123,10 @@ struct Channels {
   }
   // Lanes that there is room for together; few of them would take too many turns.
   static EQ_FN constexpr int lanes_of(int d) { return 32 * n * d <= S::room ? 32 : 16 * n * d <= S::room ? 16 : 0; }
-  // Whether element `at + lane * n` of a warp's part of a block, in the layout (mul, 2l+1), belongs to a channel.
-  EQ_FN bool has(int at, int d) const {
-    return S::mul % of_warp == 0 || (first - lane * n) * d + lane * n + at < S::mul * d;
-  }
+  // Of a warp's part of a block, in the layout (mul, 2l+1): where its element `lane * n` is in the block, and whether the
+  // one that is `at` elements behind that belongs to a channel.
+  EQ_FN int in_part(int d) const { return (first - lane * n) * d + lane * n; }
+  EQ_FN bool has(int at, int d) const { return S::mul % of_warp == 0 || in_part(d) + at < S::mul * d; }
 };
 
 }  // namespace

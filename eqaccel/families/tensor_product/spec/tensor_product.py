@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from eqaccel.errors import SpecError, UnsupportedError
+from eqaccel.errors import OperandError, SpecError, UnsupportedError
 from eqaccel.families.tensor_product.spec.e3nn_module import coupling_sign, read_module
 from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, InstructionLike
 from eqaccel.families.tensor_product.spec.normalization import path_coefficients
@@ -217,10 +217,10 @@ class TensorProductSpec:
             by_rows: Whether kernels are to take rows without a graph, in place of graphs.
 
         Raises:
-            SpecError: If there is no such layout.
+            OperandError: If there is no such layout.
         """
         if layout not in get_args(Layout):
-            raise SpecError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
+            raise OperandError(f"layout: expected 'mul_ir' or 'ir_mul', got {layout!r}. e3nn's layout is 'mul_ir'.")
         return self._stored(layout=layout, by_rows=by_rows)
 
     def _stored(self, **storage: Any) -> TensorProductSpec:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction
-from eqaccel.families.tensor_product.spec.tensor_product import TensorProductSpec
+from eqaccel.families.tensor_product.spec.tensor_product import Layout, TensorProductSpec
 from eqaccel.irreps import Irreps
 
 
@@ -29,5 +31,5 @@ def read_spec_text(text: str) -> TensorProductSpec:
         instructions.append(Instruction(*blocks, ConnectionMode(mode), bool(int(weighted))))
         coefficients.append(float.fromhex(coefficient))
     spec = TensorProductSpec.of_coefficients((in1, in2, out), instructions, coefficients, bool(int(shared)))
-    spec = spec.with_layout("mul_ir" if layout == "mul_ir" else "ir_mul", bool(int(by_rows)))
+    spec = spec.with_layout(cast(Layout, layout), bool(int(by_rows)))
     return spec.with_bfloat16_weights() if int(rounded) else spec
