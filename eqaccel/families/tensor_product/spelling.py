@@ -120,11 +120,12 @@ class _Gpu(Spelling):
                 f"  static constexpr int turned = {kernel.all_turned};",
             ]
             for number, segment in enumerate(kernel.segments):
-                warps, sums, turned = segment.warps_per_group, kernel.sums(segment), kernel.turned(segment)
-                lines.append(
-                    f"  static constexpr int warps_per_group{number} = {warps}, sums{number} = {sums}, "
-                    f"turned{number} = {turned};"
-                )
+                warps, sums = segment.warps_per_group, kernel.sums(segment)
+                turned, room = kernel.turned(segment), kernel.room(segment)
+                lines += [
+                    f"  static constexpr int warps_per_group{number} = {warps}, sums{number} = {sums};",
+                    f"  static constexpr int turned{number} = {turned}, room{number} = {room};",
+                ]
             lines += ["};", "}"]
         return "\n".join([*lines, "}  // namespace", "", ""])
 
@@ -174,9 +175,7 @@ class _Gpu(Spelling):
             f"  static constexpr int warp_groups = {segment.warp_groups};",
             f"  static constexpr int warps_per_group = Launch::warps_per_group{number};",
             f"  static constexpr int sums = Launch::sums{number};",
-            f"  static constexpr int turned = Launch::turned{number};",
-            "  // For a warp that changes elements of a block among its lanes.",
-            "  static constexpr int room = turned > 0 ? turned : by_rows ? sums / warps_per_group : 0;",
+            f"  static constexpr int turned = Launch::turned{number}, room = Launch::room{number};",
             f"  static EQ_FN ZRow z_row(int component) {{ {table('ZRow', rows, 'component')} }}",
             "  template <class F>",
             "  static EQ_FN void each_z(const F& run) {",

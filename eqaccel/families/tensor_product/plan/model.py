@@ -302,6 +302,11 @@ class KernelPlan(Purpose):
         has_room = self.sums(segment) > 0 and len(segment.z_offsets) >= most  # that of the outputs of a warp
         return 0 if most == 1 or has_room else self.turned_lanes * segment.channels_per_lane * most
 
+    def room(self, segment: Segment) -> int:
+        """Elements of shared memory that a warp has for that: of its own, or those of its outputs."""
+        own = self.turned(segment)
+        return own or (self.sums(segment) // segment.warps_per_group if self.spec.by_rows else 0)
+
     @property
     def all_turned(self) -> int:
         """The same for all warps of a block."""
