@@ -4,7 +4,8 @@
 // (runtime/matrix_product.h), it is torch's product on these GPUs too. The derivative with respect to `a` is another call
 // of the operator, that with respect to `b` a product of torch.
 //
-// eqaccel::matrix_product_shared: the same of sums of two rows of `a`, without derivatives; where the kernel does not add rows, they are added before.
+// eqaccel::matrix_product_shared: the same of sums of two rows of `a`, without derivatives; where the kernel does not add
+// rows, they are added before.
 #include "matrix_product.h"
 
 #include <ATen/Context.h>
