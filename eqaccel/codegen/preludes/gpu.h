@@ -51,7 +51,7 @@ struct XBlock {
   LaneOf<n> rows[tangents][d1], gx[gradients][d1];
   T *gx_rows[gradients], *turned;
   int offset;
-  bool deterministic;
+  const eq_operands& o;
   EQ_FN LaneOf<n> x(int i, int) const { return rows[0][i]; }
   EQ_FN LaneOf<n> a(int i, int) const { return rows[1][i]; }
   EQ_FN LaneOf<n> p(int i, int) const { return rows[2][i]; }
@@ -63,8 +63,8 @@ struct XBlock {
 #pragma unroll
     for (int of = 0; of < gradients; ++of) {
       if (by_rows) channels.template write<d1>(gx_rows[of], offset, gx[of], turned, put);
-      else if (deterministic) channels.template write_components<d1>(gx_rows[of], offset, gx[of], put);
-      else channels.template write<d1>(gx_rows[of] - channels.first, offset, gx[of], turned, add);
+      else if (o.deterministic) channels.template write_components<d1>(gx_rows[of], offset, gx[of], put);
+      else channels.template write<d1>(gx_rows[of], offset, gx[of], turned, add);
     }
   }
 };
@@ -94,18 +94,17 @@ template <class S>
 struct EdgeRows {
   static constexpr int n = S::lane_channels;
   const Channels<S>& channels;
-  const bool deterministic;
+  const eq_operands& o;
   // Shared memory; of tangents t, so many elements behind. Weights at the lane's first channel, x at its first element.
   const T* x_row;
   const W* w_row;
   int tangent_step;
-  // Device memory, at the lane's first channel; but rows of x at their first element where there is no graph.
-  T *gx_rows[gradients], *gw_rows[gradients];
+  T *gx_rows[gradients], *gw_rows[gradients];  // device memory, likewise
   T* turned;
   LaneOf<n>*gz[gradients], *ggz;  // registers
   template <int d1, int, bool adds>
   EQ_FN XBlock<S, d1, adds> x_block(int staged, int offset) const {
-    XBlock<S, d1, adds> block{channels, {}, {}, {}, turned, offset, deterministic};
+    XBlock<S, d1, adds> block{channels, {}, {}, {}, turned, offset, o};
 #pragma unroll
     for (int t = 0; t < tangents; ++t) channels.template read<d1>(x_row, t * tangent_step + staged, block.rows[t]);
 #pragma unroll
@@ -239,17 +238,16 @@ struct Worker {
       const int64_t gx_row = by_rows || o.deterministic ? pipe.slot(step, e) - split.first : id.y,
                     gw_row = pipe.edge(step, e);
       T* gx = static_cast<T*>(gathers ? o.workspace : o.gx);
-      const int in_row = by_rows ? 0 : channels.first;  // once: 128 registers leave no room for it beside each row
-      EdgeRows<S> operands{channels, o.deterministic != 0};
+      EdgeRows<S> operands{channels, o};
       operands.x_row = rows;
       operands.w_row = weights;
       operands.tangent_step = L::edge / tangents;
-      operands.gx_rows[0] = gx + gx_row * P::x_dim + in_row;
+      operands.gx_rows[0] = gx + gx_row * P::x_dim;
       operands.gw_rows[0] = static_cast<T*>(o.gw) + gw_row * P::w_dim + channels.first;
       if constexpr (has_second) {
         // Those of each edge stand behind all of those by x.
         T* const ga = gathers ? gx + o.num_edges * P::x_dim : static_cast<T*>(o.ga);
-        operands.gx_rows[1] = ga + gx_row * P::x_dim + in_row;
+        operands.gx_rows[1] = ga + gx_row * P::x_dim;
         operands.gw_rows[1] = static_cast<T*>(o.gc) + gw_row * P::w_dim + channels.first;
       }
       operands.turned = turned;

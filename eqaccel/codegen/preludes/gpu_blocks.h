@@ -47,10 +47,11 @@ struct Channels {
   template <int d>
   EQ_FN void read(const T* row, int offset, Values* components) const {
     // Compilers keep what follows from `first` for each d in registers, which some kernels have none of.
-    const T* const from = row + (!mul_ir ? first : computed_again(first) * d);
+    const T* const from = row + (!mul_ir ? first : has_gradient ? 0 : computed_again(first) * d);
+    const int at = offset + (mul_ir && has_gradient ? first * d : 0);
     Values elements[d];
 #pragma unroll
-    for (int q = 0; q < d; ++q) elements[q] = load<n>(from + (offset + q * (mul_ir ? n : S::mul)), active);
+    for (int q = 0; q < d; ++q) elements[q] = load<n>(from + (at + q * (mul_ir ? n : S::mul)), active);
 #pragma unroll
     for (int i = 0; i < d; ++i)
 #pragma unroll
@@ -62,7 +63,7 @@ struct Channels {
   EQ_FN void write(T* row, int offset, const Values* components, T* turned, const Store& store) const {
     constexpr int lanes = lanes_of(d);
     if constexpr (!mul_ir || d == 1) {
-      write_components<d>(row + first, offset, components, store);
+      write_components<d>(row, offset, components, store);
     } else if constexpr (lanes == 0) {
       Values elements[d];
       to_elements<d>(components, elements);
@@ -87,9 +88,10 @@ struct Channels {
       }
     }
   }
-  // The same from the lane's first channel on, in a row whose blocks are laid out (2l+1, mul).
+  // The same for a row whose blocks are laid out (2l+1, mul).
   template <int d, class Store>
-  EQ_FN void write_components(T* to, int offset, const Values* components, const Store& store) const {
+  EQ_FN void write_components(T* row, int offset, const Values* components, const Store& store) const {
+    T* const to = row + first;
     if (!active) return;
 #pragma unroll
     for (int i = 0; i < d; ++i) store(to + (offset + i * S::mul), components[i]);
