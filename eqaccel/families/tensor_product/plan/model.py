@@ -303,7 +303,7 @@ class KernelPlan(Purpose):
         return 0 if most == 1 or has_room else self.turned_lanes * segment.channels_per_lane * most
 
     def room(self, segment: Segment) -> int:
-        """Elements of shared memory that a warp has for that: of its own, or those of its outputs."""
+        """Elements of shared memory in which a warp may change those of a block: its own, or those of its outputs."""
         own = self.turned(segment)
         return own or (self.sums(segment) // segment.warps_per_group if self.spec.by_rows else 0)
 
