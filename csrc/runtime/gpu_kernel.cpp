@@ -71,6 +71,7 @@ class GpuKernel : public Kernel {
       main.shared_bytes = reserved_bytes(info, main.shared_bytes);
       driver_.set_shared_bytes(main.function, static_cast<int>(main.shared_bytes));
       const int resident = driver_.resident_blocks(main.function, static_cast<int>(main.threads), main.shared_bytes);
+      main.resident = std::max(resident, 1);
       main.blocks = std::max<int64_t>(int64_t(info.multiprocessors) * resident, 1);
       blocks_ = std::max(blocks_, main.blocks);
     }
@@ -169,7 +170,8 @@ class GpuKernel : public Kernel {
   struct Main {
     GpuDriver::Function function = nullptr;
     unsigned threads = 0, shared_bytes = 0;
-    int64_t edges_held = 1, blocks = 1;  // edges in the stages of a block; blocks that the device holds at a time
+    int64_t edges_held = 1;  // in the stages of a block
+    int64_t resident = 1, blocks = 1;  // blocks that a multiprocessor and the device hold at a time
   };
 
   // Throws std::invalid_argument for operands that the kernels are not made for.
@@ -203,10 +205,12 @@ class GpuKernel : public Kernel {
   eq_work_split receiver_split(const eq_operands& o, const Main& main, int64_t together) const {
     const bool is_dense = w_dim_ > z_dim_;
     const bool streams_weights = is_dense && o.w_stride > 0 && w_dim_ * scalar_bytes_ > most_kept_weights;
-    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held, streams_weights});
+    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.resident, main.edges_held, streams_weights});
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
-    if (!sums(o)) return split_without_sums(graph, {main.blocks, main.edges_held, streams_weights}, together);
-    return split_with_sums(graph, {blocks_, mains_[0].edges_held, streams_weights}, direction_, is_dense);
+    if (!sums(o))
+      return split_without_sums(graph, {main.blocks, main.resident, main.edges_held, streams_weights}, together);
+    return split_with_sums(graph, {blocks_, mains_[0].resident, mains_[0].edges_held, streams_weights}, direction_,
+                           is_dense);
   }
   eq_work_split sender_split(const eq_operands& o) const {
     return split_by_rows({o.num_edges, o.num_senders}, gather_blocks_);

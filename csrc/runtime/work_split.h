@@ -15,6 +15,7 @@ struct SlotsOfRows {
 };
 struct Blocks {
   int64_t count;  // that the device holds at a time
+  int64_t resident;  // of these on a multiprocessor
   int64_t edges_held;  // in the stages of one
   bool streams_weights;  // whether an edge has so many that they are most of what is moved
 };
@@ -73,13 +74,19 @@ inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blo
   return split;
 }
 
+// Whether a block that begins for each row leaves its multiprocessor idle: if few others are there to work meanwhile, and
+// the row does not fill its stages.
+inline bool waits_for_rows(const SlotsOfRows& graph, const Blocks& blocks) {
+  return blocks.resident <= 2 && blocks.edges_held > graph.mean();
+}
+
 // Backward, which leaves nothing behind for a row; `together` slots are launched at a time. Long rows are dealt out in
 // equal parts: small ones, so that all blocks are in the same region of memory, in whole rounds over the device; of one
 // stage where weights are streamed.
 inline eq_work_split split_without_sums(const SlotsOfRows& graph, const Blocks& blocks, int64_t together) {
   if (blocks.streams_weights) return equal_split(blocks.edges_held);
   const int64_t mean = graph.mean();
-  if (together == graph.slots && mean <= least_slots && blocks.edges_held < 2 * mean)
+  if (together == graph.slots && mean <= least_slots && blocks.edges_held < 2 * mean && !waits_for_rows(graph, blocks))
     return split_by_rows(graph, blocks.count);
   const int64_t even = ceil_div(together, blocks.count);
   const int64_t wanted = std::max(least_slots, stages_of_equal_parts * blocks.edges_held);

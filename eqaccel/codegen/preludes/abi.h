@@ -61,8 +61,9 @@ struct eq_operands {
 };
 
 // What only kernels of GPUs take: which edges share rows of weights, and how the slots of a graph, or the rows of a batch,
-// are dealt out to blocks: a row to each, or so many slots. Rows of more than `longest` slots are cut at multiples of `cut` and the others are not: a share of slots that would begin
-// inside such a row begins with it. Where a row has a block, the parts after the first have blocks of their own.
+// are dealt out to blocks: a row to each, or so many slots. Rows of more than `longest` slots are cut at multiples of
+// `cut` and the others are not: a share of slots that would begin inside such a row begins with it. Where a row has a
+// block, the parts after the first have blocks of their own.
 struct eq_work_split {
   int32_t first, last;  // slots of this launch; the workspace has gradients of x for these, from `first` on
   int32_t size;         // slots of a block, which divides `cut`; 0: a row

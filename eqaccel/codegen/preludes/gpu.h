@@ -44,13 +44,19 @@ struct SharedWeights {
   }
 };
 
-template <class S, int d1, bool adds>
+// Where a row is, found anew at each use: its number takes one register, its address two.
+template <int dim>
+EQ_FN T* row_of(T* rows, int row) {
+  return rows + int64_t(computed_again(row)) * dim;
+}
+
+template <class P, class S, int d1, bool adds>
 struct XBlock {
   static constexpr int n = S::lane_channels;
   const Channels<S>& channels;
   LaneOf<n> rows[tangents][d1], gx[gradients][d1];
-  T *gx_rows[gradients], *turned;
-  int offset;
+  T* turned;
+  int offset, gx_row;
   const eq_operands& o;
   EQ_FN LaneOf<n> x(int i, int) const { return rows[0][i]; }
   EQ_FN LaneOf<n> a(int i, int) const { return rows[1][i]; }
@@ -62,9 +68,13 @@ struct XBlock {
     const auto add = [](T* to, LaneOf<n> value) { atomic_add(to, value.v); };
 #pragma unroll
     for (int of = 0; of < gradients; ++of) {
-      if (by_rows) channels.template write<d1>(gx_rows[of], offset, gx[of], turned, put);
-      else if (o.deterministic) channels.template write_components<d1>(gx_rows[of], offset, gx[of], put);
-      else channels.template write<d1>(gx_rows[of], offset, gx[of], turned, add);
+      T* const sums = static_cast<T*>(of == 0 ? o.gx : o.ga);
+      // Of each edge; those of `a` stand behind all of those of x.
+      T* const shares = static_cast<T*>(o.workspace) + of * o.num_edges * P::x_dim;
+      if (by_rows) channels.template write<d1>(row_of<P::x_dim>(sums, gx_row), offset, gx[of], turned, put);
+      else if (o.deterministic)
+        channels.template write_components<d1>(row_of<P::x_dim>(shares, gx_row), offset, gx[of], put);
+      else channels.template write<d1>(row_of<P::x_dim>(sums, gx_row), offset, gx[of], turned, add);
     }
   }
 };
@@ -90,7 +100,7 @@ struct Weight {
     for (int of = 0; of < gradients; ++of) stream_store(gw_rows[of], gw[of].v);
   }
 };
-template <class S>
+template <class P, class S>
 struct EdgeRows {
   static constexpr int n = S::lane_channels;
   const Channels<S>& channels;
@@ -99,19 +109,19 @@ struct EdgeRows {
   const T* x_row;
   const W* w_row;
   int tangent_step;
-  T *gx_rows[gradients], *gw_rows[gradients];  // device memory, likewise
+  T* gw_rows[gradients];  // device memory, likewise
+  int gx_row;
   T* turned;
   LaneOf<n>*gz[gradients], *ggz;  // registers
   template <int d1, int, bool adds>
-  EQ_FN XBlock<S, d1, adds> x_block(int staged, int offset) const {
-    XBlock<S, d1, adds> block{channels, {}, {}, {}, turned, offset, o};
+  EQ_FN XBlock<P, S, d1, adds> x_block(int staged, int offset) const {
+    XBlock<P, S, d1, adds> block{channels, {}, {}, turned, offset, gx_row, o};
 #pragma unroll
     for (int t = 0; t < tangents; ++t) channels.template read<d1>(x_row, t * tangent_step + staged, block.rows[t]);
 #pragma unroll
     for (int of = 0; of < gradients; ++of) {
 #pragma unroll
       for (int i = 0; i < d1; ++i) block.gx[of][i] = load<n>(static_cast<const T*>(nullptr), false);
-      block.gx_rows[of] = gx_rows[of];
     }
     return block;
   }
@@ -234,22 +244,14 @@ struct Worker {
 #pragma unroll
         for (int j = 0; j < components; ++j) gy[of][j] = 0;
       const int2 id = pipe.id(step, e);
-      const bool gathers = !by_rows && o.deterministic;
-      const int64_t gx_row = by_rows || o.deterministic ? pipe.slot(step, e) - split.first : id.y,
-                    gw_row = pipe.edge(step, e);
-      T* gx = static_cast<T*>(gathers ? o.workspace : o.gx);
-      EdgeRows<S> operands{channels, o};
+      EdgeRows<P, S> operands{channels, o};
       operands.x_row = rows;
       operands.w_row = weights;
       operands.tangent_step = L::edge / tangents;
-      operands.gx_rows[0] = gx + gx_row * P::x_dim;
-      operands.gw_rows[0] = static_cast<T*>(o.gw) + gw_row * P::w_dim + channels.first;
-      if constexpr (has_second) {
-        // Those of each edge stand behind all of those by x.
-        T* const ga = gathers ? gx + o.num_edges * P::x_dim : static_cast<T*>(o.ga);
-        operands.gx_rows[1] = ga + gx_row * P::x_dim;
-        operands.gw_rows[1] = static_cast<T*>(o.gc) + gw_row * P::w_dim + channels.first;
-      }
+      operands.gx_row = by_rows || o.deterministic ? pipe.slot(step, e) - split.first : id.y;
+      const int64_t gw_from = int64_t(pipe.edge(step, e)) * P::w_dim + channels.first;
+      operands.gw_rows[0] = static_cast<T*>(o.gw) + gw_from;
+      if constexpr (has_second) operands.gw_rows[1] = static_cast<T*>(o.gc) + gw_from;
       operands.turned = turned;
 #pragma unroll
       for (int of = 0; of < gradients; ++of) operands.gz[of] = g[of];

@@ -47,11 +47,10 @@ struct Channels {
   template <int d>
   EQ_FN void read(const T* row, int offset, Values* components) const {
     // Compilers keep what follows from `first` for each d in registers, which some kernels have none of.
-    const T* const from = row + (!mul_ir ? first : has_gradient ? 0 : computed_again(first) * d);
-    const int at = offset + (mul_ir && has_gradient ? first * d : 0);
+    const T* const from = row + (!mul_ir ? first : computed_again(first) * d);
     Values elements[d];
 #pragma unroll
-    for (int q = 0; q < d; ++q) elements[q] = load<n>(from + (at + q * (mul_ir ? n : S::mul)), active);
+    for (int q = 0; q < d; ++q) elements[q] = load<n>(from + (offset + q * (mul_ir ? n : S::mul)), active);
 #pragma unroll
     for (int i = 0; i < d; ++i)
 #pragma unroll
