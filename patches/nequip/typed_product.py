@@ -20,24 +20,42 @@ from eqaccel.patches.nodes import Form, NodeForm, random_rows
 class TypedProduct(AttributeProduct):
     """A `FullyConnectedTensorProduct` of features with the embedding of the type of each atom.
 
-    A product with one of a few vectors of scalars is linear, with matrices for each type (`TypeMatrices`). Scalars that
-    need a gradient keep the plain form.
+    A product with one of a few vectors of scalars is linear, with matrices for each type (`TypeMatrices`). Gradients
+    in the scalars are those in the embedding that they come from; others that need a gradient keep the plain form.
     """
 
-    note = "replaced by eqaccel.Linear, where the embedding of types needs no gradient"
+    note = "replaced by eqaccel.Linear, where scalars need no gradient or are rows of the embedding"
 
     def fits(self, x: Tensor, y: Tensor) -> bool:
         """See `AttributeProduct`; `y` holds a row of the embedding for each node."""
-        return are_rows(x) and are_rows(y) and x.size(0) == y.size(0) and not y.requires_grad
+        if not (are_rows(x) and are_rows(y) and x.size(0) == y.size(0)):
+            return False
+        if torch.jit.is_scripting() or not y.requires_grad:  # TorchScript reads the branch that is taken
+            return not y.requires_grad
+        else:
+            return are_looked_up(y, self.eqaccel.embedding[0])
 
     def dense(self, x: Tensor, y: Tensor) -> Tensor:
-        """`forward` by the kernel; no gradient in `y`."""
+        """`forward` by the kernel; gradients in `y` go to the embedding, and not through `y`."""
         return self.eqaccel(x, y, self.weight)
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """See `Replacement`; a scripted module cannot look at the embedding."""
         self.eqaccel.take_table()
         return super().__prepare_scriptable__()
+
+
+def are_looked_up(scalars: Tensor, embedding: torch.nn.Embedding) -> bool:
+    """Whether rows that need a gradient are those of an embedding, whose weight alone asks for that gradient."""
+    plain = embedding.padding_idx is None and not embedding.scale_grad_by_freq
+    if not plain or torch.compiler.is_compiling() or scalars.retains_grad or scalars._backward_hooks:
+        return False
+    node = scalars.grad_fn
+    while node is not None and node.name() == "SliceBackward0":
+        node = node.next_functions[0][0]
+    if node is None or node.name() != "EmbeddingBackward0":
+        return False
+    return getattr(node.next_functions[0][0], "variable", None) is embedding.weight
 
 
 def shares_of_types(scalars: Tensor, table: Tensor) -> Tensor:
@@ -84,8 +102,10 @@ class TypeMatrices(torch.nn.Module):
             table = self.table
             share = shares_of_types(scalars, table)
         else:
-            table = self.embedding[0].weight.detach().to(weight)
-            share = computed_once(shares_of_types, scalars, table)
+            table = self.embedding[0].weight.to(weight)
+            if not scalars.requires_grad:
+                table = table.detach()
+            share = computed_once(shares_of_types, scalars.detach(), table.detach())
         of_types: list[Tensor] = []
         for part, shape in zip(weight.split(self.sizes), self.shapes):  # noqa: B905 (TorchScript)
             of_types.append((table @ part.view(shape)).flatten())

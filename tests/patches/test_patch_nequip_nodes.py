@@ -118,6 +118,53 @@ def test_typed_product(irreps_in: str, irreps_out: str, rows: int) -> None:
     assert_derivatives(built(model.sc, model), torch.randn(rows, model.sc.irreps_in1.dim), attributes)
 
 
+@pytest.mark.parametrize("rows", [1, 5, 7])
+def test_typed_product_in_training(rows: int) -> None:
+    """Gradients of the embedding are those of the plain form, whether all of its rows are taken or some."""
+    model = Typed("8x0e+4x1o", "12x0e+4x1o")
+    module, table = built(model.sc, model), model.embed.embed_module.weight
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(rows, model.sc.irreps_in1.dim, generator=generator, requires_grad=True)
+    operands = [features, *module.parameters(), table]
+    incoming = torch.randn(rows, model.sc.irreps_out.dim, generator=generator, requires_grad=True)
+    along = torch.randn(features.shape, generator=generator)
+    results = []
+    for form in (module.plain_forward, module.dense):
+        scalars = model.embed.embed_module(torch.arange(7) % 3)
+        scalars = scalars[:rows] if rows < 7 else scalars
+        assert module.fits(features, scalars)
+        z = form(features, scalars)
+        first = grad(z, operands, incoming, create_graph=True)
+        results.append([z, *first, *grad(first[0], [incoming, *operands[1:]], along)])
+    for expected, value in zip(*results, strict=True):
+        assert_close(value, expected)
+
+
+def test_gradients_of_other_scalars_take_the_plain_form() -> None:
+    model = Typed("8x0e+4x1o", "8x0e+4x1o")
+    module, types, features = built(model.sc, model), torch.tensor([0, 2]), torch.randn(2, 20)
+    looked_up = model.embed.embed_module
+    wanted, seen = looked_up(types), looked_up(types)
+    wanted.retain_grad()
+    seen.register_hook(lambda gradient: None)
+    assert module.fits(features, looked_up(types))
+    for scalars in (
+        wanted,
+        seen,
+        looked_up(types) * 1,
+        looked_up(types)[[1, 0]],
+        looked_up(types).detach().requires_grad_(),
+        torch.nn.functional.embedding(types, looked_up.weight * 1),
+        torch.nn.Embedding(3, 5)(types),
+    ):
+        assert not module.fits(features, scalars)
+        assert torch.equal(module(features, scalars), module.plain_forward(features, scalars))
+    (gradient,) = grad(module(features, wanted).sum(), wanted)
+    assert gradient.abs().min() > 0
+    looked_up.scale_grad_by_freq = True
+    assert not module.fits(features, looked_up(types))
+
+
 def test_types_are_told_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Typed("8x0e+4x1o", "8x0e+4x1o")
     product = built(model.sc, model)
