@@ -70,9 +70,8 @@ class GpuKernel : public Kernel {
       main.function = driver_.get_function(module, ("eq_main_" + std::to_string(n)).c_str());
       main.shared_bytes = reserved_bytes(info, main.shared_bytes);
       driver_.set_shared_bytes(main.function, static_cast<int>(main.shared_bytes));
-      const int resident = driver_.resident_blocks(main.function, static_cast<int>(main.threads), main.shared_bytes);
-      main.resident = std::max(resident, 1);
-      main.blocks = std::max<int64_t>(int64_t(info.multiprocessors) * resident, 1);
+      main.resident = driver_.resident_blocks(main.function, static_cast<int>(main.threads), main.shared_bytes);
+      main.blocks = std::max<int64_t>(info.multiprocessors * main.resident, 1);
       blocks_ = std::max(blocks_, main.blocks);
     }
     launches_early_ = info.launches_early;
@@ -205,12 +204,11 @@ class GpuKernel : public Kernel {
   eq_work_split receiver_split(const eq_operands& o, const Main& main, int64_t together) const {
     const bool is_dense = w_dim_ > z_dim_;
     const bool streams_weights = is_dense && o.w_stride > 0 && w_dim_ * scalar_bytes_ > most_kept_weights;
-    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.resident, main.edges_held, streams_weights});
+    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held, streams_weights});
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
     if (!sums(o))
-      return split_without_sums(graph, {main.blocks, main.resident, main.edges_held, streams_weights}, together);
-    return split_with_sums(graph, {blocks_, mains_[0].resident, mains_[0].edges_held, streams_weights}, direction_,
-                           is_dense);
+      return split_without_sums(graph, {main.blocks, main.edges_held, streams_weights}, main.resident, together);
+    return split_with_sums(graph, {blocks_, mains_[0].edges_held, streams_weights}, direction_, is_dense);
   }
   eq_work_split sender_split(const eq_operands& o) const {
     return split_by_rows({o.num_edges, o.num_senders}, gather_blocks_);

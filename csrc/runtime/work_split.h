@@ -15,7 +15,6 @@ struct SlotsOfRows {
 };
 struct Blocks {
   int64_t count;  // that the device holds at a time
-  int64_t resident;  // of these on a multiprocessor
   int64_t edges_held;  // in the stages of one
   bool streams_weights;  // whether an edge has so many that they are most of what is moved
 };
@@ -24,6 +23,7 @@ struct Blocks {
 constexpr int64_t least_slots = 16;  // of a block
 constexpr int64_t stages_of_short_rows = 4;  // rows taken together have so many times the slots of a block's stages
 constexpr int64_t stages_of_equal_parts = 3;  // and parts of the backward so many times
+constexpr int64_t few_resident = 2;  // blocks of a multiprocessor
 constexpr int64_t most_rounds = 2;  // of a device over rows, where these may be dealt out in equal parts
 constexpr int64_t most_kept_weights = 6 * 1024;  // bytes of an edge, above which weights are streamed
 constexpr int64_t idle_part = 4, idle_part_cheap = 8;  // if more than one in so many blocks would have no row
@@ -74,19 +74,16 @@ inline eq_work_split split_with_sums(const SlotsOfRows& graph, const Blocks& blo
   return split;
 }
 
-// Whether a block that begins for each row leaves its multiprocessor idle: if few others are there to work meanwhile, and
-// the row does not fill its stages.
-inline bool waits_for_rows(const SlotsOfRows& graph, const Blocks& blocks) {
-  return blocks.resident <= 2 && blocks.edges_held > graph.mean();
-}
-
 // Backward, which leaves nothing behind for a row; `together` slots are launched at a time. Long rows are dealt out in
 // equal parts: small ones, so that all blocks are in the same region of memory, in whole rounds over the device; of one
-// stage where weights are streamed.
-inline eq_work_split split_without_sums(const SlotsOfRows& graph, const Blocks& blocks, int64_t together) {
+// stage where weights are streamed. So are short rows whose blocks would begin too often: those of which two have room in
+// the stages of a block or, where a multiprocessor has few blocks to work meanwhile (`resident`), those that leave room.
+inline eq_work_split split_without_sums(const SlotsOfRows& graph, const Blocks& blocks, int64_t resident,
+                                        int64_t together) {
   if (blocks.streams_weights) return equal_split(blocks.edges_held);
   const int64_t mean = graph.mean();
-  if (together == graph.slots && mean <= least_slots && blocks.edges_held < 2 * mean && !waits_for_rows(graph, blocks))
+  const int64_t most_held = resident <= few_resident ? mean : 2 * mean - 1;
+  if (together == graph.slots && mean <= least_slots && blocks.edges_held <= most_held)
     return split_by_rows(graph, blocks.count);
   const int64_t even = ceil_div(together, blocks.count);
   const int64_t wanted = std::max(least_slots, stages_of_equal_parts * blocks.edges_held);

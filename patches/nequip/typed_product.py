@@ -30,10 +30,10 @@ class TypedProduct(AttributeProduct):
         """See `AttributeProduct`; `y` holds a row of the embedding for each node."""
         if not (are_rows(x) and are_rows(y) and x.size(0) == y.size(0)):
             return False
-        if torch.jit.is_scripting() or not y.requires_grad:  # TorchScript reads the branch that is taken
+        if torch.jit.is_scripting():  # TorchScript reads the branch that is taken
             return not y.requires_grad
         else:
-            return are_looked_up(y, self.eqaccel.embedding[0])
+            return not y.requires_grad or are_looked_up(y, self.eqaccel.embedding[0])
 
     def dense(self, x: Tensor, y: Tensor) -> Tensor:
         """`forward` by the kernel; gradients in `y` go to the embedding, and not through `y`."""

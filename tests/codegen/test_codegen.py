@@ -62,7 +62,7 @@ def test_main_cuda_kernels_compile_without_spills(name: str, direction: Directio
 
 @pytest.mark.parametrize(("layout", "by_rows"), [("ir_mul", False), ("mul_ir", True)])
 @pytest.mark.parametrize("direction", COMMON)
-@pytest.mark.parametrize("name", ["mace-large", "mp0-second"])
+@pytest.mark.parametrize("name", ["mace-large", "mace-medium", "mp0-second"])
 def test_cuda_kernels_of_other_operands_do_not_spill(
     name: str, direction: Direction, layout: Layout, by_rows: bool
 ) -> None:
