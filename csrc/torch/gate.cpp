@@ -8,12 +8,11 @@
 #include <numeric>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <vector>
 
-#include "differentiate.h"
 #include "logistic.h"
 #include "row_call.h"
+#include "row_function.h"
 
 namespace eqaccel::ops {
 namespace {
@@ -41,8 +40,14 @@ struct Problem {
   Tensor payload;
   int64_t key;
   std::string parts;
+
+  template <class Self, class Run>
+  static void each(Self& p, const Run& run) {  // for KeptProblem
+    run("key", p.key);
+    run("parts", p.parts);
+  }
 };
-using SecondGradients = std::tuple<Tensor, Tensor>;  // with respect to gz and x
+using SecondGradients = RowSecondGradients;
 
 Tensor call_forward(const Problem& p, const Tensor& x) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, c10::string_view);
@@ -94,56 +99,6 @@ SecondGradients run_double_backward(const Tensor& payload, int64_t key, const Te
   call.launch(Direction::double_backward);
   return {ggz, gx};
 }
-
-// What the two operators keep for their derivatives.
-struct Kept {
-  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
-    operands.push_back(p.payload);
-    context.save_for_backward(std::move(operands));
-    context.saved_data["key"] = p.key;
-    context.saved_data["parts"] = p.parts;
-    context.set_materialize_grads(false);
-  }
-  static Problem problem(AutogradContext* context, const variable_list& saved) {
-    auto& data = context->saved_data;
-    return {saved.back(), data["key"].toInt(), data["parts"].toStringRef()};
-  }
-};
-
-struct Forward : Kept {
-  static constexpr auto compute = call_forward;
-
-  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
-    if (!incoming[0].defined()) return variable_list(1);
-    const variable_list v = context->get_saved_variables();
-    return {call_backward(problem(context, v), incoming[0], v[0])};
-  }
-  // The gradient of <gz, z> is linear in gz, and its derivative along it, of a tangent of x, is that of z along the tangent.
-  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
-    const Tensor any_gz = at::zeros_symint({v[0].sym_size(0), outputs(p)}, v[0].options());
-    return {std::get<0>(call_double_backward(p, any_gz, v[0], along[0]))};
-  }
-  static int64_t outputs(const Problem& p) {
-    const Part last = read_parts(p.parts).back();
-    return last.output + last.outputs();
-  }
-};
-
-struct Backward : Kept {
-  static constexpr auto compute = call_backward;
-
-  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
-    if (!incoming[0].defined()) return variable_list(2);
-    const variable_list v = context->get_saved_variables();
-    return listed(call_double_backward(problem(context, v), v[0], v[1], incoming[0]));
-  }
-  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
-    variable_list sum(1);
-    if (along[0].defined()) add(sum[0], call_backward(p, along[0], v[1]));
-    if (along[1].defined()) add(sum[0], std::get<1>(call_double_backward(p, v[0], v[1], along[1])));
-    return sum;
-  }
-};
 
 // An activation and its first two derivatives.
 struct Curve {
@@ -198,27 +153,43 @@ SecondGradients composed(const Problem& p, const Tensor& gz, const Tensor& x, co
   return {at::cat(ggz, 1), at::cat(sorted, 1)};
 }
 
+struct Gate {
+  using Problem = gate_file::Problem;
+  static constexpr auto forward = call_forward;
+  static constexpr auto backward = call_backward;
+  static constexpr auto double_backward = call_double_backward;
+  static constexpr auto composed = gate_file::composed;
+
+  // The gradient of <gz, z> is linear in gz, and its derivative along it, of a tangent of x, is that of z along the tangent.
+  static Tensor tangent(const Problem& p, const Tensor& x, const Tensor& along) {
+    const Tensor any_gz = at::zeros_symint({x.sym_size(0), outputs(p)}, x.options());
+    return std::get<0>(call_double_backward(p, any_gz, x, along));
+  }
+  static int64_t outputs(const Problem& p) {
+    const Part last = read_parts(p.parts).back();
+    return last.output + last.outputs();
+  }
+};
+using Differentiable = RowFunction<Gate>;
+
 Problem problem_of(const Tensor& payload, int64_t key, c10::string_view parts) {
   return {payload, key, std::string(parts)};
 }
 
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view parts) {
-  return differentiate<Forward>(problem_of(payload, key, parts), x);
+  return Differentiable::forward(problem_of(payload, key, parts), x);
 }
 Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, c10::string_view parts) {
-  return differentiate<Backward>(problem_of(payload, key, parts), gz, x);
+  return Differentiable::backward(problem_of(payload, key, parts), gz, x);
 }
 SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& a,
                                 c10::string_view parts) {
-  const Problem p = problem_of(payload, key, parts);
-  if (records_gradient(gz, x, a) || has_tangent(gz, x, a)) return composed(p, gz, x, a);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_double_backward(p, gz, x, a);
+  return Differentiable::double_backward(problem_of(payload, key, parts), gz, x, a);
 }
 
 // Shapes without data, for fake tensors.
 Tensor forward_shape(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view parts) {
-  return at::empty_symint({x.sym_size(0), Forward::outputs(problem_of(payload, key, parts))}, x.options());
+  return at::empty_symint({x.sym_size(0), Gate::outputs(problem_of(payload, key, parts))}, x.options());
 }
 Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, c10::string_view) {
   return contiguous_like(x);

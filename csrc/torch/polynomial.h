@@ -12,6 +12,12 @@ struct PolynomialProblem {
   Tensor payload;   // sources of the kernels and the terms, uint8
   int64_t key;      // names the payload in the process-wide table of programs
   int64_t outputs;  // columns of z: shapes must be known where the payload can not be read
+
+  template <class Self, class Run>
+  static void each(Self& p, const Run& run) {  // for KeptProblem
+    run("key", p.key);
+    run("outputs", p.outputs);
+  }
 };
 
 using PolynomialGradients = std::tuple<Tensor, Tensor>;                // with respect to x and w

@@ -4,30 +4,14 @@
 #include <torch/library.h>
 
 #include "differentiate.h"
+#include "kept_problem.h"
 #include "polynomial.h"
 
 namespace eqaccel::ops {
 namespace {
 namespace polynomial_autograd_file {
 
-// What the three operators keep for their derivatives.
-struct Kept {
-  static void save(AutogradContext& context, const PolynomialProblem& p, variable_list operands) {
-    operands.push_back(p.payload);
-    context.save_for_backward(std::move(operands));
-    context.saved_data["key"] = p.key;
-    context.saved_data["outputs"] = p.outputs;
-    context.set_materialize_grads(false);
-  }
-
-  // The problem, with the saved operands left in `operands`.
-  static PolynomialProblem restore(AutogradContext* context, variable_list& operands) {
-    operands = context->get_saved_variables();
-    const Tensor payload = operands.back();
-    operands.pop_back();
-    return {payload, context->saved_data["key"].toInt(), context->saved_data["outputs"].toInt()};
-  }
-};
+using Kept = KeptProblem<PolynomialProblem>;
 
 variable_list gradients(const PolynomialProblem& p, const Tensor& gz, const Tensor& x, const Tensor& w) {
   return listed(polynomial_backward(p, gz, x, w));

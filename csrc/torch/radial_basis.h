@@ -10,9 +10,18 @@ namespace eqaccel::ops {
 struct RadialProblem {
   Tensor payload;  // sources of the kernels, uint8
   int64_t key;     // names the payload in the process-wide table of programs
-  double factor, r_max,
-      unit;  // these and the power are in the kernels too; derivatives beyond the second need them here
+  // These are in the kernels too; derivatives beyond the second need them here.
+  double factor, r_max, unit;
   int64_t power;
+
+  template <class Self, class Run>
+  static void each(Self& p, const Run& run) {  // for KeptProblem
+    run("key", p.key);
+    run("factor", p.factor);
+    run("r_max", p.r_max);
+    run("unit", p.unit);
+    run("power", p.power);
+  }
 };
 
 using RadialGradients = std::tuple<Tensor, Tensor>;                // with respect to x and w

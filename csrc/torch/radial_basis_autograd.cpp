@@ -3,39 +3,14 @@
 #include <torch/library.h>
 
 #include "differentiate.h"
+#include "kept_problem.h"
 #include "radial_basis.h"
 
 namespace eqaccel::ops {
 namespace {
 namespace radial_basis_autograd_file {
 
-// What the two operators keep for their derivatives.
-struct Kept {
-  static void save(AutogradContext& context, const RadialProblem& p, variable_list operands) {
-    operands.push_back(p.payload);
-    context.save_for_backward(std::move(operands));
-    context.saved_data["key"] = p.key;
-    context.saved_data["factor"] = p.factor;
-    context.saved_data["r_max"] = p.r_max;
-    context.saved_data["unit"] = p.unit;
-    context.saved_data["power"] = p.power;
-    context.set_materialize_grads(false);
-  }
-
-  // The problem, with the saved operands left in `operands`.
-  static RadialProblem restore(AutogradContext* context, variable_list& operands) {
-    operands = context->get_saved_variables();
-    const Tensor payload = operands.back();
-    operands.pop_back();
-    auto& data = context->saved_data;
-    return {payload,
-            data["key"].toInt(),
-            data["factor"].toDouble(),
-            data["r_max"].toDouble(),
-            data["unit"].toDouble(),
-            data["power"].toInt()};
-  }
-};
+using Kept = KeptProblem<RadialProblem>;
 
 // An operator leaves out what is not wanted as a tensor without elements; autograd wants none.
 variable_list wanted(variable_list gradients, bool of_w) {

@@ -2,9 +2,8 @@
 // which make the sums anew. Other derivatives are composed of torch's operators.
 #include <torch/library.h>
 
-#include <tuple>
-
 #include "differentiate.h"
+#include "kept_problem.h"
 #include "logistic.h"
 #include "row_call.h"
 #include "silu.h"
@@ -65,23 +64,14 @@ Tensor composed_backward(const Problem& p, const Tensor& gz, const Tensor& x, co
   return at::mm(gz * slope(p, x, w), w.t());
 }
 
-struct Layer {
+struct Layer : KeptProblem<Problem> {
   static constexpr auto compute = call_forward;
 
-  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
-    operands.push_back(p.payload);
-    context.save_for_backward(std::move(operands));
-    context.saved_data["key"] = p.key;
-    context.saved_data["factor"] = p.factor;
-    context.saved_data["scale"] = p.scale;
-    context.set_materialize_grads(false);
-  }
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
     variable_list results(2);
     if (!incoming[0].defined()) return results;
-    const variable_list v = context->get_saved_variables();
-    auto& data = context->saved_data;
-    const Problem p{v[2], data["key"].toInt(), data["factor"].toDouble(), data["scale"].toDouble()};
+    variable_list v;
+    const Problem p = restore(context, v);
     if (context->needs_input_grad(0)) results[0] = call_backward(p, incoming[0], v[0], v[1]);
     if (context->needs_input_grad(1)) results[1] = at::mm(v[0].t(), incoming[0] * slope(p, v[0], v[1]));
     return results;

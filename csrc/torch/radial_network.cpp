@@ -8,6 +8,7 @@
 #include "differentiate.h"
 #include "families.h"
 #include "gpu_driver.h"
+#include "kept_problem.h"
 #include "logistic.h"
 #include "row_call.h"
 
@@ -24,6 +25,13 @@ struct Problem {
   std::vector<int64_t> widths;  // columns of x, and of the features of each layer
   std::vector<double> factors, scales;
 
+  template <class Self, class Run>
+  static void each(Self& p, const Run& run) {  // for KeptProblem
+    run("key", p.key);
+    run("widths", p.widths);
+    run("factors", p.factors);
+    run("scales", p.scales);
+  }
   int64_t layers() const { return static_cast<int64_t>(factors.size()); }
 };
 
@@ -142,25 +150,14 @@ Tensor run_backward(const Tensor& payload, int64_t key, const Tensor& gz, const 
   return gx;
 }
 
-struct NetworkOperator {
+struct NetworkOperator : KeptProblem<Problem> {
   static constexpr auto compute = call_forward;
 
-  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
-    operands.push_back(p.payload);
-    context.save_for_backward(std::move(operands));
-    context.saved_data["key"] = p.key;
-    context.saved_data["widths"] = p.widths;
-    context.saved_data["factors"] = p.factors;
-    context.saved_data["scales"] = p.scales;
-    context.set_materialize_grads(false);
-  }
   static variable_list backward(AutogradContext* context, const variable_list& incoming) {
     variable_list results(2);
     if (!incoming[0].defined()) return results;
-    const variable_list v = context->get_saved_variables();
-    auto& data = context->saved_data;
-    const Problem p{v[2], data["key"].toInt(), data["widths"].toIntVector(), data["factors"].toDoubleVector(),
-                    data["scales"].toDoubleVector()};
+    variable_list v;
+    const Problem p = restore(context, v);
     if (context->needs_input_grad(1)) {
       variable_list of_weights;
       results[0] = Composed(p, v[0], v[1]).gradient(incoming[0], &of_weights);

@@ -4,18 +4,16 @@
 
 #include <torch/library.h>
 
-#include <tuple>
-
-#include "differentiate.h"
 #include "kernel_call.h"
 #include "logistic.h"
+#include "row_function.h"
 
 namespace eqaccel::ops {
 namespace {
 namespace silu_file {
 
 using Problem = SiluSource;
-using SecondGradients = std::tuple<Tensor, Tensor>;  // with respect to gz and x
+using SecondGradients = RowSecondGradients;
 
 Tensor call_forward(const Problem& p, const Tensor& x) {
   using Signature = Tensor(const Tensor&, int64_t, const Tensor&, double, double);
@@ -84,50 +82,21 @@ SecondGradients run_double_backward(const Tensor& payload, int64_t key, const Te
   return {ggz, gx};
 }
 
-// What the two operators keep for their derivatives.
-struct Kept {
-  static void save(AutogradContext& context, const Problem& p, variable_list operands) {
-    operands.push_back(p.payload);
-    context.save_for_backward(std::move(operands));
-    context.saved_data["key"] = p.key;
-    context.saved_data["factor"] = p.factor;
-    context.saved_data["scale"] = p.scale;
-    context.set_materialize_grads(false);
-  }
-  static Problem problem(AutogradContext* context, const variable_list& saved) {
-    auto& data = context->saved_data;
-    return {saved.back(), data["key"].toInt(), data["factor"].toDouble(), data["scale"].toDouble()};
+struct Silu {
+  using Problem = SiluSource;
+  static constexpr auto forward = call_forward;
+  static constexpr auto backward = call_backward;
+  static constexpr auto double_backward = call_double_backward;
+
+  // Element by element, so that a tangent is a gradient.
+  static Tensor tangent(const Problem& p, const Tensor& x, const Tensor& along) { return call_backward(p, along, x); }
+  static SecondGradients composed(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
+    const Logistic s(p.scale * x);
+    const double first = p.factor * p.scale, second = first * p.scale;
+    return {first * a * s.silu_slope(), second * a * gz * s.silu_curvature()};
   }
 };
-
-struct Forward : Kept {
-  static constexpr auto compute = call_forward;
-
-  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
-    if (!incoming[0].defined()) return variable_list(1);
-    const variable_list v = context->get_saved_variables();
-    return {call_backward(problem(context, v), incoming[0], v[0])};
-  }
-  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
-    return {call_backward(p, along[0], v[0])};  // element by element, so that a tangent is a gradient
-  }
-};
-
-struct Backward : Kept {
-  static constexpr auto compute = call_backward;
-
-  static variable_list backward(AutogradContext* context, const variable_list& incoming) {
-    if (!incoming[0].defined()) return variable_list(2);
-    const variable_list v = context->get_saved_variables();
-    return listed(call_double_backward(problem(context, v), v[0], v[1], incoming[0]));
-  }
-  static variable_list tangents(const Problem& p, const variable_list& v, const variable_list& along) {
-    variable_list sum(1);
-    if (along[0].defined()) add(sum[0], call_backward(p, along[0], v[1]));
-    if (along[1].defined()) add(sum[0], std::get<1>(call_double_backward(p, v[0], v[1], along[1])));
-    return sum;
-  }
-};
+using Differentiable = RowFunction<Silu>;
 
 // The recipe of what a node of autograd has given, if it is of this operator.
 template <class Operator>
@@ -135,9 +104,8 @@ std::optional<SiluRecipe> recipe_of(torch::autograd::Node* producer) {
   AutogradContext* const context = context_of(producer, Operator::backward);
   if (context == nullptr) return std::nullopt;
   try {
-    variable_list saved = context->get_saved_variables();
-    Problem problem = Kept::problem(context, saved);
-    saved.pop_back();
+    variable_list saved;
+    Problem problem = Operator::restore(context, saved);
     for (Tensor& operand : saved) operand = operand.detach();
     return SiluRecipe{std::move(problem), std::move(saved)};
   } catch (const c10::Error&) {  // a backward pass has given them back
@@ -145,24 +113,15 @@ std::optional<SiluRecipe> recipe_of(torch::autograd::Node* producer) {
   }
 }
 
-SecondGradients composed(const Problem& p, const Tensor& gz, const Tensor& x, const Tensor& a) {
-  const Logistic s(p.scale * x);
-  const double first = p.factor * p.scale, second = first * p.scale;
-  return {first * a * s.silu_slope(), second * a * gz * s.silu_curvature()};
-}
-
 Tensor forward(const Tensor& payload, int64_t key, const Tensor& x, double factor, double scale) {
-  return differentiate<Forward>(Problem{payload, key, factor, scale}, x);
+  return Differentiable::forward({payload, key, factor, scale}, x);
 }
 Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, double factor, double scale) {
-  return differentiate<Backward>(Problem{payload, key, factor, scale}, gz, x);
+  return Differentiable::backward({payload, key, factor, scale}, gz, x);
 }
 SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tensor& x, const Tensor& a,
                                 double factor, double scale) {
-  const Problem p{payload, key, factor, scale};
-  if (records_gradient(gz, x, a) || has_tangent(gz, x, a)) return composed(p, gz, x, a);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_double_backward(p, gz, x, a);
+  return Differentiable::double_backward({payload, key, factor, scale}, gz, x, a);
 }
 
 // Shapes without data, for fake tensors.
@@ -213,8 +172,8 @@ Tensor SiluRecipe::make() const {
 std::optional<SiluRecipe> silu_recipe(const Tensor& t) {
   const auto& producer = t.grad_fn();
   if (!producer) return std::nullopt;
-  auto recipe = silu_file::recipe_of<silu_file::Forward>(producer.get());
-  return recipe ? recipe : silu_file::recipe_of<silu_file::Backward>(producer.get());
+  auto recipe = silu_file::recipe_of<silu_file::Differentiable::Forward>(producer.get());
+  return recipe ? recipe : silu_file::recipe_of<silu_file::Differentiable::Backward>(producer.get());
 }
 
 }  // namespace eqaccel::ops

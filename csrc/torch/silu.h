@@ -11,6 +11,13 @@ struct SiluSource {
   Tensor payload;
   int64_t key;
   double factor, scale;  // in the kernels too; derivatives beyond the second need them here
+
+  template <class Self, class Run>
+  static void each(Self& p, const Run& run) {  // for KeptProblem
+    run("key", p.key);
+    run("factor", p.factor);
+    run("scale", p.scale);
+  }
 };
 
 // What gave a tensor: x, or gz and x where the tensor is a gradient.

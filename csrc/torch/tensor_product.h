@@ -17,6 +17,15 @@ struct TensorProductProblem {
   int64_t z_dim;          // columns of the output: shapes must be known where the payload can not be read
   bool mul_ir;            // layout of x and z inside a block: (mul, 2l+1), or (2l+1, mul)
   bool deterministic;     // gradients of x in a fixed order, not by atomic addition
+
+  template <class Self, class Run>
+  static void each(Self& p, const Run& run) {  // for keep_values
+    run("key", p.key);
+    run("receivers", p.receivers);
+    run("z_dim", p.z_dim);
+    run("mul_ir", p.mul_ir);
+    run("deterministic", p.deterministic);
+  }
 };
 
 using TensorProductGradients = std::tuple<Tensor, Tensor, Tensor>;                // with respect to x, y, w

@@ -10,6 +10,7 @@
 #include <array>
 
 #include "differentiate.h"
+#include "kept_problem.h"
 #include "product_recipe.h"
 #include "product_record.h"
 #include "tensor_product.h"
@@ -33,11 +34,7 @@ struct Kept {
       operands.insert(operands.end(), recipe->second.begin(), recipe->second.end());
     }
     context.save_for_backward(std::move(operands));
-    context.saved_data["key"] = p.key;
-    context.saved_data["receivers"] = p.receivers;
-    context.saved_data["z_dim"] = p.z_dim;
-    context.saved_data["mul_ir"] = p.mul_ir;
-    context.saved_data["deterministic"] = p.deterministic;
+    keep_values(context, p);
     context.set_materialize_grads(false);
   }
 
@@ -54,17 +51,12 @@ struct Kept {
       constexpr bool is_first = weights == 2;
       operands[weights] = is_first ? recipe->make_anew(made_of) : recipe->make(made_of);
     }
-    const Tensor graph = operands.back();
+    auto p = kept_values<TensorProductProblem>(*context);
+    p.graph = std::move(operands.back());
     operands.pop_back();
-    const Tensor payload = operands.back();
+    p.payload = std::move(operands.back());
     operands.pop_back();
-    return {payload,
-            data["key"].toInt(),
-            graph,
-            data["receivers"].toSymInt(),
-            data["z_dim"].toInt(),
-            data["mul_ir"].toBool(),
-            data["deterministic"].toBool()};
+    return p;
   }
 };
 
