@@ -1,9 +1,9 @@
 // CPU prelude of plain matrix products: z = x w, where x is (num_edges, num_senders) and w is (num_senders, w_stride).
 //
 // The columns of w are packed into panels of two SIMD vectors. Some rows of x are laid out beside each other, so that all
-// addresses follow from one, and are multiplied by a panel after another while their sums stay in registers. A sum is in
-// the order of its terms, whatever the other rows are. Where rows are sums of two rows of x, these are added when they are
-// laid out.
+// addresses follow from one, and are multiplied by a panel after another while their sums stay in registers. Where that is
+// not worth a copy, rows are read where they are. A sum is in the order of its terms, whatever the other rows are. Where
+// rows are sums of two rows of x, these are added when they are laid out.
 #pragma once
 #include "abi.h"
 #include "cpu_lane.h"
@@ -15,6 +15,7 @@ constexpr int tile_rows = EQ_SIMD_BYTES == 64 ? 12 : 6;  // as many sums as regi
 constexpr int depth = 64;  // terms that are laid out together
 constexpr int64_t block_bytes = 64 << 10;  // of rows that are laid out: they stay in the second-level cache
 constexpr int most_tiles = 4;  // of a block, for each of which a panel is read again
+constexpr int few_panels = 2;  // that a copy of rows in a cache is not worth
 
 struct Product {
   const eq_operands& o;
@@ -25,6 +26,7 @@ struct Product {
   // Whole lines of results that fill the caches are written past them.
   const bool stream =
       columns % lanes == 0 && uintptr_t(o.z) % EQ_SIMD_BYTES == 0 && rows * columns * int64_t(sizeof(T)) > much;
+  const bool copies = summands || (terms > depth && (panels > few_panels || rows * terms * int64_t(sizeof(T)) > much));
 
   T* packed(int64_t p) const { return static_cast<T*>(o.workspace) + p * terms * panel; }
   int64_t tile_size() const { return terms * tile_rows; }
@@ -53,10 +55,10 @@ struct Product {
     return {right < -1 ? nullptr : x + left * terms, right < 0 ? nullptr : x + right * terms};
   }
 
-  // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated. Rows of one piece are where they
-  // have to be.
+  bool is_laid_out(int64_t first) const { return copies || first + tile_rows > rows; }
+  // Rows from `first` on, in pieces of `depth` terms; past the last row it is repeated.
   const T* lay_out(int64_t first, T* to) const {
-    if (!summands && terms <= depth && first + tile_rows <= rows) return static_cast<const T*>(o.x) + first * terms;
+    if (!is_laid_out(first)) return static_cast<const T*>(o.x) + first * terms;
     for (int r = 0; r < tile_rows; ++r) {
       const Parts row = parts_of(first + r < rows ? first + r : rows - 1);
       for (int64_t k = 0; k < terms; k += depth) {
@@ -101,7 +103,7 @@ struct Product {
     }
   }
 
-  // Rows from `first` on, laid out, times a panel; meanwhile those from `next` on come.
+  // Rows from `first` on, as `lay_out` gives them, times a panel; meanwhile those from `next` on come.
   void multiply(int64_t first, int64_t p, const T* x, int64_t next) const {
     const int64_t column = p * panel, count = rows - first < tile_rows ? rows - first : tile_rows;
     T* z = static_cast<T*>(o.z) + first * columns + column;
@@ -110,29 +112,40 @@ struct Product {
     Lane sum[tile_rows][2] = {};
     const T* w = packed(p);
     int64_t k = 0;
-    for (; k + depth <= terms; k += depth, x += tile_rows * depth, w += panel * depth) {
-      fetch_share(next, p, k);
-      add<depth>(x, 0, w, depth, sum);
+    if (is_laid_out(first)) {
+      for (; k + depth <= terms; k += depth, x += tile_rows * depth, w += panel * depth) {
+        fetch_share(next, p, k);
+        add<depth>(x, 0, w, depth, sum);
+      }
     }
     add<0>(x, terms - k, w, terms - k, sum);
-#pragma GCC unroll 16
-    for (int r = 0; r < tile_rows; ++r)
-      if (r < count) write(z + r * columns, columns - column, sum[r]);
+    if (count < tile_rows || column + panel > columns) put_some(z, count, columns - column, sum);
+    else if (stream) put(z, sum, stream_store);
+    else put(z, sum, [](T* to, Lane values) { *(UnalignedLane*)to = values; });
   }
 
   // A panel of a row, which comes while its sums are made.
   EQ_FN static void fetch_for_writing(const T* row) {
     for (int u = 0; u < panel; u += 64 / int(sizeof(T))) __builtin_prefetch(row + u, 1, 3);
   }
-  EQ_FN void write(T* to, int64_t left, const Lane (&sum)[2]) const {
-    for (int half = 0; half < 2; ++half, to += lanes, left -= lanes) {
-      if (left >= lanes) {
-        if (stream) stream_store(to, sum[half]);
-        else *(UnalignedLane*)to = sum[half];
-      } else {
-        for (int u = 0; u < left; ++u) to[u] = sum[half][u];
-      }
+  // Sums go from registers to their places: in a loop that is not unrolled they would be in memory all the time.
+  template <class Store>
+  EQ_FN void put(T* z, const Lane (&sum)[tile_rows][2], const Store& store) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < tile_rows; ++r, z += columns) {
+      store(z, sum[r][0]);
+      store(z + lanes, sum[r][1]);
     }
+  }
+  // Those of the first `count` rows, and of no more columns than are left.
+  EQ_FN void put_some(T* z, int64_t count, int64_t left, const Lane (&sum)[tile_rows][2]) const {
+    T all[tile_rows][panel];
+#pragma GCC unroll 16
+    for (int r = 0; r < tile_rows; ++r) {
+      *(UnalignedLane*)all[r] = sum[r][0];
+      *(UnalignedLane*)(all[r] + lanes) = sum[r][1];
+    }
+    for (int64_t r = 0; r < count; ++r) memcpy(z + r * columns, all[r], (left < panel ? left : panel) * sizeof(T));
   }
 };
 
