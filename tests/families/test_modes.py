@@ -159,8 +159,7 @@ def test_tiles_fit_their_array(direction: Direction, degree: int) -> None:
         out = f"{mul3}x{degree}e+48x0e"
         spec = TensorProductSpec(f"48x{degree}e+64x0e", "1x0e", out, [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True)])
         plan = gpu_plans(spec, direction, scalar_bytes)[0]
-        for shape, _ in plan.shapes:
-            mixing = plan.mixing(shape)
+        for (shape, _), mixing in zip(plan.shapes, plan.mixings, strict=True):
             assert mixing.tile * plan.couplings[shape.coupling].dims[2] <= plan.span
             assert mixing.chunk * shape.muls[2] <= plan.chunk_elements
 
@@ -176,8 +175,7 @@ def test_operands_are_copied_where_an_engine_does_it(direction: Direction, scala
     assert [plan.weight_copies for plan in plans] == [WeightCopies.CHUNKS] + 3 * [WeightCopies.NONE]
     plan = plans[0]
     lanes = 32 // plan.edges
-    for shape, _ in plan.shapes:
-        mixing = plan.mixing(shape)
+    for (shape, _), mixing in zip(plan.shapes, plan.mixings, strict=True):
         if direction is Direction.BACKWARD and shape.has_matrix and shape.muls[2] < lanes:
             assert (mixing.lanes, mixing.channels) == (1, shape.muls[2]), "a lane mixes whole pairs"
             assert mixing.chunk == shape.pairs or mixing.chunk % lanes == 0

@@ -90,18 +90,24 @@ struct TeamSums {
   }
 };
 
-// How many lanes mix the pairs of an edge, with how many channels each; how many pairs are mixed together, coupled
-// together, and have their weights copied together. The plan says why.
-template <int lanes_, int channels_, int together_, int tile_, int chunk_>
+// How many lanes mix the pairs of an edge, with how many channels each, and how many pairs together; the pairs that the
+// code is for. The plan says why.
+template <int lanes_, int channels_, int together_, int pairs_>
+struct MixingCode {
+  static constexpr int lanes = lanes_, channels = channels_, together = together_, pairs = pairs_;
+};
+// With how many pairs are coupled together, and have their weights copied together.
+template <class Code_, int tile_, int chunk_>
 struct Mixing {
-  static constexpr int lanes = lanes_, channels = channels_, together = together_, tile = tile_, chunk = chunk_;
-  static constexpr bool whole_pairs = EQ_BULK_COPY && chunk > 0 && lanes == 1;  // a lane has all channels
+  typedef Code_ Code;
+  static constexpr int tile = tile_, chunk = chunk_;
+  static constexpr bool whole_pairs = EQ_BULK_COPY && chunk > 0 && Code::lanes == 1;  // a lane has all channels
 };
 
-// The tile of pairs that is worked on: `count` of them from `first` on.
+// The tile of pairs that is worked on: `count` of them from `first` on, `chunk` of which have their weights copied together.
 struct Tile {
   T* shared;
-  int lane, first, count;
+  int lane, first, count, chunk;
 };
 
 // What mixing reads and writes, of all edges: rows, and where a path has its elements in them.
@@ -136,15 +142,14 @@ struct MixingTeam {
         column(first_column + lane % lanes), active(first_edge + lane / lanes < rows.weights.edges), in_z{rows.mul_ir},
         w_row(rows.weights.w + edge() * rows.weights.w_stride), c_row(rows.weights.c + edge() * rows.weights.c_stride) {
     const int first = rows.w_offset + at.first * mul3 + column;
-    w = (L::copies_w ? copied_row<L>(shared, e, L::w_row, w_row) : w_row) + first;
+    w = (L::copies_w ? copied_row<L>(shared, e, w_copy) : w_row) + first;
     c = c_row + first;
     gw = rows.gw + edge() * P::w_dim + first;
     z_row = (P::rows_shared ? shared + L::sums + e * L::row : rows.z) + rows.z_offset + in_z.channel(column);
     t = shared + e * L::span;
     if constexpr (has_gradient) {
       const T* const row = rows.gz + int64_t(L::numbers(shared)[2 * L::edges + e]) * P::z_dim;
-      const T* const gz =
-          (copied ? copied_row<L>(shared, e, L::gz_row, row) : row) + rows.z_offset + in_z.channel(column);
+      const T* const gz = (copied ? copied_row<L>(shared, e, gz_copy) : row) + rows.z_offset + in_z.channel(column);
 #pragma unroll
       for (int v = 0; v < channels; ++v)
         in_z.each(v * lanes, [&](int k, int n) { g[v][k] = has(v) ? read(gz + n) : T(0); });
@@ -228,10 +233,9 @@ struct MixingTeam {
     }
   }
   // Mixes pairs from p to `end`: a multiple of M::together behind p, or the end of all pairs.
-  template <int pairs>
   EQ_FN void mix_all(int p, int end) {
-    constexpr int together = M::together, rest = pairs % together;
-    if constexpr (pairs >= together) {
+    constexpr int together = M::together, rest = M::pairs % together;
+    if constexpr (M::pairs >= together) {
 #pragma unroll 1
       for (; p + together <= end; p += together) {
         prefetch(p + together, min(together, end - p - together));
@@ -245,7 +249,7 @@ struct MixingTeam {
 };
 
 // Mixing by a dense matrix (pair, channel): the same code for all paths with as many components, channels and pairs.
-template <class L, class M, int d3, int mul3, int pairs, bool weighted>
+template <class L, class M, int d3, int mul3, bool weighted>
 __device__ __noinline__ NextChunk mix_densely(const Tile at, const MixedRows rows, NextChunk next) {
   typedef MixingTeam<L, M, d3, mul3, weighted> Team;
 #if EQ_BULK_COPY
@@ -253,9 +257,9 @@ __device__ __noinline__ NextChunk mix_densely(const Tile at, const MixedRows row
     static_assert(Team::lanes == L::lanes && Team::columns >= mul3, "a team has all channels of its edge");
     Team team(at, rows, 0, 0);
 #pragma unroll 1
-    for (int p = 0; p < at.count; p += M::chunk) {
+    for (int p = 0; p < at.count; p += at.chunk) {
       team.take(next.mixed, at.first, p, rows.w_offset);
-      team.template mix_all<pairs>(p, min(p + M::chunk, at.count));
+      team.mix_all(p, min(p + at.chunk, at.count));
       __syncwarp();
       copy_chunk<L>(at.shared, at.lane, rows.weights, next.mixed + L::stages, next);
       ++next.mixed;
@@ -269,7 +273,7 @@ __device__ __noinline__ NextChunk mix_densely(const Tile at, const MixedRows row
 #pragma unroll 1
     for (int edge = 0; edge < rows.weights.edges; edge += warp / Team::lanes) {
       Team team(at, rows, edge, column);
-      team.template mix_all<pairs>(0, at.count);
+      team.mix_all(0, at.count);
       team.add_z();
     }
   }

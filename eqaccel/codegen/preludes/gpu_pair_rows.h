@@ -11,6 +11,8 @@ namespace {
 constexpr int warp = 32;
 
 enum WeightCopies { no_copies, copies_of_rows, copies_of_chunks };
+// The rows of an edge that may be copied.
+enum CopiedRow { x_copy, y_copy, w_copy, a_copy, b_copy, gz_copy, row_kinds };
 
 // The weights of a path that come in chunks, as large as each other but for the last one, in elements.
 struct WeightRun {
@@ -63,14 +65,16 @@ struct PairLayout {
   static constexpr int rows = sums + edges * row, chunks = rows + edges * copied;
   static constexpr int stages = copies_chunks ? P::stages : 0, stage = tangents * edges * P::chunk;
   static constexpr int barriers = chunks + stages * stage, barriers_bytes = copies_rows ? 8 * (1 + stages) : 0;
-  static constexpr int bytes = barriers * int(sizeof(T)) + barriers_bytes + 3 * edges * int(sizeof(int));
+  static constexpr int per_edge = 3 + (copies_rows ? int(row_kinds) : 0);
+  static constexpr int bytes = barriers * int(sizeof(T)) + barriers_bytes + per_edge * edges * int(sizeof(int));
 
-  // Of edges, then of their senders, then of their receivers.
+  // Of edges, then of their senders, then of their receivers, then of the first elements of their copied rows.
   static EQ_FN int* numbers(T* shared) {
     return reinterpret_cast<int*>(reinterpret_cast<char*>(shared + barriers) + barriers_bytes);
   }
-  // Where a copied row of edge e begins, and a chunk with its number.
-  static EQ_FN T* row_place(T* shared, int e, int row) { return shared + rows + e * copied + row; }
+  static EQ_FN int& first_element(T* shared, int e, CopiedRow row) { return numbers(shared)[(3 + row) * edges + e]; }
+  // Where the room for a copied row of edge e begins, and a chunk with its number.
+  static EQ_FN int row_room(int e, int row) { return rows + e * copied + row; }
   static EQ_FN T* chunk_place(T* shared, int e, int number, int tangent) {
     return shared + chunks + number % (stages > 0 ? stages : 1) * stage + (tangent * edges + e) * P::chunk;
   }
@@ -80,25 +84,24 @@ struct PairLayout {
 EQ_FN int misalignment(const T* from) {
   return static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16 / sizeof(T));
 }
-// The copy of the row that begins at `from`.
 template <class L>
-EQ_FN const T* copied_row(T* shared, int e, int row, const T* from) {
-  return L::row_place(shared, e, row) + misalignment(from);
+EQ_FN const T* copied_row(T* shared, int e, CopiedRow row) {
+  return shared + L::first_element(shared, e, row);
 }
 
-// Runs on each row of an edge that is copied: the row, its elements, where its copy is among those of the edge, and
-// whether no other edge reads it.
+// Runs on each row of an edge that is copied: the row, which one it is, its elements, where the room for its copy is among
+// those of the edge, and whether no other edge reads it.
 template <class L, class F>
 EQ_FN void each_copied_row(PairRows& rows, const F& run) {
   typedef typename L::Problem P;
-  run(rows.x, P::x_dim, 0, false);
-  run(rows.y, P::y_dim, L::y_row, true);
-  if constexpr (L::copies_w) run(rows.w, P::w_dim, L::w_row, true);
+  run(rows.x, x_copy, P::x_dim, 0, false);
+  run(rows.y, y_copy, P::y_dim, L::y_row, true);
+  if constexpr (L::copies_w) run(rows.w, w_copy, P::w_dim, L::w_row, true);
   if constexpr (has_tangents) {
-    run(rows.a, P::x_dim, L::operands, false);
-    run(rows.b, P::y_dim, L::operands + L::y_row, true);
+    run(rows.a, a_copy, P::x_dim, L::operands, false);
+    run(rows.b, b_copy, P::y_dim, L::operands + L::y_row, true);
   }
-  if constexpr (has_gradient) run(rows.gz, P::z_dim, L::gz_row, false);
+  if constexpr (has_gradient) run(rows.gz, gz_copy, P::z_dim, L::gz_row, false);
 }
 
 #if EQ_BULK_COPY
@@ -127,7 +130,7 @@ EQ_FN void init_copies(T* shared, int lane) {
   publish_barriers();
 }
 
-// Each lane up to L::edges asks for the rows of its edge, if it has one.
+// Each lane up to L::edges asks for the rows of its edge, if it has one, and notes where they will be.
 template <class L>
 EQ_FN void copy_rows(T* shared, int e, bool exists, PairRows rows) {
   const unsigned ready = barrier<L>(shared, L::stages);
@@ -136,10 +139,11 @@ EQ_FN void copy_rows(T* shared, int e, bool exists, PairRows rows) {
     return;
   }
   unsigned bytes = 0;
-  each_copied_row<L>(rows, [&](const T* from, int dim, int, bool) { bytes += Granules(from, dim).bytes; });
+  each_copied_row<L>(rows, [&](const T* from, CopiedRow, int dim, int, bool) { bytes += Granules(from, dim).bytes; });
   expect_bytes(ready, bytes);
-  each_copied_row<L>(rows, [&](const T* from, int dim, int row, bool once) {
-    Granules(from, dim).copy(L::row_place(shared, e, row), ready, once);
+  each_copied_row<L>(rows, [&](const T* from, CopiedRow row, int dim, int room, bool once) {
+    Granules(from, dim).copy(shared + L::row_room(e, room), ready, once);
+    L::first_element(shared, e, row) = L::row_room(e, room) + misalignment(from);
   });
 }
 

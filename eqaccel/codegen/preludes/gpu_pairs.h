@@ -60,6 +60,7 @@ struct PairTile {
   EQ_FN void couple() const {
     if (!active) return;
     const PairRows rows = worker.rows(lane);
+#pragma unroll 1
     for (int p = lane % lanes; p < count; p += lanes) {
       const int2 uv = channels(first + p);
       T x[d1], y[d2], t[d3] = {};
@@ -121,10 +122,11 @@ struct PairTile {
 
   EQ_FN void mix() const {
     if constexpr (S::mixing == dense) {
-      typedef typename S::Mixing M;
-      const Tile tile{worker.shared, lane, first, count};
-      if constexpr (M::whole_pairs) worker.next = mix_whole_pairs<L, M, d3, mul3>(tile, worker.mixed(at), worker.next);
-      else worker.next = mix_densely<L, M, d3, mul3, Pairs::count, S::weighted>(tile, worker.mixed(at), worker.next);
+      typedef typename S::Mixing::Code Code;
+      const Tile tile{worker.shared, lane, first, count, S::Mixing::chunk};
+      const MixedRows rows = worker.mixed(at);
+      if constexpr (S::Mixing::whole_pairs) worker.next = mix_whole_pairs<L, d3, mul3>(tile, rows, worker.next);
+      else worker.next = mix_densely<L, Code, d3, mul3, S::weighted>(tile, rows, worker.next);
     } else if (active) {
       const PairRows rows = worker.rows(lane);
       if constexpr (has_gradient) unmix_pairs<S::weighted>(rows, rows.w, L::gt, has_tangents ? L::ta : L::t);
@@ -161,6 +163,7 @@ struct PairTile {
     const PairRows rows = worker.rows(lane);
     T of_all[d2] = {};  // where y is the same for all pairs
     const int u_end = active ? mul1 : 0, v_end = active ? mul2 : 0;
+#pragma unroll 1
     for (int u = lane % lanes; u < u_end; u += lanes) {
       T gx[d1] = {};
       for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) uncouple_pair<true, one_v>(rows, u, v, gx, of_all);
@@ -170,6 +173,7 @@ struct PairTile {
       const TeamSums<d2, lanes> sums(of_all, lane);
       if (active) sums.each([&](int j, T sum) { rows.gy[at.y + j] += sum; });
     } else {
+#pragma unroll 1
       for (int v = lane % lanes; v < v_end; v += lanes) {
         T gy[d2] = {};
         for (int u = Pairs::first_u(v); u < Pairs::end_u(v); ++u) uncouple_pair<false, true>(rows, u, v, nullptr, gy);
@@ -218,6 +222,7 @@ struct PairWorker {
   }
 
   EQ_FN void clear(T* to, int dim) const {
+#pragma unroll 1
     for (int n = lane; n < dim; n += warp) to[n] = 0;
   }
   EQ_FN int edge(int e) const { return ids[e]; }
@@ -238,6 +243,7 @@ struct PairWorker {
       ids[L::edges + lane] = o.row_ptr ? o.sender[first + lane] : first + lane;
     }
     int of = row;
+#pragma unroll 1
     for (int e = 0; e < count; ++e) {
       while (range.rows.end(of) <= first + e) ++of;
       if (lane == 0) ids[2 * L::edges + e] = of;
@@ -249,6 +255,7 @@ struct PairWorker {
   EQ_FN void leave_rows(int next, int held) {
     for (; row < next; ++row) {
       T* const to = z_row(row);
+#pragma unroll 1
       for (int n = lane; n < P::z_dim; n += warp) {
         to[n] = sums(held)[n];
         sums(held)[n] = 0;
@@ -264,9 +271,11 @@ struct PairWorker {
   // Adds up the rows of z of edges, in order. The first edge is left with the sum of the last receiver.
   EQ_FN void add_rows() {
     int held = 0;
+#pragma unroll 1
     for (int e = 1; e <= count; ++e) {
       const int to = e < count ? e : 0;
       if (e < count) leave_rows(receiver(e), held);
+#pragma unroll 1
       for (int n = lane; n < P::z_dim && held != to; n += warp) {
         sums(to)[n] += sums(held)[n];
         sums(held)[n] = 0;
@@ -275,14 +284,17 @@ struct PairWorker {
     }
   }
   EQ_FN void write_gradients() const {
+#pragma unroll 1
     for (int e = 0; e < count; ++e) {
       T *const of_x = sums(e) + L::gx_sum, *const of_y = sums(e) + L::gy_sum, *const gx = gx_row(e);
       T* const gy = static_cast<T*>(o.gy) + int64_t(edge(e)) * P::y_dim;
+#pragma unroll 1
       for (int n = lane; n < P::x_dim; n += warp) {
         if (o.deterministic) gx[n] = of_x[n];
         else atomicAdd(gx + n, of_x[n]);
         of_x[n] = 0;
       }
+#pragma unroll 1
       for (int n = lane; n < P::y_dim; n += warp) {
         gy[n] = of_y[n];
         of_y[n] = 0;
@@ -317,7 +329,8 @@ struct PairWorker {
     const int e = min(lane / L::lanes, count - 1);
     PairRows rows = rows_of(e);
     if constexpr (L::copies_rows)
-      each_copied_row<L>(rows, [&](const T*& from, int, int row, bool) { from = copied_row<L>(shared, e, row, from); });
+      each_copied_row<L>(rows,
+                         [&](const T*& from, CopiedRow row, int, int, bool) { from = copied_row<L>(shared, e, row); });
     return rows;
   }
   EQ_FN EdgeWeights weights() const {
@@ -381,6 +394,7 @@ struct PairWorker {
   }
   EQ_FN void finish() const {
     if (!writes_z || !P::rows_shared) return;
+#pragma unroll 1
     for (int n = lane; n < P::z_dim; n += warp) z_row(row)[n] = sums(0)[n];
   }
 };

@@ -9,7 +9,7 @@
 namespace {
 
 // Mixing by a dense matrix (pair, channel), as mix_densely does.
-template <class L, class M, int d3, int mul3>
+template <class L, int d3, int mul3>
 __device__ __noinline__ NextChunk mix_whole_pairs(const Tile at, const MixedRows rows, NextChunk next);
 
 #if EQ_BULK_COPY
@@ -28,8 +28,7 @@ struct WholePairs {
   EQ_FN WholePairs(const Tile& at, const MixedRows& rows)
       : shared(at.shared), lane(at.lane % L::lanes), e(min(at.lane / L::lanes, rows.weights.edges - 1)),
         has_edge(at.lane / L::lanes < rows.weights.edges), t(shared + e * L::span) {
-    const T* const row = rows.gz + int64_t(L::numbers(shared)[2 * L::edges + e]) * P::z_dim;
-    const T* const gz = copied_row<L>(shared, e, L::gz_row, row) + rows.z_offset;
+    const T* const gz = copied_row<L>(shared, e, gz_copy) + rows.z_offset;
 #pragma unroll
     for (int c = 0; c < mul3; ++c) InBlock<mul3, d3>{rows.mul_ir}.each(c, [&](int k, int n) { g[c][k] = gz[n]; });
   }
@@ -91,12 +90,12 @@ struct WholePairs {
   }
 };
 
-template <class L, class M, int d3, int mul3>
+template <class L, int d3, int mul3>
 __device__ __noinline__ NextChunk mix_whole_pairs(const Tile at, const MixedRows rows, NextChunk next) {
   const WholePairs<L, d3, mul3> pairs(at, rows);
 #pragma unroll 1
-  for (int p = 0; p < at.count; p += M::chunk) {
-    pairs.mix_chunk(rows, next.mixed, p, min(M::chunk, at.count - p), rows.w_offset + (at.first + p) * mul3);
+  for (int p = 0; p < at.count; p += at.chunk) {
+    pairs.mix_chunk(rows, next.mixed, p, min(at.chunk, at.count - p), rows.w_offset + (at.first + p) * mul3);
     copy_chunk<L>(at.shared, at.lane, rows.weights, next.mixed + L::stages, next);
     ++next.mixed;
   }

@@ -44,7 +44,7 @@ def print_launch(plan: PairPlan) -> str:
             f"  static constexpr bool rows_shared = {shared};  // sums of an edge",
             f"  static constexpr WeightCopies copies = {_COPIES[plan.weight_copies]};",
             f"  static constexpr int stages = {plan.stages}, chunk = {plan.chunk_elements};",
-            *(_mixing(number, plan.mixing(shape)) for number, (shape, _) in enumerate(plan.shapes)),
+            *(_mixing(number, mixing) for number, mixing in enumerate(plan.mixings)),
             "};",
             "}  // namespace",
             "",
@@ -54,8 +54,8 @@ def print_launch(plan: PairPlan) -> str:
 
 
 def _mixing(number: int, mixing: DenseMixing) -> str:
-    numbers = (mixing.lanes, mixing.channels, mixing.together, mixing.tile, mixing.chunk)
-    return f"  typedef Mixing<{', '.join(map(str, numbers))}> Mixing{number};"
+    code = f"MixingCode<{mixing.lanes}, {mixing.channels}, {mixing.together}, {mixing.pairs}>"
+    return f"  typedef Mixing<{code}, {mixing.tile}, {mixing.chunk}> Mixing{number};"
 
 
 def launch_numbers(name: str, plan: PairPlan) -> dict[str, int]:

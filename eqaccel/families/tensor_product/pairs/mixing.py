@@ -16,6 +16,8 @@ class DenseMixing:
         lanes: Of a team; one if a lane has all channels of some pairs, and mixes these as a whole.
         channels: Of the output that a lane has at a time.
         together: Pairs that are mixed at a time, whose sums over channels take few shuffles.
+        pairs: Those that the code is for: of the path, or, where weights come in chunks, any number that leaves as many
+            pairs behind the last `together` ones, so that paths share code.
         tile: Pairs that are coupled at a time.
         chunk: Pairs whose weights are copied to shared memory at a time; 0 if weights are read where they are.
     """
@@ -23,8 +25,14 @@ class DenseMixing:
     lanes: int
     channels: int
     together: int
+    pairs: int
     tile: int
     chunk: int = 0
+
+    @property
+    def leaves_pairs(self) -> bool:
+        """Whether there are fewer pairs at last than are mixed together."""
+        return self.pairs % self.together > 0
 
 
 def dense_mixing(
@@ -50,7 +58,8 @@ def dense_mixing(
     room = span // d3
     chunk = min(_multiple(chunk_weights // mul3, together), _multiple(room, together), pairs) if chunk_weights else 0
     tile = pairs if pairs <= room else _multiple(room, chunk or together)
-    return DenseMixing(lanes, _channels(mul3, d3, lanes), together, tile, chunk)
+    of_code = together + pairs % together if chunk else pairs
+    return DenseMixing(lanes, _channels(mul3, d3, lanes), together, of_code, tile, chunk)
 
 
 def whole_pairs(pairs: int, mul3: int, d3: int, *, lanes: int, span: int, chunk_weights: int) -> DenseMixing:
@@ -67,7 +76,7 @@ def whole_pairs(pairs: int, mul3: int, d3: int, *, lanes: int, span: int, chunk_
     room = span // d3
     whole = _multiple(room, lanes) if room >= lanes else room
     chunk = min(_multiple(chunk_weights // mul3, lanes), whole, pairs)
-    return DenseMixing(1, mul3, 1, pairs if pairs <= room else _multiple(room, chunk), chunk)
+    return DenseMixing(1, mul3, 1, 1, pairs if pairs <= room else _multiple(room, chunk), chunk)
 
 
 def lanes_of_all(mul3: int, d3: int) -> int:

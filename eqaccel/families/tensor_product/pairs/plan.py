@@ -15,6 +15,7 @@ from eqaccel.families.tensor_product.spec import ConnectionMode, Mixing, Path, T
 from eqaccel.targets import Target
 
 _NUMBER_BYTES = 12  # of an edge, its sender and its receiver
+_PLACE_BYTES = 24  # of the first elements of its rows that are copied
 _MOST_EDGES = 8  # that a warp takes at a time
 _GOOD_SPAN = 96  # of the couplings of an edge: as much as most paths have
 _MULTIPROCESSOR_BYTES, _OWN_BYTES = 228 * 1024, 1024  # of shared memory, and what each block takes for itself
@@ -22,8 +23,9 @@ _MOST_ROWS_BYTES = 28 * 1024  # of sums of an edge in shared memory, so that all
 _STAGES = 2  # of weights on their way: one is there, or soon
 _MOST_COPIED_BYTES = 8 * 1024  # of the rows of an edge and its sums, so that there are some warps
 _MOST_WEIGHT_BYTES = 6 * 1024  # of an edge that come as a whole
-_CHUNK_BYTES = 6 * 1024  # of weights of all edges that come together otherwise
-_CHUNK_BYTES_DOUBLE = 3 * 1024  # the same with their tangents, so that a warp has room for two edges
+# Of weights of all edges that come together otherwise, with their tangents. Forward more warps have room with fewer; in
+# double backward a warp has room for two edges.
+_CHUNK_BYTES = {Direction.FORWARD: 4 * 1024, Direction.BACKWARD: 6 * 1024, Direction.DOUBLE_BACKWARD: 3 * 1024}
 _WHOLE_ROW_BYTES = 256  # of the row of an output that a lane has in registers
 
 
@@ -183,9 +185,26 @@ class PairPlan:
         """Chunks of weights that there is room for."""
         return _STAGES if self.weight_copies is WeightCopies.CHUNKS else 0
 
-    def mixing(self, shape: Shape) -> DenseMixing:
-        """How a dense shape is mixed; of another one, the tile of pairs counts."""
-        return self._mixing(shape, self.edges)
+    @cached_property
+    def mixings(self) -> tuple[DenseMixing, ...]:
+        """How shapes are mixed; of those that are not dense, the tile of pairs counts.
+
+        Where weights come in chunks, a shape that leaves no pairs behind takes code of one that does: a GPU waits for
+        instructions where there are many.
+        """
+        found = [self._mixing(shape, self.edges) for shape, _ in self.shapes]
+        dims = [self.couplings[shape.coupling].dims[2] for shape, _ in self.shapes]
+        codes = [
+            (mixing.lanes, mixing.channels, mixing.together, shape.muls[2], d3)
+            for mixing, (shape, _), d3 in zip(found, self.shapes, dims, strict=True)
+        ]
+        with_rest = {c: mixing for c, mixing in zip(codes, found, strict=True) if mixing.chunk and mixing.leaves_pairs}
+        return tuple(
+            mixing
+            if not mixing.chunk or mixing.leaves_pairs
+            else replace(mixing, pairs=with_rest.get(code, mixing).pairs)
+            for code, mixing in zip(codes, found, strict=True)
+        )
 
     @property
     def chunk_elements(self) -> int:
@@ -194,8 +213,7 @@ class PairPlan:
 
     def _mixing(self, shape: Shape, edges: int) -> DenseMixing:
         in_chunks = self.weight_copies is WeightCopies.CHUNKS and shape.has_matrix
-        chunk_bytes = _CHUNK_BYTES if self._tangents == 1 else _CHUNK_BYTES_DOUBLE
-        most = max(chunk_bytes // (edges * self._tangents * self.scalar_bytes), 1)
+        most = max(_CHUNK_BYTES[self.direction] // (edges * self._tangents * self.scalar_bytes), 1)
         lanes, mul3, d3 = WARP // edges, shape.muls[2], self.couplings[shape.coupling].dims[2]
         is_narrow = mul3 < lanes and mul3 * d3 * self.scalar_bytes <= _WHOLE_ROW_BYTES
         if in_chunks and is_narrow and self.direction is Direction.BACKWARD:
@@ -247,7 +265,8 @@ class PairPlan:
             weights = self._room(self.spec.weight_numel)
         barriers = 8 * (1 + self.stages) if self.copies_operands else 0
         elements = arrays * self.span + sums + (self._operand_elements if self.copies_operands else 0) + weights
-        return (elements * self.scalar_bytes + _NUMBER_BYTES) * edges + barriers
+        numbers = _NUMBER_BYTES + (_PLACE_BYTES if self.copies_operands else 0)
+        return (elements * self.scalar_bytes + numbers) * edges + barriers
 
     def shared_bytes(self) -> int:
         """Shared memory of a GPU block."""
