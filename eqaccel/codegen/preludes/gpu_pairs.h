@@ -18,6 +18,18 @@ EQ_FN void add_to(T* sum, T value, bool atomic) {
   else *sum += value;
 }
 
+// Runs on numbers before `end`, each `step` from the last one. Where rows are copied, a GPU waits for instructions more
+// than for rows: such kernels have the loop once.
+template <class L, class F>
+EQ_FN void each_number(int first, int end, int step, const F& run) {
+  if constexpr (L::copies_rows) {
+#pragma unroll 1
+    for (int n = first; n < end; n += step) run(n);
+  } else {
+    for (int n = first; n < end; n += step) run(n);
+  }
+}
+
 // A path on a tile of pairs. All but dense mixing is done by the lanes of an edge for themselves.
 template <class Worker, class S>
 struct PairTile {
@@ -60,8 +72,7 @@ struct PairTile {
   EQ_FN void couple() const {
     if (!active) return;
     const PairRows rows = worker.rows(lane);
-#pragma unroll 1
-    for (int p = lane % lanes; p < count; p += lanes) {
+    each_number<L>(lane % lanes, count, lanes, [&](int p) {
       const int2 uv = channels(first + p);
       T x[d1], y[d2], t[d3] = {};
       load_x(rows.x, uv.x, x);
@@ -76,7 +87,7 @@ struct PairTile {
         C::to_z(x, b, ta);
         put<d3>(coupling(L::ta, p), ta);
       }
-    }
+    });
   }
 
   // ---- mixing with a weight for each pair: lanes are channels of the output, or pairs
@@ -163,23 +174,21 @@ struct PairTile {
     const PairRows rows = worker.rows(lane);
     T of_all[d2] = {};  // where y is the same for all pairs
     const int u_end = active ? mul1 : 0, v_end = active ? mul2 : 0;
-#pragma unroll 1
-    for (int u = lane % lanes; u < u_end; u += lanes) {
+    each_number<L>(lane % lanes, u_end, lanes, [&](int u) {
       T gx[d1] = {};
       for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) uncouple_pair<true, one_v>(rows, u, v, gx, of_all);
       in_x().each(u, [&](int i, int n) { add_to(rows.gx + at.x + n, gx[i], rows.atomic); });
-    }
+    });
     if constexpr (one_v) {
       const TeamSums<d2, lanes> sums(of_all, lane);
       if (active) sums.each([&](int j, T sum) { rows.gy[at.y + j] += sum; });
     } else {
-#pragma unroll 1
-      for (int v = lane % lanes; v < v_end; v += lanes) {
+      each_number<L>(lane % lanes, v_end, lanes, [&](int v) {
         T gy[d2] = {};
         for (int u = Pairs::first_u(v); u < Pairs::end_u(v); ++u) uncouple_pair<false, true>(rows, u, v, nullptr, gy);
 #pragma unroll
         for (int j = 0; j < d2; ++j) rows.gy[at.y + v * d2 + j] += gy[j];
-      }
+      });
     }
   }
 
@@ -221,9 +230,13 @@ struct PairWorker {
     __syncthreads();
   }
 
+  // Runs on the elements of a row that this lane has.
+  template <class F>
+  EQ_FN void each_element(int dim, const F& run) const {
+    each_number<L>(lane, dim, warp, run);
+  }
   EQ_FN void clear(T* to, int dim) const {
-#pragma unroll 1
-    for (int n = lane; n < dim; n += warp) to[n] = 0;
+    each_element(dim, [&](int n) { to[n] = 0; });
   }
   EQ_FN int edge(int e) const { return ids[e]; }
   EQ_FN int sender(int e) const { return ids[L::edges + e]; }
@@ -243,11 +256,10 @@ struct PairWorker {
       ids[L::edges + lane] = o.row_ptr ? o.sender[first + lane] : first + lane;
     }
     int of = row;
-#pragma unroll 1
-    for (int e = 0; e < count; ++e) {
+    each_number<L>(0, count, 1, [&](int e) {
       while (range.rows.end(of) <= first + e) ++of;
       if (lane == 0) ids[2 * L::edges + e] = of;
-    }
+    });
     __syncthreads();
   }
 
@@ -255,11 +267,10 @@ struct PairWorker {
   EQ_FN void leave_rows(int next, int held) {
     for (; row < next; ++row) {
       T* const to = z_row(row);
-#pragma unroll 1
-      for (int n = lane; n < P::z_dim; n += warp) {
+      each_element(P::z_dim, [&](int n) {
         to[n] = sums(held)[n];
         sums(held)[n] = 0;
-      }
+      });
     }
   }
   EQ_FN void begin(int next) {
@@ -271,35 +282,30 @@ struct PairWorker {
   // Adds up the rows of z of edges, in order. The first edge is left with the sum of the last receiver.
   EQ_FN void add_rows() {
     int held = 0;
-#pragma unroll 1
-    for (int e = 1; e <= count; ++e) {
+    each_number<L>(1, count + 1, 1, [&](int e) {
       const int to = e < count ? e : 0;
       if (e < count) leave_rows(receiver(e), held);
-#pragma unroll 1
-      for (int n = lane; n < P::z_dim && held != to; n += warp) {
+      each_element(held != to ? P::z_dim : 0, [&](int n) {
         sums(to)[n] += sums(held)[n];
         sums(held)[n] = 0;
-      }
+      });
       held = to;
-    }
+    });
   }
   EQ_FN void write_gradients() const {
-#pragma unroll 1
-    for (int e = 0; e < count; ++e) {
+    each_number<L>(0, count, 1, [&](int e) {
       T *const of_x = sums(e) + L::gx_sum, *const of_y = sums(e) + L::gy_sum, *const gx = gx_row(e);
       T* const gy = static_cast<T*>(o.gy) + int64_t(edge(e)) * P::y_dim;
-#pragma unroll 1
-      for (int n = lane; n < P::x_dim; n += warp) {
+      each_element(P::x_dim, [&](int n) {
         if (o.deterministic) gx[n] = of_x[n];
         else atomicAdd(gx + n, of_x[n]);
         of_x[n] = 0;
-      }
-#pragma unroll 1
-      for (int n = lane; n < P::y_dim; n += warp) {
+      });
+      each_element(P::y_dim, [&](int n) {
         gy[n] = of_y[n];
         of_y[n] = 0;
-      }
-    }
+      });
+    });
   }
 
   // The rows of edge e, those that are read in device memory.
@@ -394,8 +400,7 @@ struct PairWorker {
   }
   EQ_FN void finish() const {
     if (!writes_z || !P::rows_shared) return;
-#pragma unroll 1
-    for (int n = lane; n < P::z_dim; n += warp) z_row(row)[n] = sums(0)[n];
+    each_element(P::z_dim, [&](int n) { z_row(row)[n] = sums(0)[n]; });
   }
 };
 
