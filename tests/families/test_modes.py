@@ -164,6 +164,16 @@ def test_tiles_fit_their_array(direction: Direction, degree: int) -> None:
             assert mixing.chunk * shape.muls[2] <= plan.chunk_elements
 
 
+def test_paths_share_code_where_weights_come_in_chunks() -> None:
+    """Those with 48 channels take the code of those with 10, which leave two pairs behind eight."""
+    spec = TensorProductSpec("10x1o+48x0e", "0e+1o", "48x0e", [(0, 1, 0, "uvw", True), (1, 0, 0, "uvw", True)])
+    chunks, *others = gpu_plans(spec, Direction.FORWARD, 4)
+    assert chunks.weight_copies is WeightCopies.CHUNKS
+    assert {(mixing.together, mixing.pairs) for mixing in chunks.mixings} == {(8, 10)}
+    for plan in others:
+        assert [mixing.pairs for mixing in plan.mixings] == [shape.pairs for shape, _ in plan.shapes]
+
+
 @pytest.mark.parametrize("scalar_bytes", [4, 8])
 @pytest.mark.parametrize("direction", COMMON)
 def test_operands_are_copied_where_an_engine_does_it(direction: Direction, scalar_bytes: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 WARP = 32
 """Threads of a GPU block."""
@@ -77,6 +78,26 @@ def whole_pairs(pairs: int, mul3: int, d3: int, *, lanes: int, span: int, chunk_
     whole = _multiple(room, lanes) if room >= lanes else room
     chunk = min(_multiple(chunk_weights // mul3, lanes), whole, pairs)
     return DenseMixing(1, mul3, 1, 1, pairs if pairs <= room else _multiple(room, chunk), chunk)
+
+
+def share_code(mixings: Sequence[DenseMixing], outputs: Sequence[tuple[int, int]]) -> tuple[DenseMixing, ...]:
+    """The same mixings, where weights come in chunks with the code of one that leaves pairs behind, if one is alike.
+
+    Where there are many instructions, a GPU waits for them.
+
+    Args:
+        mixings: Of all shapes.
+        outputs: Their channels and components.
+    """
+    kinds = [(m.lanes, m.channels, m.together, *output) for m, output in zip(mixings, outputs, strict=True)]
+    pairs: dict[tuple[int, ...], int] = {}
+    for kind, mixing in zip(kinds, mixings, strict=True):
+        if mixing.chunk and mixing.leaves_pairs:
+            pairs[kind] = mixing.pairs
+    return tuple(
+        mixing if mixing.leaves_pairs or not mixing.chunk else replace(mixing, pairs=pairs.get(kind, mixing.pairs))
+        for kind, mixing in zip(kinds, mixings, strict=True)
+    )
 
 
 def lanes_of_all(mul3: int, d3: int) -> int:

@@ -8,7 +8,14 @@ from functools import cached_property
 
 from eqaccel.codegen import Direction
 from eqaccel.errors import UnsupportedError
-from eqaccel.families.tensor_product.pairs.mixing import WARP, DenseMixing, dense_mixing, lanes_of_all, whole_pairs
+from eqaccel.families.tensor_product.pairs.mixing import (
+    WARP,
+    DenseMixing,
+    dense_mixing,
+    lanes_of_all,
+    share_code,
+    whole_pairs,
+)
 from eqaccel.families.tensor_product.plan.matrices import edge_matrix
 from eqaccel.families.tensor_product.plan.model import EdgeMatrix
 from eqaccel.families.tensor_product.spec import ConnectionMode, Mixing, Path, TensorProductSpec
@@ -187,24 +194,9 @@ class PairPlan:
 
     @cached_property
     def mixings(self) -> tuple[DenseMixing, ...]:
-        """How shapes are mixed; of those that are not dense, the tile of pairs counts.
-
-        Where weights come in chunks, a shape that leaves no pairs behind takes code of one that does: a GPU waits for
-        instructions where there are many.
-        """
-        found = [self._mixing(shape, self.edges) for shape, _ in self.shapes]
-        dims = [self.couplings[shape.coupling].dims[2] for shape, _ in self.shapes]
-        codes = [
-            (mixing.lanes, mixing.channels, mixing.together, shape.muls[2], d3)
-            for mixing, (shape, _), d3 in zip(found, self.shapes, dims, strict=True)
-        ]
-        with_rest = {c: mixing for c, mixing in zip(codes, found, strict=True) if mixing.chunk and mixing.leaves_pairs}
-        return tuple(
-            mixing
-            if not mixing.chunk or mixing.leaves_pairs
-            else replace(mixing, pairs=with_rest.get(code, mixing).pairs)
-            for code, mixing in zip(codes, found, strict=True)
-        )
+        """How shapes are mixed; of those that are not dense, the tile of pairs counts."""
+        outputs = [(shape.muls[2], self.couplings[shape.coupling].dims[2]) for shape, _ in self.shapes]
+        return share_code([self._mixing(shape, self.edges) for shape, _ in self.shapes], outputs)
 
     @property
     def chunk_elements(self) -> int:
