@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from folders import ROOT
-from hosts import assemble_hip, needs_hipcc, needs_nvrtc
+from hosts import assemble_hip, compile_cpp, needs_hipcc, needs_nvrtc
 
 from eqaccel import families, runtime
 from eqaccel.codegen import preludes
@@ -42,13 +40,8 @@ def package(file: Path) -> str:
 
 @pytest.mark.parametrize("file", CPU, ids=lambda file: file.name)
 def test_a_tool_reads_each_cpu_prelude_as_it_is(file: Path) -> None:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     options = ["-std=c++17", "-fopenmp", "-fsyntax-only", "-DEQ_DIRECTION=2", "-DEQ_SCALAR=float", f"-I{FOLDER}"]
-    command = [compiler, *options, "-include", str(file), "-xc++", "/dev/null"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    compile_cpp(*options, "-include", file, "-xc++", "/dev/null")
 
 
 @needs_nvrtc

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from folders import SUPPORT
+from hosts import compile_cpp
 from small_cells import Edges, chosen, edges_of, received_by
 from torch import Tensor
 
@@ -79,18 +78,13 @@ class Kernels:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Path]:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     host, folder = SUPPORT / "gpu_on_cpu", tmp_path_factory.mktemp("kernels")
     places = [f"-I{host}", f"-I{Path(families.__file__).parent / 'neighbors'}"]
     built = {}
     for dtype, scalar in ((torch.float32, "float"), (torch.float64, "double")):
         built[dtype] = folder / f"{scalar}.so"
         options = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", f"-DEQ_SCALAR={scalar}"]
-        command = [compiler, *options, *places, str(host / "pairs.cpp"), "-o", str(built[dtype])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        compile_cpp(*options, *places, host / "pairs.cpp", "-o", built[dtype])
     return built
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from family_checks import assert_rows_stand_alone, forms
 from folders import SUPPORT
-from hosts import needs_nvrtc
+from hosts import compile_cpp, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -194,9 +193,6 @@ def test_what_does_not_fit(device: torch.device) -> None:
 
 def test_kernels_on_threads_of_a_cpu(tmp_path: Path) -> None:
     """Each number is where it is looked for: the text of the kernels without a GPU."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     spec, rows, shared = SPECS["odd"], 150, Path(preludes.__file__).parent
     family, host = Path(families.__file__).parent / "radial_network", SUPPORT / "gpu_on_cpu"
     for file in (family / "gpu_radial_network.h", *(shared / f"{name}.h" for name in ("abi", "direction", "halves"))):
@@ -208,9 +204,7 @@ def test_kernels_on_threads_of_a_cpu(tmp_path: Path) -> None:
     for number in range(2):
         library = tmp_path / f"{number}.so"
         options = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", "-DEQ_SCALAR=float", f"-DEQ_DIRECTION={number}"]
-        command = [compiler, *options, f"-I{tmp_path}", f"-I{host}", str(host / "network.cpp"), "-o", str(library)]
-        built = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert built.returncode == 0, built.stderr
+        compile_cpp(*options, f"-I{tmp_path}", f"-I{host}", host / "network.cpp", "-o", library)
         ctypes.CDLL(str(library)).run(*places, rows, 2)
     assert all(result[rows:].isnan().all() for result in results)
     assert_close(spec, tensors, *(result[:rows] for result in results))

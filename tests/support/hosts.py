@@ -17,29 +17,25 @@ from eqaccel import runtime
 from eqaccel.runtime import include_path
 
 
-def build(source: str, folder: Path, *options: str) -> Path:
-    """Compiles cpp_host/<source> in a folder, or skips the test if there is no compiler; returns the program."""
+def compile_cpp(*arguments: str | Path, folder: Path | None = None) -> None:
+    """Runs a C++ compiler in a folder, or skips the test if there is none."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
+    built = subprocess.run([compiler, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+
+
+def build(source: str, folder: Path, *options: str) -> Path:
+    """Compiles cpp_host/<source> in a folder, or skips the test if there is no compiler; returns the program."""
     home = Path(torch.__file__).parent
     libraries = [lib for lib in ("torch", "torch_cpu", "torch_cuda", "c10") if (home / f"lib/lib{lib}.so").exists()]
     # Per-operator headers take compilers two thirds of the time.
-    command = [
-        compiler,
-        "-std=c++20",
-        "-O0",
-        "-DAT_PER_OPERATOR_HEADERS",
-        *options,
-        str(SUPPORT / "cpp_host" / source),
-        "-o",
-        "host",
-    ]
+    command = ["-std=c++20", "-O0", "-DAT_PER_OPERATOR_HEADERS", *options, SUPPORT / "cpp_host" / source, "-o", "host"]
     command += [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include", f"-L{home}/lib", f"-I{include_path()}"]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-Wl,--no-as-needed"]
     command += [f"-Wl,-rpath,{home}/lib", *(f"-l{lib}" for lib in libraries), "-ldl"]
-    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    compile_cpp(*command, folder=folder)
     return folder / "host"
 
 

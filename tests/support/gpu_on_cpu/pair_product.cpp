@@ -5,13 +5,30 @@
 
 #include "body.h"
 
-// Runs as many blocks, and returns how many bytes behind the shared memory of a block have changed.
-extern "C" int run(const eq_operands* o, const eq_work_split* split, int blocks, bool late) {
+// Runs a batch, or a graph with a block for each receiver, whose gradients of x stand by slots. `operands`: x, y, w, gz,
+// a, b and c; `results`: z, gx, gy and gw; `index`: row_ptr, edge and sender, or nothing. Returns how many bytes behind
+// the shared memory of a block have changed.
+extern "C" int run(const void* const* operands, void* const* results, const int32_t* const* index, int receivers,
+                   int senders, int edges, bool mul_ir, bool late) {
+  eq_operands o{};
+  o.x = operands[0], o.y = operands[1], o.w = operands[2], o.gz = operands[3];
+  o.a = operands[4], o.b = operands[5], o.c = operands[6];
+  o.z = results[0], o.gx = o.workspace = results[1], o.gy = results[2], o.gw = results[3];
+  o.row_ptr = index[0], o.edge = index[1], o.sender = index[2];
+  o.num_receivers = receivers, o.num_senders = senders, o.num_edges = edges;
+  o.w_stride = o.c_stride = Problem::w_dim;
+  o.mul_ir = mul_ir, o.deterministic = 1;
+  constexpr int of_block = 2, far = 1 << 20;  // edges of a batch, and more slots than a row has
+  eq_work_split split{};
+  split.last = edges;
+  if (o.row_ptr) split.longest = split.cut = far;
+  else split.size = split.cut = of_block;
+
   copies_are_late = late;
-  launch(unsigned(blocks), warp, [&] {
+  launch(unsigned(o.row_ptr ? receivers : (edges + of_block - 1) / of_block), warp, [&] {
     if (threadIdx.x == 0) begin_block();
     __syncthreads();
-    eq_main_0(*o, *split);
+    eq_main_0(o, split);
   });
   int changed = 0;
   for (std::size_t n = Launch::shared_bytes; n < sizeof(shared); ++n) changed += shared[n] != untouched;

@@ -195,8 +195,8 @@ class PairPlan:
     @cached_property
     def mixings(self) -> tuple[DenseMixing, ...]:
         """How shapes are mixed; of those that are not dense, the tile of pairs counts."""
-        outputs = [(shape.muls[2], self.couplings[shape.coupling].dims[2]) for shape, _ in self.shapes]
-        return share_code([self._mixing(shape, self.edges) for shape, _ in self.shapes], outputs)
+        found = [self._mixing(shape, self.edges) for shape, _ in self.shapes]
+        return share_code(found, [self._output(shape) for shape, _ in self.shapes])
 
     @property
     def chunk_elements(self) -> int:
@@ -206,7 +206,7 @@ class PairPlan:
     def _mixing(self, shape: Shape, edges: int) -> DenseMixing:
         in_chunks = self.weight_copies is WeightCopies.CHUNKS and shape.has_matrix
         most = max(_CHUNK_BYTES[self.direction] // (edges * self._tangents * self.scalar_bytes), 1)
-        lanes, mul3, d3 = WARP // edges, shape.muls[2], self.couplings[shape.coupling].dims[2]
+        lanes, (mul3, d3) = WARP // edges, self._output(shape)
         is_narrow = mul3 < lanes and mul3 * d3 * self.scalar_bytes <= _WHOLE_ROW_BYTES
         if in_chunks and is_narrow and self.direction is Direction.BACKWARD:
             return whole_pairs(shape.pairs, mul3, d3, lanes=lanes, span=self.span, chunk_weights=most)
@@ -231,7 +231,11 @@ class PairPlan:
     @property
     def _matrix_outputs(self) -> list[tuple[int, int]]:
         """Channels and components of the outputs of shapes that have a matrix."""
-        return [(shape.muls[2], self.couplings[shape.coupling].dims[2]) for shape, _ in self.shapes if shape.has_matrix]
+        return [self._output(shape) for shape, _ in self.shapes if shape.has_matrix]
+
+    def _output(self, shape: Shape) -> tuple[int, int]:
+        """Its channels and components."""
+        return shape.muls[2], self.couplings[shape.coupling].dims[2]
 
     @property
     def _tangents(self) -> int:
