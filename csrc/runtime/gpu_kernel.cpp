@@ -12,7 +12,7 @@ namespace eqaccel {
 namespace {
 
 constexpr int64_t max_grid = 2147483647;  // blocks that CUDA and HIP launch at most
-constexpr unsigned sum_threads = 256;  // of a block that adds partial sums
+constexpr unsigned warp_threads = 32, sum_threads = 256;  // of a block that adds partial sums
 // What the bounds of eq_gather_gx allow.
 constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_gather_threads;
 // Gradients of x are gathered from so many bytes at a time, from so many slots of a sender, since each of them looks for
@@ -51,6 +51,7 @@ class GpuKernel : public Kernel {
       main.threads = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/threads"));
       main.shared_bytes = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/shared_bytes"));
       main.edges_held = program.number(body + "/" + std::to_string(n) + "/edges_held");
+      main.streams_weights = program.number(body + "/" + std::to_string(n) + "/streams_weights");
       if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
         throw SharedMemoryError(std::string("the ") + name(scalar) + " " + name(direction) + " kernel takes at least " +
                                     std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " +
@@ -170,6 +171,7 @@ class GpuKernel : public Kernel {
     GpuDriver::Function function = nullptr;
     unsigned threads = 0, shared_bytes = 0;
     int64_t edges_held = 1;  // in the stages of a block
+    bool streams_weights = false;  // whether they are most of what it moves
     int64_t resident = 1, blocks = 1;  // blocks that a multiprocessor and the device hold at a time
   };
 
@@ -202,13 +204,13 @@ class GpuKernel : public Kernel {
   }
   // The same for all kernels where these add up rows, whose partial sums they leave to one `add_partials`.
   eq_work_split receiver_split(const eq_operands& o, const Main& main, int64_t together) const {
-    const bool is_dense = w_dim_ > z_dim_;
-    const bool streams_weights = is_dense && o.w_stride > 0 && w_dim_ * scalar_bytes_ > most_kept_weights;
-    if (!o.row_ptr) return split_batch(o.num_edges, {blocks_, main.edges_held, streams_weights});
+    const auto blocks = [&](int64_t count, const Main& of) {
+      return Blocks{count, of.threads / warp_threads, of.edges_held, of.streams_weights};
+    };
+    if (!o.row_ptr) return split_batch(o.num_edges, blocks(blocks_, main));
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
-    if (!sums(o))
-      return split_without_sums(graph, {main.blocks, main.edges_held, streams_weights}, main.resident, together);
-    return split_with_sums(graph, {blocks_, mains_[0].edges_held, streams_weights}, direction_, is_dense);
+    if (!sums(o)) return split_without_sums(graph, blocks(main.blocks, main), main.resident, together);
+    return split_with_sums(graph, blocks(blocks_, mains_[0]), direction_, w_dim_ > z_dim_);
   }
   eq_work_split sender_split(const eq_operands& o) const {
     return split_by_rows({o.num_edges, o.num_senders}, gather_blocks_);

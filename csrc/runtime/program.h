@@ -69,7 +69,8 @@ struct Compiled {
 //   meta                                     "key=value" lines: family, the name of one of families.h; else numbers: abi,
 //                                            x_dim, y_dim, z_dim, w_dim, and for each GPU body
 //                                            "<entry>/kernels", and for each of these kernels "<entry>/<n>/threads",
-//                                            "<entry>/<n>/shared_bytes" and "<entry>/<n>/edges_held"; "<entry>/code"
+//                                            "<entry>/<n>/shared_bytes", "<entry>/<n>/edges_held" and
+//                                            "<entry>/<n>/streams_weights"; "<entry>/code"
 //                                            where an entry code/<number> follows it in the source; and
 //                                            "shared_bytes/<architecture>", which a block may take there
 //                                            "bfloat16_weights" where weights in float32 are rounded to that

@@ -51,6 +51,7 @@ struct PairLayout {
   static constexpr int gx_sum = writes_z ? P::z_dim : 0, gy_sum = gx_sum + (has_gradient ? P::x_dim : 0);
   static constexpr int end = gy_sum + (has_gradient ? P::y_dim : 0), row = P::rows_shared ? (end + 3) / 8 * 8 + 4 : 0;
 
+  static constexpr bool has_matrices = P::runs > 0;  // of weights
   static constexpr bool copies_rows = P::copies != no_copies, copies_w = P::copies == copies_of_rows;
   static constexpr bool copies_chunks = P::copies == copies_of_chunks;
   static_assert(!copies_w || !has_gradient, "weights are copied whole forward alone");

@@ -18,11 +18,11 @@ EQ_FN void add_to(T* sum, T value, bool atomic) {
   else *sum += value;
 }
 
-// Runs on numbers before `end`, each `step` from the last one. Where rows are copied, a GPU waits for instructions more
-// than for rows: such kernels have the loop once.
+// Runs on numbers before `end`, each `step` from the last one. With paths that mix densely a GPU waits for instructions
+// more than for rows: such kernels have the loop once. Others are small, and wait for rows.
 template <class L, class F>
 EQ_FN void each_number(int first, int end, int step, const F& run) {
-  if constexpr (L::copies_rows) {
+  if constexpr (L::has_matrices) {
 #pragma unroll 1
     for (int n = first; n < end; n += step) run(n);
   } else {

@@ -132,9 +132,13 @@ class _Gpu(Spelling):
     def launch_numbers(self, name: str, plan: Plan) -> dict[str, int]:
         numbers = {f"{name}/kernels": len(plan.kernels)}
         for kernel in plan.kernels:
-            numbers[f"{name}/{kernel.number}/threads"] = kernel.threads
-            numbers[f"{name}/{kernel.number}/shared_bytes"] = kernel.shared_bytes()
-            numbers[f"{name}/{kernel.number}/edges_held"] = kernel.stages * kernel.edges_per_stage
+            of_kernel = {
+                "threads": kernel.threads,
+                "shared_bytes": kernel.shared_bytes(),
+                "edges_held": kernel.stages * kernel.edges_per_stage,
+                "streams_weights": 0,
+            }
+            numbers |= {f"{name}/{kernel.number}/{key}": value for key, value in of_kernel.items()}
         return numbers
 
     def exports(self, kernel: KernelPlan) -> list[str]:

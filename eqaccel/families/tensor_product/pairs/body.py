@@ -60,7 +60,12 @@ def _mixing(number: int, mixing: DenseMixing) -> str:
 
 def launch_numbers(name: str, plan: PairPlan) -> dict[str, int]:
     """What the payload's meta says of the launch of the body in entry `name`."""
-    numbers = {"threads": WARP, "shared_bytes": plan.shared_bytes(), "edges_held": plan.edges}
+    numbers = {
+        "threads": WARP,
+        "shared_bytes": plan.shared_bytes(),
+        "edges_held": plan.edges,
+        "streams_weights": int(plan.streams_weights),
+    }
     return {f"{name}/kernels": 1} | {f"{name}/0/{key}": value for key, value in numbers.items()}
 
 

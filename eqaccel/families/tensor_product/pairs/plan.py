@@ -29,7 +29,7 @@ _MULTIPROCESSOR_BYTES, _OWN_BYTES = 228 * 1024, 1024  # of shared memory, and wh
 _MOST_ROWS_BYTES = 28 * 1024  # of sums of an edge in shared memory, so that all fits 64 KiB
 _STAGES = 2  # of weights on their way: one is there, or soon
 _MOST_COPIED_BYTES = 8 * 1024  # of the rows of an edge and its sums, so that there are some warps
-_MOST_WEIGHT_BYTES = 6 * 1024  # of an edge that come as a whole
+_MOST_WEIGHT_BYTES = 6 * 1024  # of an edge that come as a whole, and above which they are most of what is moved
 # Of weights of all edges that come together otherwise, with their tangents. Forward more warps have room with fewer; in
 # double backward a warp has room for two edges.
 _CHUNK_BYTES = {Direction.FORWARD: 4 * 1024, Direction.BACKWARD: 6 * 1024, Direction.DOUBLE_BACKWARD: 3 * 1024}
@@ -181,6 +181,12 @@ class PairPlan:
             return WeightCopies.ROWS if self.direction is Direction.FORWARD else WeightCopies.NONE
         is_narrow = all(lanes_of_all(*numbers) <= WARP for numbers in self._matrix_outputs)
         return WeightCopies.CHUNKS if is_narrow else WeightCopies.NONE
+
+    @property
+    def streams_weights(self) -> bool:
+        """Whether an edge has so many weights that they are most of what is moved."""
+        weights = 0 if self.spec.shared_weights else self.spec.weight_numel
+        return weights > self.spec.z_dim and weights * self.scalar_bytes > _MOST_WEIGHT_BYTES
 
     @property
     def copies_operands(self) -> bool:
