@@ -32,8 +32,8 @@ struct Blocks {
   bool streams_weights;  // whether an edge has so many that they are most of what is moved
 
   // A warp for itself takes all edges that it holds at a time; the warps of a larger block share the edges of a stage.
-  bool hold_at_a_time() const { return warps == 1; }
-  int64_t fewest_slots() const { return hold_at_a_time() ? edges_held : least_slots; }
+  bool take_all_at_once() const { return warps == 1; }
+  int64_t fewest_slots() const { return take_all_at_once() ? edges_held : least_slots; }
 };
 
 inline eq_work_split equal_split(int64_t size) {
@@ -41,12 +41,12 @@ inline eq_work_split equal_split(int64_t size) {
 }
 
 // A batch: about a quarter of the edges of a device that is full, in stages that are full too where all blocks have one;
-// where they do not, an edge each or, if blocks take several at a time, as few as fit the device. One stage each where
-// weights are streamed, so that all blocks are at work in the same small region of memory.
+// where they do not, an edge each, or as many as one round over the device takes if a block takes several at once. One stage
+// each where weights are streamed, so that all blocks are at work in the same small region of memory.
 inline eq_work_split split_batch(int64_t edges, const Blocks& blocks) {
   const int64_t even = ceil_div(edges, blocks.count);
   const bool is_full = edges >= blocks.count * blocks.edges_held;
-  const int64_t held = is_full ? blocks.edges_held : blocks.hold_at_a_time() ? std::max<int64_t>(even, 1) : 1;
+  const int64_t held = is_full ? blocks.edges_held : blocks.take_all_at_once() ? std::max<int64_t>(even, 1) : 1;
   if (blocks.streams_weights) return equal_split(held);
   const int64_t quarter = std::clamp<int64_t>(even / 4, 1, 64);
   return equal_split(std::max((quarter + held / 2) / held, int64_t{1}) * held);
