@@ -46,17 +46,24 @@ std::string literal(const std::string& path) {
   return pattern;
 }
 
+std::string folder_of(const std::string& path) { return path.substr(0, path.find_last_of('/') + 1); }
+
+// Where an open library lies, "" if that is not known.
+std::string library_folder(void* library) {
+  link_map* map = nullptr;
+  return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map->l_name ? folder_of(map->l_name) : "";
+}
+
 // Where NVIDIA's wheels may lie, also for a C++ program: beside eqaccel, and beside torch, which an environment on top of
 // another one has elsewhere.
 std::vector<std::string> site_packages() {
   std::vector<std::string> folders;
-  const auto folder_of = [](const std::string& path) { return path.substr(0, path.find_last_of('/') + 1); };
   Dl_info self;
   const bool known = dladdr(reinterpret_cast<void*>(&site_packages), &self) && self.dli_fname;
   folders.push_back(known ? folder_of(self.dli_fname) + ".." : ".");
   if (void* torch = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD)) {
-    link_map* map = nullptr;
-    if (dlinfo(torch, RTLD_DI_LINKMAP, &map) == 0 && map->l_name) folders.push_back(folder_of(map->l_name) + "../..");
+    const std::string folder = library_folder(torch);
+    if (!folder.empty()) folders.push_back(folder + "../..");
     dlclose(torch);
   }
   return folders;
@@ -93,6 +100,16 @@ Table read_table(void* library, bool cuda) {
   return table;
 }
 
+// NVRTC opens a second library by its name alone, which lies beside it. Wheels of some versions do not say where that is
+// (13.0, which comes with torch for CUDA 13), but a library that is open already is found.
+void open_builtins(void* nvrtc, const Table& table) {
+  int major = 0, minor = 0;
+  if (table.version(&major, &minor) != 0) return;
+  const std::string name = "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
+  dlopen((library_folder(nvrtc) + name).c_str(),
+         RTLD_NOW | RTLD_LOCAL);  // if it is elsewhere, NVRTC finds it or says so
+}
+
 Table load_table(Backend backend) {
   if (backend == Backend::cpu) throw std::invalid_argument("backend: expected cuda or hip, got cpu");
   const bool cuda = backend == Backend::cuda;
@@ -120,7 +137,9 @@ Table load_table(Backend backend) {
         "");
   }
   try {
-    return read_table(library, cuda);
+    const Table table = read_table(library, cuda);
+    if (cuda) open_builtins(library, table);
+    return table;
   } catch (const std::runtime_error& error) {
     throw MissingCompilerError(std::string(cuda ? "NVRTC" : "hipRTC") + " can not be used: " + error.what(), "");
   }

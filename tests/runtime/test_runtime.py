@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import SUPPORT
+from hosts import compile_cpp
 from runtime_checks import ABI, COMPILE, CUDA_BODY, SCALE_BODY, kept, make_payload, run_python, start_python
 
 from eqaccel import codegen, runtime
@@ -310,6 +312,22 @@ def test_nvrtc_is_looked_for_in_python_packages(tmp_path, monkeypatch):
         file.touch()
     monkeypatch.syspath_prepend(packages)
     assert runtime.locate_nvrtc() == packages / "nvidia/cu99/lib/libnvrtc.so.99"
+
+
+@pytest.mark.parametrize("has_builtins", [True, False])
+def test_nvrtc_finds_what_lies_beside_it(tmp_path, has_builtins):
+    library, builtins = tmp_path / "libnvrtc.so.99", "libnvrtc-builtins.so.99.7"
+    shared = ["-shared", "-fPIC", "-o"]
+    compile_cpp(SUPPORT / "cpp_host/nvrtc.cpp", *shared, library)
+    if has_builtins:
+        compile_cpp("-xc++", "/dev/null", *shared, tmp_path / builtins, f"-Wl,-soname,{builtins}")
+    compiled = run_python(
+        "from eqaccel import runtime\n"
+        "try: print(runtime.compile_cuda('', 'sm_90')[0])\n"
+        "except Exception as error: print(error)",
+        EQACCEL_NVRTC=str(library),
+    )
+    assert ("b'code'" if has_builtins else f"error: no {builtins}") in compiled
 
 
 @nvrtc

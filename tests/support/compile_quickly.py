@@ -15,7 +15,7 @@ from typing import Any
 def compile_quickly(nvrtc: ctypes.CDLL, file: Path, arch: str) -> bytes:
     """A file for an architecture; ends the process with NVRTC's messages if it does not compile."""
     program = ctypes.c_void_p()
-    words = ["--std=c++17", f"--gpu-architecture={arch}", "--Ofast-compile=max"]
+    words = ["--std=c++17", "-default-device", f"--gpu-architecture={arch}", "--Ofast-compile=max"]
     options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), file.read_bytes(), file.name.encode(), 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(words), options)
@@ -34,5 +34,7 @@ def _read(nvrtc: ctypes.CDLL, what: str, program: Any) -> bytes:
 
 if __name__ == "__main__":
     library = ctypes.CDLL(sys.argv[1])
+    # Some versions look for these by name alone, and find what is open.
+    builtins = [ctypes.CDLL(str(file)) for file in Path(sys.argv[1]).parent.glob("libnvrtc-builtins.so.*")]
     for target, name in (word.split(":", 1) for word in sys.argv[2:]):
         Path(f"{name}.{target}").write_bytes(compile_quickly(library, Path(name), target))
