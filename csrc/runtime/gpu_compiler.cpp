@@ -5,6 +5,7 @@
 #include <link.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 #include "diagnostics.h"
@@ -46,12 +47,11 @@ std::string literal(const std::string& path) {
   return pattern;
 }
 
-std::string folder_of(const std::string& path) { return path.substr(0, path.find_last_of('/') + 1); }
-
 // Where an open library lies, "" if that is not known.
-std::string library_folder(void* library) {
+std::filesystem::path folder_of(void* library) {
   link_map* map = nullptr;
-  return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map->l_name ? folder_of(map->l_name) : "";
+  if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0 || !map->l_name) return {};
+  return std::filesystem::path(map->l_name).parent_path();
 }
 
 // Where NVIDIA's wheels may lie, also for a C++ program: beside eqaccel, and beside torch, which an environment on top of
@@ -60,10 +60,10 @@ std::vector<std::string> site_packages() {
   std::vector<std::string> folders;
   Dl_info self;
   const bool known = dladdr(reinterpret_cast<void*>(&site_packages), &self) && self.dli_fname;
-  folders.push_back(known ? folder_of(self.dli_fname) + ".." : ".");
+  folders.push_back(known ? std::filesystem::path(self.dli_fname).parent_path() / ".." : ".");
   if (void* torch = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD)) {
-    const std::string folder = library_folder(torch);
-    if (!folder.empty()) folders.push_back(folder + "../..");
+    const std::filesystem::path folder = folder_of(torch);
+    if (!folder.empty()) folders.push_back(folder / "../..");
     dlclose(torch);
   }
   return folders;
@@ -101,13 +101,13 @@ Table read_table(void* library, bool cuda) {
 }
 
 // NVRTC opens a second library by its name alone, which lies beside it. Wheels of some versions do not say where that is
-// (13.0, which comes with torch for CUDA 13), but a library that is open already is found.
+// (13.0, which comes with torch for CUDA 13), but a library that is open already is found. If it lies elsewhere, NVRTC finds
+// it or says so.
 void open_builtins(void* nvrtc, const Table& table) {
   int major = 0, minor = 0;
   if (table.version(&major, &minor) != 0) return;
   const std::string name = "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
-  dlopen((library_folder(nvrtc) + name).c_str(),
-         RTLD_NOW | RTLD_LOCAL);  // if it is elsewhere, NVRTC finds it or says so
+  dlopen((folder_of(nvrtc) / name).c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
 Table load_table(Backend backend) {

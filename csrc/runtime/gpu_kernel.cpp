@@ -12,7 +12,8 @@ namespace eqaccel {
 namespace {
 
 constexpr int64_t max_grid = 2147483647;  // blocks that CUDA and HIP launch at most
-constexpr unsigned warp_threads = 32, sum_threads = 256;  // of a block that adds partial sums
+constexpr unsigned warp_threads = 32;
+constexpr unsigned sum_threads = 256;  // of a block that adds partial sums
 // What the bounds of eq_gather_gx allow.
 constexpr int64_t most_gather_threads = 128, gather_threads_per_sm = 8 * most_gather_threads;
 // Gradients of x are gathered from so many bytes at a time, from so many slots of a sender, since each of them looks for
@@ -48,10 +49,11 @@ class GpuKernel : public Kernel {
     mains_.resize(program.number(body + "/kernels"));
     for (std::size_t n = 0; n < mains_.size(); ++n) {
       Main& main = mains_[n];
-      main.threads = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/threads"));
-      main.shared_bytes = static_cast<unsigned>(program.number(body + "/" + std::to_string(n) + "/shared_bytes"));
-      main.edges_held = program.number(body + "/" + std::to_string(n) + "/edges_held");
-      main.streams_weights = program.number(body + "/" + std::to_string(n) + "/streams_weights");
+      const auto number = [&](const char* key) { return program.number(body + "/" + std::to_string(n) + "/" + key); };
+      main.threads = static_cast<unsigned>(number("threads"));
+      main.shared_bytes = static_cast<unsigned>(number("shared_bytes"));
+      main.edges_held = number("edges_held");
+      main.streams_weights = number("streams_weights");
       if (static_cast<int>(main.shared_bytes) > info.shared_bytes_per_block) {
         throw SharedMemoryError(std::string("the ") + name(scalar) + " " + name(direction) + " kernel takes at least " +
                                     std::to_string(main.shared_bytes) + " bytes of shared memory, and a block of " +
@@ -79,7 +81,7 @@ class GpuKernel : public Kernel {
     // A row to as many blocks as it takes, with as few idle threads.
     const int64_t width = EQ_ROW_WIDTH(x_dim_, scalar_bytes_);
     gather_parts_ = ceil_div(x_dim_, width * most_gather_threads);
-    gather_threads_ = 32 * ceil_div(x_dim_, 32 * width * gather_parts_);
+    gather_threads_ = warp_threads * ceil_div(x_dim_, warp_threads * width * gather_parts_);
     gather_blocks_ = info.multiprocessors * gather_threads_per_sm / (gather_threads_ * gather_parts_);
   }
 
@@ -173,6 +175,8 @@ class GpuKernel : public Kernel {
     int64_t edges_held = 1;  // in the stages of a block
     bool streams_weights = false;  // whether they are most of what it moves
     int64_t resident = 1, blocks = 1;  // blocks that a multiprocessor and the device hold at a time
+
+    Blocks among(int64_t count) const { return {count, threads / warp_threads, edges_held, streams_weights}; }
   };
 
   // Throws std::invalid_argument for operands that the kernels are not made for.
@@ -204,13 +208,10 @@ class GpuKernel : public Kernel {
   }
   // The same for all kernels where these add up rows, whose partial sums they leave to one `add_partials`.
   eq_work_split receiver_split(const eq_operands& o, const Main& main, int64_t together) const {
-    const auto blocks = [&](int64_t count, const Main& of) {
-      return Blocks{count, of.threads / warp_threads, of.edges_held, of.streams_weights};
-    };
-    if (!o.row_ptr) return split_batch(o.num_edges, blocks(blocks_, main));
+    if (!o.row_ptr) return split_batch(o.num_edges, main.among(blocks_));
     const SlotsOfRows graph{o.num_edges, o.num_receivers};
-    if (!sums(o)) return split_without_sums(graph, blocks(main.blocks, main), main.resident, together);
-    return split_with_sums(graph, blocks(blocks_, mains_[0]), direction_, w_dim_ > z_dim_);
+    if (!sums(o)) return split_without_sums(graph, main.among(main.blocks), main.resident, together);
+    return split_with_sums(graph, mains_[0].among(blocks_), direction_, w_dim_ > z_dim_);
   }
   eq_work_split sender_split(const eq_operands& o) const {
     return split_by_rows({o.num_edges, o.num_senders}, gather_blocks_);

@@ -44,9 +44,9 @@ inline eq_work_split equal_split(int64_t size) {
 // where they do not, an edge each, or as many as one round over the device takes if a block takes several at once. One stage
 // each where weights are streamed, so that all blocks are at work in the same small region of memory.
 inline eq_work_split split_batch(int64_t edges, const Blocks& blocks) {
-  const int64_t even = ceil_div(edges, blocks.count);
-  const bool is_full = edges >= blocks.count * blocks.edges_held;
-  const int64_t held = is_full ? blocks.edges_held : blocks.take_all_at_once() ? std::max<int64_t>(even, 1) : 1;
+  const int64_t even = ceil_div(edges, blocks.count), most = blocks.edges_held;
+  const int64_t fewest = blocks.take_all_at_once() ? std::clamp<int64_t>(even, 1, most) : 1;
+  const int64_t held = edges < blocks.count * most ? fewest : most;
   if (blocks.streams_weights) return equal_split(held);
   const int64_t quarter = std::clamp<int64_t>(even / 4, 1, 64);
   return equal_split(std::max((quarter + held / 2) / held, int64_t{1}) * held);

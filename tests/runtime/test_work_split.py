@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from folders import ROOT
+from folders import ROOT, SUPPORT
 from hosts import compile_cpp, run
 
 from eqaccel.codegen import preludes
@@ -19,9 +19,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program of cpp_host/work_split.cpp."""
     folder = tmp_path_factory.mktemp("split")
     includes = [f"-I{ROOT / 'csrc/runtime'}", f"-I{Path(preludes.__file__).parent}"]
-    compile_cpp(
-        "-std=c++20", "-O0", *includes, ROOT / "tests/support/cpp_host/work_split.cpp", "-o", "split", folder=folder
-    )
+    compile_cpp("-std=c++20", "-O0", *includes, SUPPORT / "cpp_host/work_split.cpp", "-o", "split", folder=folder)
     return folder / "split"
 
 

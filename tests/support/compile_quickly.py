@@ -35,6 +35,7 @@ def _read(nvrtc: ctypes.CDLL, what: str, program: Any) -> bytes:
 if __name__ == "__main__":
     library = ctypes.CDLL(sys.argv[1])
     # Some versions look for these by name alone, and find what is open.
-    builtins = [ctypes.CDLL(str(file)) for file in Path(sys.argv[1]).parent.glob("libnvrtc-builtins.so.*")]
+    for second in Path(sys.argv[1]).parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(second))
     for target, name in (word.split(":", 1) for word in sys.argv[2:]):
         Path(f"{name}.{target}").write_bytes(compile_quickly(library, Path(name), target))
