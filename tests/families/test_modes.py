@@ -27,7 +27,7 @@ from eqaccel.testing import ERROR_CONSTANT, assert_product, derivatives, random_
 
 RANDOM = {f"random {seed}": random_case(seed) for seed in range(12)}
 ALL = CASES | RANDOM
-COMPILED = ("modes", "wide", "chunks", "few channels")
+COMPILED = ("modes", "wide", "chunks", "few channels", "own channels", "few own channels", "shared own channels")
 EPS = torch.finfo(torch.float64).eps
 
 

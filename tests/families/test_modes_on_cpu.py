@@ -6,6 +6,7 @@ import ctypes
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ from eqaccel.families.tensor_product.reference import to_ir_mul, to_mul_ir
 from eqaccel.targets import TARGETS
 from eqaccel.testing import ERROR_CONSTANT
 
-_SCALARS = {"chunks": ("double", np.float64), "few channels": ("float", np.float32), "modes": ("float", np.float32)}
+_DOUBLE, _FLOAT = ("double", np.float64), ("float", np.float32)
+_SCALARS = {"chunks": _DOUBLE, "few channels": _FLOAT, "modes": _FLOAT}
+_SCALARS |= {"own channels": _FLOAT, "few own channels": _DOUBLE, "shared own channels": _FLOAT}
 _READ = {
     Direction.FORWARD: ("x", "y", "w"),
     Direction.BACKWARD: ("x", "y", "w", "gz"),
@@ -37,7 +40,9 @@ def _library(name: str, direction: Direction, folder: Path) -> ctypes.CDLL:
     scalar, dtype = _SCALARS[name]
     plan = plan_pairs(TensorProductSpec(*CASES[name]), direction, TARGETS["sm_90"], np.dtype(dtype).itemsize)
     few = WeightCopies.ROWS if direction is Direction.FORWARD else WeightCopies.NONE
-    assert plan.weight_copies is (few if name == "modes" else WeightCopies.CHUNKS)
+    copies = {"modes": few, "chunks": WeightCopies.CHUNKS, "few channels": WeightCopies.CHUNKS}
+    assert plan.weight_copies is copies.get(name, WeightCopies.NONE)
+    assert plan.stores_z == (name == "own channels" and direction is not Direction.BACKWARD)
     host = SUPPORT / "gpu_on_cpu"
     for file in Path(preludes.__file__).parent.glob("*.h"):
         if not (host / file.name).exists():
@@ -59,6 +64,7 @@ class Call:
         receiver: Likewise.
         receivers: How many there are.
         is_graph: Whether there are edges.
+        part: How many edges a block of the GPU has, about so many of a graph; 0 for those of a receiver.
         mul_ir: Whether rows are laid out as in e3nn, (mul, 2l+1); the reference has (2l+1, mul).
         late: Whether copies in the background are made when they are waited for, and not before.
     """
@@ -69,6 +75,7 @@ class Call:
     receiver: NDArray
     receivers: int
     is_graph: bool
+    part: int
     mul_ir: bool
     late: bool
 
@@ -94,7 +101,7 @@ class Call:
             _places(index if self.is_graph else [None] * 3),
         )
         flags = ctypes.c_bool(self.mul_ir), ctypes.c_bool(self.late)
-        assert kernel.run(*places, self.receivers, senders, edges, *flags) == 0
+        assert kernel.run(*places, self.receivers, senders, edges, self.part, *flags) == 0
         found = {name: self.laid_out(name, rows, to_ir_mul) for name, rows in results.items()}
         if self.is_graph:
             of_edges, found["gx"] = found["gx"], np.zeros((senders, spec.x_dim))
@@ -123,8 +130,9 @@ def test_kernels_on_threads_of_a_cpu(name: str, direction: Direction, tmp_path: 
         exact |= {"sender": sender, "receiver": receiver, "num_receivers": receivers}
         expected = TENSOR_PRODUCT.reference(spec, direction, **exact)
         size = TENSOR_PRODUCT.reference(spec, direction, absolute=True, **exact)
-        for mul_ir, late in ((True, False), (False, True)):
-            found = Call(spec, arrays, sender, receiver, receivers, is_graph, mul_ir, late).run(kernel)
+        for part, mul_ir in product((0, 3) if is_graph else (2,), (True, False)):
+            late = mul_ir == (part > 0)
+            found = Call(spec, arrays, sender, receiver, receivers, is_graph, part, mul_ir, late).run(kernel)
             for output in OUTPUTS[direction]:
                 error = np.abs(found[output] - getattr(expected, output))
                 assert (error <= ERROR_CONSTANT * np.finfo(dtype).eps * getattr(size, output)).all(), output

@@ -75,6 +75,32 @@ CASES: dict[str, Case] = {
         "8x3o+33x0e+1x3o",
         [(0, 0, 0, "uvw", True), (1, 0, 1, "uvw", True), (0, 0, 2, "uvw", True)],
     ),
+    # All pairs are channels of the output: each element of it is stored once; or a path has few pairs; or some elements
+    # are left, and others have two paths.
+    "own channels": (
+        "9x1o+5x0e",
+        "7x1o+2x0e+9x1o",
+        "63x1e+18x1o+36x2e+9x0e+10x0e",
+        [
+            (0, 0, 0, "uvuv", True),
+            (0, 1, 1, "uvuv", False),
+            (0, 2, 2, "uvu<v", True, 0.5),
+            (0, 2, 3, "uuu", True),
+            (1, 1, 4, "uvuv", False, 2.0),
+        ],
+    ),
+    "few own channels": (
+        "3x1o+2x0e",
+        "3x1o+1x2e",
+        "3x0e+6x1o+3x1o",
+        [(0, 0, 0, "uuu", True), (1, 0, 1, "uvuv", True), (0, 1, 2, "uvuv", False)],
+    ),
+    "shared own channels": (
+        "33x1o+2x0e",
+        "33x1o+40x0e",
+        "33x0e+80x0e+2x0e+33x2e",
+        [(0, 0, 0, "uuu", True), (0, 0, 0, "uuu", False), (1, 1, 1, "uvuv", True), (0, 0, 3, "uuu", False)],
+    ),
     "degrees": (
         "2x3o+1x8e",
         "2x2e+1x3o",

@@ -14,6 +14,7 @@ template <int mul, int dim>
 struct InBlock {
   bool mul_ir;
   EQ_FN int channel(int c) const { return mul_ir ? c * dim : c; }
+  EQ_FN int element(int c, int k) const { return channel(c) + (mul_ir ? k : k * mul); }
   // Runs on all components of a channel. Forward, their distances are constants on either side of a branch that all lanes
   // take; kernels with gradients, whose code is long, are faster without.
   template <class F>
@@ -49,9 +50,9 @@ EQ_FN void get(const T* from, T* values) {
   }
 }
 
-// Sums of n values over the lanes of a team. At each level a lane gives away half of its values, so that n sums take
+// Sums of n values over the lanes of a team, which are so many apart. At each level a lane gives away half of its values, so that n sums take
 // about n shuffles; it is left with those from `first` to `last`, one at least, which other lanes may have too.
-template <int n, int lanes>
+template <int n, int lanes, int apart = 1>
 struct TeamSums {
   T v[n];
   int first = 0, last = n;
@@ -59,7 +60,7 @@ struct TeamSums {
 
   EQ_FN TeamSums(const T* values, int lane) {
     put<n>(v, values);
-    add<n, lanes / 2>(lane);
+    add<n, lanes / 2>(lane / apart);
   }
   template <int m, int offset>
   EQ_FN void add(int lane) {
@@ -70,12 +71,12 @@ struct TeamSums {
 #pragma unroll
         for (int q = 0; q < half; ++q) {
           const T high = q + half < m ? v[q + half] : T(0), give = upper ? v[q] : high, keep = upper ? high : v[q];
-          v[q] = keep + shuffle_xor(give, offset);
+          v[q] = keep + shuffle_xor(give, offset * apart);
         }
         last = upper ? last : min(last, first + half);
         first += upper ? half : 0;
       } else {
-        v[0] += shuffle_xor(v[0], offset);
+        v[0] += shuffle_xor(v[0], offset * apart);
         only = only && !upper;
       }
       add<half, offset / 2>(lane);

@@ -36,6 +36,7 @@ struct EdgeWeights {
 struct PairRows {
   const T *x, *y, *w, *gz, *a, *b, *c;
   T *z, *gx, *gy, *gw;
+  bool starts_z;  // whether no edge before it has stored z
   bool atomic;  // gradients of x are in device memory, and others add to them
 };
 
@@ -47,8 +48,9 @@ struct PairLayout {
   static constexpr int edges = P::edges, lanes = warp / edges, span = P::span, array = edges * span;
   static constexpr int t = 0, ta = array, gt = has_tangents ? 2 * array : array, gtc = gt + array;
   static constexpr int sums = (has_tangents ? 4 : has_gradient ? 2 : 1) * array;
+  static constexpr bool adds_z = writes_z && P::rows_shared && !P::stores_z;
   // Of the row of an edge.
-  static constexpr int gx_sum = writes_z ? P::z_dim : 0, gy_sum = gx_sum + (has_gradient ? P::x_dim : 0);
+  static constexpr int gx_sum = adds_z ? P::z_dim : 0, gy_sum = gx_sum + (has_gradient ? P::x_dim : 0);
   static constexpr int end = gy_sum + (has_gradient ? P::y_dim : 0), row = P::rows_shared ? (end + 3) / 8 * 8 + 4 : 0;
 
   static constexpr bool has_matrices = P::runs > 0;  // of weights

@@ -1,145 +1,95 @@
 // GPU prelude of tensor products of any mode: a block is a warp, which takes some edges at a time.
 //
-// Where pairs of channels are coupled, each edge has as many lanes, which take one of its pairs after another. Where a
-// dense matrix mixes them, a team of lanes has the channels of the output of an edge (gpu_mixing.h). In between
-// couplings are in shared memory, a tile of pairs at a time. What is added up over the paths of an edge is in shared
-// memory too, or in device memory if it does not fit. One lane adds to each sum, in a fixed order where `deterministic`
-// asks for it.
+// Where pairs of channels are coupled, each edge has as many lanes, which take one of its pairs after another. Where pairs
+// are channels of the output, that is all (gpu_pair_path.h). Where a dense matrix mixes them, a team of lanes has the
+// channels of the output of an edge (gpu_mixing.h). In between couplings are in shared memory, a tile of pairs at a time.
+// What is added up over the paths of an edge is in shared memory too, or in device memory if it does not fit. One lane
+// adds to each sum, in a fixed order where `deterministic` asks for it.
 #pragma once
 #include "gpu.h"
 #include "gpu_mixing.h"
+#include "gpu_pair_path.h"
 #include "gpu_whole_pairs.h"
 #include "pairs.h"
 
 namespace {
 
-EQ_FN void add_to(T* sum, T value, bool atomic) {
-  if (atomic) atomicAdd(sum, value);
-  else *sum += value;
-}
-
-// Runs on numbers before `end`, each `step` from the last one. With paths that mix densely a GPU waits for instructions
-// more than for rows: such kernels have the loop once. Others are small, and wait for rows.
-template <class L, class F>
-EQ_FN void each_number(int first, int end, int step, const F& run) {
-  if constexpr (L::has_matrices) {
-#pragma unroll 1
-    for (int n = first; n < end; n += step) run(n);
-  } else {
-    for (int n = first; n < end; n += step) run(n);
-  }
-}
-
 // A path on a tile of pairs. All but dense mixing is done by the lanes of an edge for themselves.
 template <class Worker, class S>
-struct PairTile {
-  typedef typename Worker::Problem P;
-  typedef PairLayout<P> L;
-  typedef typename S::Coupling C;
-  typedef PairsOf<S> Pairs;
-  static constexpr int d1 = C::d1, d2 = C::d2, d3 = C::d3, mul1 = S::mul1, mul2 = S::mul2, mul3 = S::mul3;
-  static constexpr int lanes = L::lanes, most = S::Mixing::tile;
+struct PairTile : PairPath<Worker, S> {
+  typedef PairPath<Worker, S> Path;
+  typedef typename Path::L L;
+  typedef typename Path::Pairs Pairs;
+  using Path::d3, Path::mul2, Path::mul3, Path::lanes, Path::worker, Path::lane, Path::active, Path::at;
+  static constexpr int most = S::Mixing::tile;
   static_assert(most * d3 <= L::span, "the couplings of a tile fit their array");
-  // Whether y is the same for all pairs, and whether each has channels of x and y that no other has.
-  static constexpr bool one_v = Pairs::all && mul2 == 1, own = Pairs::equal;
 
-  Worker& worker;
-  const int lane, first, count;
-  const bool active;  // whether there is an edge for this lane
-  const PathPlace& at;
+  const int first, count;
 
-  static EQ_FN int2 channels(int pair) {
-    if (Pairs::all) return make_int2(pair / mul2, pair % mul2);
-    if (Pairs::equal) return make_int2(pair, pair);
-    int u = 0;
-    for (; pair >= mul1 - 1 - u; ++u) pair -= mul1 - 1 - u;
-    return make_int2(u, u + 1 + pair);
-  }
-  EQ_FN InBlock<mul1, d1> in_x() const { return {worker.o.mul_ir != 0}; }
-  EQ_FN InBlock<mul3, d3> in_z() const { return {worker.o.mul_ir != 0}; }
-  EQ_FN void load_x(const T* row, int u, T* x) const {
-    in_x().each(u, [&](int i, int n) { x[i] = row[at.x + n]; });
-  }
-  EQ_FN void load_y(const T* row, int v, T* y) const {
-#pragma unroll
-    for (int j = 0; j < d2; ++j) y[j] = row[at.y + v * d2 + j];
-  }
+  EQ_FN PairTile(Worker& worker_, const PathPlace& at_, int first_)
+      : Path(worker_, at_), first(first_), count(min(most, Pairs::count - first_)) {}
+
   // A pair of this lane's edge in one of the arrays of couplings.
-  EQ_FN T* coupling(int array, int p) const { return worker.shared + array + lane / lanes * L::span + p * d3; }
-  EQ_FN T weight(const T* row, int n) const { return S::weighted ? row[at.w + n] : T(1); }
+  EQ_FN T* coupling(int array, int p) const {
+    return worker.shared + array + worker.lane / lanes * L::span + (p - first) * d3;
+  }
 
   // Rows are not kept from one step to the next: they would take many registers in between.
-  EQ_FN void couple() const {
+  EQ_FN void couple_all() const {
     if (!active) return;
-    const PairRows rows = worker.rows(lane);
-    each_number<L>(lane % lanes, count, lanes, [&](int p) {
-      const int2 uv = channels(first + p);
-      T x[d1], y[d2], t[d3] = {};
-      load_x(rows.x, uv.x, x);
-      load_y(rows.y, uv.y, y);
-      C::to_z(x, y, t);
+    const PairRows rows = worker.rows(worker.lane);
+    each_number<L>(first + lane, first + count, lanes, [&](int p) {
+      T t[d3] = {}, ta[d3] = {};
+      Path::couple(rows, Path::channels(p), t, ta);
       put<d3>(coupling(L::t, p), t);
-      if constexpr (has_tangents) {
-        T a[d1], b[d2], ta[d3] = {};
-        load_x(rows.a, uv.x, a);
-        load_y(rows.b, uv.y, b);
-        C::to_z(a, y, ta);
-        C::to_z(x, b, ta);
-        put<d3>(coupling(L::ta, p), ta);
-      }
+      if constexpr (has_tangents) put<d3>(coupling(L::ta, p), ta);
     });
   }
 
   // ---- mixing with a weight for each pair: lanes are channels of the output, or pairs
   EQ_FN void mix_pairs(const PairRows& rows, const T* w, int array) const {
-    constexpr int end = S::mixing == own_channels ? Pairs::count : mul3;
-    for (int c = lane % lanes; c < end; c += lanes) {
-      int from = c, to = c + 1, step = 1;  // the pairs that are added up
-      if (S::mixing == over_v) {
-        from = c * mul2;
-        to = from + mul2;
-      } else if (S::mixing == over_u) {
-        to = Pairs::count;
-        step = mul2;
-      }
+    constexpr bool is_over_v = S::mixing == over_v;
+    for (int c = lane; c < mul3; c += lanes) {
+      // The pairs that are added up.
+      int from = is_over_v ? c * mul2 : c, to = is_over_v ? from + mul2 : Pairs::count;
+      constexpr int step = is_over_v ? 1 : mul2;
       if (from < first) from += (first - from + step - 1) / step * step;
       to = min(to, first + count);
       if (from >= to) continue;
       T sum[d3] = {};
-      for (int n = from; n < to; n += step) {
-        const T value = weight(w, n), *const t = coupling(array, n - first);
+      for (int p = from; p < to; p += step) {
+        const T value = Path::weight(w, p), *const t = coupling(array, p);
 #pragma unroll
         for (int k = 0; k < d3; ++k) sum[k] += t[k] * value;
       }
-      in_z().each(c, [&](int k, int n) { rows.z[at.z + n] += sum[k]; });
+      Path::in_z().each(c, [&](int k, int n) { rows.z[at.z + n] += sum[k]; });
     }
   }
   // Transposed; with `writes` also the gradient of the weights, from couplings.
   template <bool writes>
   EQ_FN void unmix_pairs(const PairRows& rows, const T* w, int array, int of) const {
-    for (int p = lane % lanes; p < count; p += lanes) {
-      const int2 uv = channels(first + p);
-      const int c = S::mixing == own_channels ? first + p : S::mixing == over_v ? uv.x : uv.y;
-      const T value = weight(w, first + p), *const t = coupling(of, p);
+    for (int p = first + lane; p < first + count; p += lanes) {
+      const int2 uv = Path::channels(p);
+      const T value = Path::weight(w, p), *const t = coupling(of, p);
       T *const gt = coupling(array, p), gradient = 0;
-      in_z().each(c, [&](int k, int n) {
+      Path::in_z().each(S::mixing == over_v ? uv.x : uv.y, [&](int k, int n) {
         const T g = rows.gz[at.z + n];
         gt[k] = value * g;
         if (writes) gradient += t[k] * g;
       });
-      if (writes) rows.gw[at.w + first + p] = gradient;
+      if (writes) rows.gw[at.w + p] = gradient;
     }
   }
 
   EQ_FN void mix() const {
     if constexpr (S::mixing == dense) {
       typedef typename S::Mixing::Code Code;
-      const Tile tile{worker.shared, lane, first, count, S::Mixing::chunk};
+      const Tile tile{worker.shared, worker.lane, first, count, S::Mixing::chunk};
       const MixedRows rows = worker.mixed(at);
       if constexpr (S::Mixing::whole_pairs) worker.next = mix_whole_pairs<L, d3, mul3>(tile, rows, worker.next);
       else worker.next = mix_densely<L, Code, d3, mul3, S::weighted>(tile, rows, worker.next);
     } else if (active) {
-      const PairRows rows = worker.rows(lane);
+      const PairRows rows = worker.rows(worker.lane);
       if constexpr (has_gradient) unmix_pairs<S::weighted>(rows, rows.w, L::gt, has_tangents ? L::ta : L::t);
       if constexpr (writes_z) mix_pairs(rows, rows.w, has_tangents ? L::ta : L::t);
       if constexpr (has_tangents && S::weighted) {
@@ -149,56 +99,19 @@ struct PairTile {
     }
   }
 
-  // ---- gradients of x and y: first lanes are channels of x, and where channels of y have several pairs, then of y
-  template <bool of_x, bool of_y>
-  EQ_FN void uncouple_pair(const PairRows& rows, int u, int v, T* gx, T* gy) const {
-    T x[d1], y[d2], g[d3];
-    const int p = Pairs::at(u, v) - first;
-    if (p < 0 || p >= count) return;
-    const auto add = [&](const T* x_row, const T* y_row, int array) {
-#pragma unroll
-      for (int k = 0; k < d3; ++k) g[k] = coupling(array, p)[k];
-      if constexpr (of_x) {
-        load_y(y_row, v, y);
-        C::to_x(y, g, gx);
-      }
-      if constexpr (of_y) {
-        load_x(x_row, u, x);
-        C::to_y(x, g, gy);
-      }
-    };
-    add(has_tangents ? rows.a : rows.x, has_tangents ? rows.b : rows.y, L::gt);
-    if constexpr (has_tangents && S::weighted) add(rows.x, rows.y, L::gtc);
-  }
-  EQ_FN void uncouple() const {
-    const PairRows rows = worker.rows(lane);
-    T of_all[d2] = {};  // where y is the same for all pairs
-    const int u_end = active ? mul1 : 0, v_end = active ? mul2 : 0;
-    each_number<L>(lane % lanes, u_end, lanes, [&](int u) {
-      T gx[d1] = {};
-      for (int v = Pairs::first_v(u); v < Pairs::end_v(u); ++v) uncouple_pair<true, one_v>(rows, u, v, gx, of_all);
-      in_x().each(u, [&](int i, int n) { add_to(rows.gx + at.x + n, gx[i], rows.atomic); });
-    });
-    if constexpr (one_v) {
-      const TeamSums<d2, lanes> sums(of_all, lane);
-      if (active) sums.each([&](int j, T sum) { rows.gy[at.y + j] += sum; });
-    } else {
-      each_number<L>(lane % lanes, v_end, lanes, [&](int v) {
-        T gy[d2] = {};
-        for (int u = Pairs::first_u(v); u < Pairs::end_u(v); ++u) uncouple_pair<false, true>(rows, u, v, nullptr, gy);
-#pragma unroll
-        for (int j = 0; j < d2; ++j) rows.gy[at.y + v * d2 + j] += gy[j];
-      });
-    }
-  }
-
   EQ_FN void run() const {
-    couple();
+    couple_all();
     __syncthreads();
     mix();
     __syncthreads();
     if constexpr (has_gradient) {
-      uncouple();
+      const auto kept_in = [&](int array, int p, T* g) {
+#pragma unroll
+        for (int k = 0; k < d3; ++k) g[k] = coupling(array, p)[k];
+      };
+      Path::uncouple(
+          worker.rows(worker.lane), first, first + count, [&](int p, T* g) { kept_in(L::gt, p, g); },
+          [&](int p, T* g) { kept_in(L::gtc, p, g); });
       __syncthreads();
     }
   }
@@ -223,7 +136,7 @@ struct PairWorker {
       : o(o_), split(split_), range(range_), shared(shared_), lane(threadIdx.x), ids(L::numbers(shared_)),
         row(range_.row) {
     if (P::rows_shared) clear(shared + L::sums, L::edges * L::row);
-    else if (writes_z) clear(z_row(row), P::z_dim);
+    else if (writes_z && !P::stores_z) clear(z_row(row), P::z_dim);
 #if EQ_BULK_COPY
     if constexpr (L::copies_rows) init_copies<L>(shared, lane);
 #endif
@@ -274,10 +187,17 @@ struct PairWorker {
     }
   }
   EQ_FN void begin(int next) {
-    if (writes_z && P::rows_shared) leave_rows(next, 0);
-    for (; writes_z && row < next; ++row) clear(z_row(row + 1), P::z_dim);
+    if (L::adds_z) leave_rows(next, 0);
+    for (; writes_z && row < next; ++row) {
+      if (P::stores_z) clear_empty_row();
+      else clear(z_row(row + 1), P::z_dim);
+    }
     row = next;
     __syncthreads();
+  }
+  // Where edges store z, a row without any is left to be cleared.
+  EQ_FN void clear_empty_row() const {
+    if (range.rows.begin(row) == range.rows.end(row)) clear(z_row(row), P::z_dim);
   }
   // Adds up the rows of z of edges, in order. The first edge is left with the sum of the last receiver.
   EQ_FN void add_rows() {
@@ -315,7 +235,8 @@ struct PairWorker {
     rows.x = static_cast<const T*>(o.x) + from * P::x_dim;
     rows.y = static_cast<const T*>(o.y) + of * P::y_dim;
     rows.w = static_cast<const T*>(o.w) + of * o.w_stride;
-    rows.z = P::rows_shared ? sums(e) : z_row(row);
+    rows.z = L::adds_z ? sums(e) : z_row(row);
+    rows.starts_z = first + e == max(range.first, range.rows.begin(row));
     if (has_tangents) {
       rows.a = static_cast<const T*>(o.a) + from * P::x_dim;
       rows.b = static_cast<const T*>(o.b) + of * P::y_dim;
@@ -383,24 +304,24 @@ struct PairWorker {
     wait_for_rows();
     P::each_shape([&](auto shape) {
       typedef decltype(shape) S;
-      typedef PairTile<PairWorker, S> PathTile;
 #pragma unroll 1
       for (int n = 0; n < S::paths; ++n) {
         const PathPlace at = S::place(n);
+        if constexpr (S::mixing == own_channels) {
+          OwnPairs<PairWorker, S>(*this, at).run();
+        } else {
+          typedef PairTile<PairWorker, S> PathTile;
 #pragma unroll 1
-        for (int pair = 0; pair < PairsOf<S>::count; pair += PathTile::most) {
-          const int pairs = min(PathTile::most, PairsOf<S>::count - pair);
-          PathTile{*this, lane, pair, pairs, lane / L::lanes < count, at}.run();
+          for (int pair = 0; pair < PairsOf<S>::count; pair += PathTile::most) PathTile(*this, at, pair).run();
         }
       }
     });
-    if (!P::rows_shared) return;
-    if (has_gradient) write_gradients();
-    if (writes_z) add_rows();
+    if (P::rows_shared && has_gradient) write_gradients();
+    if (L::adds_z) add_rows();
   }
   EQ_FN void finish() const {
-    if (!writes_z || !P::rows_shared) return;
-    each_element(P::z_dim, [&](int n) { z_row(row)[n] = sums(0)[n]; });
+    if (P::stores_z) clear_empty_row();
+    if (L::adds_z) each_element(P::z_dim, [&](int n) { z_row(row)[n] = sums(0)[n]; });
   }
 };
 

@@ -5,11 +5,11 @@
 
 #include "body.h"
 
-// Runs a batch, or a graph with a block for each receiver, whose gradients of x stand by slots. `operands`: x, y, w, gz,
-// a, b and c; `results`: z, gx, gy and gw; `index`: row_ptr, edge and sender, or nothing. Returns how many bytes behind
-// the shared memory of a block have changed.
+// Runs a batch, or a graph, whose gradients of x stand by slots. `operands`: x, y, w, gz, a, b and c; `results`: z, gx, gy
+// and gw; `index`: row_ptr, edge and sender, or nothing; `part`: about how many slots a block has, or 0 if it has those of
+// a receiver. Returns how many bytes behind the shared memory of a block have changed.
 extern "C" int run(const void* const* operands, void* const* results, const int32_t* const* index, int receivers,
-                   int senders, int edges, bool mul_ir, bool late) {
+                   int senders, int edges, int part, bool mul_ir, bool late) {
   eq_operands o{};
   o.x = operands[0], o.y = operands[1], o.w = operands[2], o.gz = operands[3];
   o.a = operands[4], o.b = operands[5], o.c = operands[6];
@@ -18,14 +18,15 @@ extern "C" int run(const void* const* operands, void* const* results, const int3
   o.num_receivers = receivers, o.num_senders = senders, o.num_edges = edges;
   o.w_stride = o.c_stride = Problem::w_dim;
   o.mul_ir = mul_ir, o.deterministic = 1;
-  constexpr int of_block = 2, far = 1 << 20;  // edges of a batch, and more slots than a row has
+  constexpr int far = 1 << 20;  // more slots than a row has
   eq_work_split split{};
   split.last = edges;
-  if (o.row_ptr) split.longest = split.cut = far;
-  else split.size = split.cut = of_block;
+  split.size = part;
+  split.longest = o.row_ptr ? far : 0;
+  split.cut = o.row_ptr ? far : part;
 
   copies_are_late = late;
-  launch(unsigned(o.row_ptr ? receivers : (edges + of_block - 1) / of_block), warp, [&] {
+  launch(unsigned(part > 0 ? (edges + part - 1) / part : receivers), warp, [&] {
     if (threadIdx.x == 0) begin_block();
     __syncthreads();
     eq_main_0(o, split);

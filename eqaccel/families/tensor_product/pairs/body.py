@@ -35,13 +35,13 @@ def print_launch(plan: PairPlan) -> str:
     if not plan.target.is_gpu:
         return ""
     numbers = f"warps = {plan.warps}, edges = {plan.edges}, span = {plan.span}, shared_bytes = {plan.shared_bytes()}"
-    shared = str(plan.rows_shared).lower()
     return "\n".join(
         [
             "namespace {",
             "struct Launch {",
             f"  static constexpr int {numbers};",
-            f"  static constexpr bool rows_shared = {shared};  // sums of an edge",
+            f"  static constexpr bool rows_shared = {_bool(plan.rows_shared)};  // sums of an edge",
+            f"  static constexpr bool stores_z = {_bool(plan.stores_z)};  // in place of adding it up",
             f"  static constexpr WeightCopies copies = {_COPIES[plan.weight_copies]};",
             f"  static constexpr int stages = {plan.stages}, chunk = {plan.chunk_elements};",
             *(_mixing(number, mixing) for number, mixing in enumerate(plan.mixings)),
@@ -51,6 +51,10 @@ def print_launch(plan: PairPlan) -> str:
             "",
         ]
     )
+
+
+def _bool(value: bool) -> str:
+    return str(value).lower()
 
 
 def _mixing(number: int, mixing: DenseMixing) -> str:
@@ -131,7 +135,7 @@ def _shape(plan: PairPlan, number: int, shape: Shape, paths: Sequence[Path]) -> 
         f"  static constexpr int mul1 = {mul1}, mul2 = {mul2}, mul3 = {mul3}, paths = {len(paths)};",
         f"  static constexpr PairKind pairs_kind = {_PAIRS[shape.mode.pairs]};",
         f"  static constexpr MixingKind mixing = {_MIXINGS[shape.mode.mixing]};",
-        f"  static constexpr bool weighted = {str(shape.weighted).lower()};",
+        f"  static constexpr bool weighted = {_bool(shape.weighted)};",
         f"  static EQ_FN PathPlace place(int n) {{ {table('PathPlace', places, memory=_table_memory(plan))} }}",
         *([f"  typedef Launch::Mixing{number} Mixing;"] if plan.target.is_gpu else []),
         "};",
@@ -151,7 +155,7 @@ def _problem(plan: PairPlan) -> list[str]:
         lines += [
             "  static constexpr int warps = Launch::warps, edges = Launch::edges, span = Launch::span;",
             "  static constexpr int shared_bytes = Launch::shared_bytes;",
-            "  static constexpr bool rows_shared = Launch::rows_shared;",
+            "  static constexpr bool rows_shared = Launch::rows_shared, stores_z = Launch::stores_z;",
             "  static constexpr WeightCopies copies = EQ_BULK_COPY ? Launch::copies : no_copies;",
             "  static constexpr int stages = Launch::stages, chunk = Launch::chunk;",
             *_weight_runs(plan),

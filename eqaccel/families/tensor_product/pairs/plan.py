@@ -26,6 +26,8 @@ _PLACE_BYTES = 24  # of the first elements of its rows that are copied
 _MOST_EDGES = 8  # that a warp takes at a time
 _GOOD_SPAN = 96  # of the couplings of an edge: as much as most paths have
 _MULTIPROCESSOR_BYTES, _OWN_BYTES = 228 * 1024, 1024  # of shared memory, and what each block takes for itself
+_MANY_WARPS, _MOST_HELD_BYTES = 24, 180  # where lanes hold no more: of the components of a coupling, as many times
+_HELD = {Direction.FORWARD: 1.5, Direction.BACKWARD: 2, Direction.DOUBLE_BACKWARD: 3}
 _MOST_ROWS_BYTES = 28 * 1024  # of sums of an edge in shared memory, so that all fits 64 KiB
 _STAGES = 2  # of weights on their way: one is there, or soon
 _MOST_COPIED_BYTES = 8 * 1024  # of the rows of an edge and its sums, so that there are some warps
@@ -86,6 +88,11 @@ class Shape:
         return self.mode.pairs.count(*self.muls[:2])
 
     @property
+    def is_own(self) -> bool:
+        """Whether pairs are channels of the output, whose couplings stay with the lanes that make them."""
+        return self.mode.mixing is Mixing.OWN
+
+    @property
     def has_matrix(self) -> bool:
         """Whether its weights are a dense matrix, which may be copied in chunks."""
         return self.weighted and self.mode.mixing is Mixing.DENSE
@@ -128,12 +135,17 @@ class PairPlan:
     @cached_property
     def span(self) -> int:
         """Elements of the couplings of an edge that are in shared memory at a time."""
-        most = max(shape.pairs * self.couplings[shape.coupling].dims[2] for shape, _ in self.shapes)
-        return _odd_quads(min(most, max(_GOOD_SPAN, self.components[2])))
+        kept = [shape for shape, _ in self.shapes if not shape.is_own]
+        most = max((shape.pairs * self._output(shape)[1] for shape in kept), default=0)
+        staged = WARP * self.components[2] if self.stores_z else 0
+        return _odd_quads(max(min(most, max(_GOOD_SPAN, self.components[2])), staged))
 
     @property
     def warps(self) -> int:
         """Warps of a multiprocessor that leave each lane the registers that its code takes."""
+        held = _HELD[self.direction] * sum(self.components) * self.scalar_bytes
+        if self._all_own and held <= _MOST_HELD_BYTES:
+            return _MANY_WARPS
         few = self.direction is Direction.DOUBLE_BACKWARD or self.weight_copies is not WeightCopies.NONE
         return (12 if few else 16) - (4 if self.scalar_bytes == 8 else 0)
 
@@ -141,9 +153,12 @@ class PairPlan:
     def edges(self) -> int:
         """Edges that a warp takes at a time: more than one if all that they have fits shared memory of as many warps.
 
-        With weights in chunks, no more than leave each as many lanes as its channels of the output take.
+        With weights in chunks, no more than leave each as many lanes as its channels of the output take; where all
+        pairs are channels of the output, as many as there are pairs.
         """
         edges = _MOST_EDGES if self.rows_shared else 1
+        if self._all_own:
+            edges = min(edges, self._own_edges)
         if self.weight_copies is WeightCopies.CHUNKS:
             edges = WARP // max(lanes_of_all(*numbers) for numbers in self._matrix_outputs)
         while edges > 1 and (self._bytes(edges) + _OWN_BYTES) * self.warps > _MULTIPROCESSOR_BYTES:
@@ -155,12 +170,30 @@ class PairPlan:
         """Sums of an edge."""
         spec = self.spec
         gradients = 0 if self.direction is Direction.FORWARD else spec.x_dim + spec.y_dim
-        return gradients + (0 if self.direction is Direction.BACKWARD else spec.z_dim)
+        return gradients + (0 if self.direction is Direction.BACKWARD or self.stores_z else spec.z_dim)
 
     @property
     def rows_shared(self) -> bool:
         """Whether these sums are kept in shared memory; if not, in device memory."""
         return self._row_elements * self.scalar_bytes <= _MOST_ROWS_BYTES
+
+    @property
+    def _all_own(self) -> bool:
+        return all(shape.is_own for shape, _ in self.shapes)
+
+    @property
+    def _own_edges(self) -> int:
+        """Edges of a warp that leave each as many lanes as the path that has most has pairs."""
+        return max(WARP >> (self.most_pairs - 1).bit_length(), 1)
+
+    @cached_property
+    def stores_z(self) -> bool:
+        """Whether each element of z is of one pair, whose lane stores it or adds to it; others have sums beside z."""
+        spec = self.spec
+        if self.direction is Direction.BACKWARD or not self._all_own or self._own_edges > 1:
+            return False
+        blocks = {path.z_offset: path.mul3 * path.ir3.dim for path in spec.paths}
+        return len(blocks) == len(spec.paths) and sum(blocks.values()) == spec.z_dim
 
     # ---- what is copied to shared memory
 
@@ -294,9 +327,10 @@ class PairPlan:
         ]
         if self.target.is_gpu:
             kept = "shared" if self.rows_shared else "device"
+            stored = "; z is stored by pairs" if self.stores_z else ""
             lines.append(
                 f"  a warp takes {self.edges} edges at a time; {self.span} elements of the couplings of each in shared "
-                f"memory, sums in {kept} memory; {self.shared_bytes()} bytes of shared memory"
+                f"memory, sums in {kept} memory{stored}; {self.shared_bytes()} bytes of shared memory"
             )
             if self.copies_operands:
                 lines.append(f"  rows of edges are copied to shared memory; of weights: {self.weight_copies.value}")
