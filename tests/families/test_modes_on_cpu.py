@@ -130,8 +130,7 @@ def test_kernels_on_threads_of_a_cpu(name: str, direction: Direction, tmp_path: 
         exact |= {"sender": sender, "receiver": receiver, "num_receivers": receivers}
         expected = TENSOR_PRODUCT.reference(spec, direction, **exact)
         size = TENSOR_PRODUCT.reference(spec, direction, absolute=True, **exact)
-        for part, mul_ir in product((0, 3) if is_graph else (2,), (True, False)):
-            late = mul_ir == (part > 0)
+        for part, mul_ir, late in product((0, 3) if is_graph else (2,), (True, False), (True, False)):
             found = Call(spec, arrays, sender, receiver, receivers, is_graph, part, mul_ir, late).run(kernel)
             for output in OUTPUTS[direction]:
                 error = np.abs(found[output] - getattr(expected, output))

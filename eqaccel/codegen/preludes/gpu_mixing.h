@@ -50,8 +50,9 @@ EQ_FN void get(const T* from, T* values) {
   }
 }
 
-// Sums of n values over the lanes of a team, which are so many apart. At each level a lane gives away half of its values, so that n sums take
-// about n shuffles; it is left with those from `first` to `last`, one at least, which other lanes may have too.
+// Sums of n values over the lanes of a team, which are so many apart. At each level a lane gives away half of its values, so
+// that n sums take about n shuffles; it is left with those from `first` to `last`, one at least, which other lanes may have
+// too.
 template <int n, int lanes, int apart = 1>
 struct TeamSums {
   T v[n];

@@ -26,11 +26,6 @@ EQ_FN void each_number(int first, int end, int step, const F& run) {
   }
 }
 
-// The least power of two that is not below n, but `most` at most, another one.
-EQ_FN constexpr int power_of_two(int n, int most) {
-  return most > 1 && n <= most / 2 ? power_of_two(n, most / 2) : most;
-}
-
 template <class Worker, class S>
 struct PairPath {
   typedef typename Worker::Problem P;
@@ -38,7 +33,7 @@ struct PairPath {
   typedef typename S::Coupling C;
   typedef PairsOf<S> Pairs;
   static constexpr int d1 = C::d1, d2 = C::d2, d3 = C::d3, mul1 = S::mul1, mul2 = S::mul2, mul3 = S::mul3;
-  static constexpr int lanes = L::lanes, team = power_of_two(mul2, lanes), teams = lanes / team;
+  static constexpr int lanes = L::lanes, team = mul2 < lanes ? power_of_two(mul2) : lanes, teams = lanes / team;
 
   Worker& worker;
   const PathPlace& at;

@@ -105,13 +105,9 @@ struct PairTile : PairPath<Worker, S> {
     mix();
     __syncthreads();
     if constexpr (has_gradient) {
-      const auto kept_in = [&](int array, int p, T* g) {
-#pragma unroll
-        for (int k = 0; k < d3; ++k) g[k] = coupling(array, p)[k];
-      };
       Path::uncouple(
-          worker.rows(worker.lane), first, first + count, [&](int p, T* g) { kept_in(L::gt, p, g); },
-          [&](int p, T* g) { kept_in(L::gtc, p, g); });
+          worker.rows(worker.lane), first, first + count, [&](int p, T* g) { put<d3>(g, coupling(L::gt, p)); },
+          [&](int p, T* g) { put<d3>(g, coupling(L::gtc, p)); });
       __syncthreads();
     }
   }

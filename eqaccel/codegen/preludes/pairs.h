@@ -23,11 +23,9 @@ template <class S>
 struct PairsOf {
   static constexpr bool all = S::pairs_kind == all_pairs, equal = S::pairs_kind == equal_pairs;
   static constexpr int n1 = S::mul1, n2 = S::mul2, count = all ? n1 * n2 : equal ? n1 : n1 * (n1 - 1) / 2;
-  // The channels v that a channel u is paired with, and the other way round.
+  // The channels v that a channel u is paired with.
   static EQ_FN int first_v(int u) { return all ? 0 : equal ? u : u + 1; }
   static EQ_FN int end_v(int u) { return equal ? u + 1 : n2; }
-  static EQ_FN int first_u(int v) { return equal ? v : 0; }
-  static EQ_FN int end_u(int v) { return all ? n1 : equal ? v + 1 : v; }
   static EQ_FN int at(int u, int v) { return all ? u * n2 + v : equal ? u : u * (2 * n1 - u - 1) / 2 + v - u - 1; }
 };
 

@@ -34,6 +34,7 @@ def print_launch(plan: PairPlan) -> str:
     """The first part of a body for a GPU: how it is launched. Plans that differ in no more have the same rest."""
     if not plan.target.is_gpu:
         return ""
+    tiled = [number for number, (shape, _) in enumerate(plan.shapes) if not shape.is_own]
     numbers = f"warps = {plan.warps}, edges = {plan.edges}, span = {plan.span}, shared_bytes = {plan.shared_bytes()}"
     return "\n".join(
         [
@@ -44,7 +45,7 @@ def print_launch(plan: PairPlan) -> str:
             f"  static constexpr bool stores_z = {_bool(plan.stores_z)};  // in place of adding it up",
             f"  static constexpr WeightCopies copies = {_COPIES[plan.weight_copies]};",
             f"  static constexpr int stages = {plan.stages}, chunk = {plan.chunk_elements};",
-            *(_mixing(number, mixing) for number, mixing in enumerate(plan.mixings)),
+            *(_mixing(number, plan.mixings[number]) for number in tiled),
             "};",
             "}  // namespace",
             "",
@@ -137,7 +138,7 @@ def _shape(plan: PairPlan, number: int, shape: Shape, paths: Sequence[Path]) -> 
         f"  static constexpr MixingKind mixing = {_MIXINGS[shape.mode.mixing]};",
         f"  static constexpr bool weighted = {_bool(shape.weighted)};",
         f"  static EQ_FN PathPlace place(int n) {{ {table('PathPlace', places, memory=_table_memory(plan))} }}",
-        *([f"  typedef Launch::Mixing{number} Mixing;"] if plan.target.is_gpu else []),
+        *([f"  typedef Launch::Mixing{number} Mixing;"] if plan.target.is_gpu and not shape.is_own else []),
         "};",
         "",
     ]

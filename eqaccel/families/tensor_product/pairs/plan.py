@@ -233,7 +233,7 @@ class PairPlan:
 
     @cached_property
     def mixings(self) -> tuple[DenseMixing, ...]:
-        """How shapes are mixed; of those that are not dense, the tile of pairs counts."""
+        """How shapes are mixed; of those that are not dense the tile of pairs counts, or nothing."""
         found = [self._mixing(shape, self.edges) for shape, _ in self.shapes]
         return share_code(found, [self._output(shape) for shape, _ in self.shapes])
 
