@@ -29,6 +29,8 @@ std::string target_entry(const std::string& kind, const std::string& target, Sca
 }
 
 std::string checksums_name(Direction direction) { return std::string("check/") + name(direction); }
+// Of a batch whose rows share their weights, where kernels add up the gradients of these.
+std::string summed_checksums_name(Direction direction) { return checksums_name(direction) + "/summed"; }
 
 std::string join(const std::vector<std::string>& words) {
   std::string text;
@@ -284,15 +286,23 @@ std::string Program::compile_for(const std::string& target, Scalar scalar, Direc
 void Program::check(const std::string& code, Scalar scalar, Direction direction, const std::string& made,
                     const std::string& log) const {
   if (!has_checksums(direction)) return;
-  const RowSizes sizes{number("x_dim"),
-                       number("y_dim"),
-                       number("z_dim"),
-                       number("w_dim"),
-                       numbers_.count("shared_weights") > 0,
-                       reads_bfloat16(scalar, direction)};
+  RowSizes sizes{number("x_dim"),
+                 number("y_dim"),
+                 number("z_dim"),
+                 number("w_dim"),
+                 numbers_.count("shared_weights") > 0,
+                 reads_bfloat16(scalar, direction),
+                 false};
   const std::unique_ptr<Kernel> kernel = open_cpu_kernel(code, tables(direction));
-  const std::string differences =
-      self_check(*kernel, scalar, direction, sizes, entry("check/blocks"), entry(checksums_name(direction)));
+  const auto differ = [&](const std::string& checksums) {
+    return self_check(*kernel, scalar, direction, sizes, entry("check/blocks"), entry(checksums));
+  };
+  std::string differences = differ(checksums_name(direction));
+  const std::string of_batch = summed_checksums_name(direction);
+  if (entries_.count(of_batch)) {
+    sizes.summed_weights = true;
+    differences += differ(of_batch);
+  }
   if (differences.empty()) return;
   throw CompileError(std::string("the ") + name(scalar) + " " + name(direction) +
                          " kernel for the CPU computes wrong "
@@ -310,7 +320,8 @@ void Program::check_once(const std::string& code, const std::string& made, Scala
   if (!has_checksums(direction)) return;
   const std::string mark =
       cache::key({"checked", sha256(code), tables_text(direction), entry("check/blocks"),
-                  entry(checksums_name(direction)), name(scalar), name(direction), instruction_sets()}) +
+                  entry(checksums_name(direction)), optional_entry(summed_checksums_name(direction)), name(scalar),
+                  name(direction), instruction_sets()}) +
       ".ok";
   static auto* const mutex = new std::mutex;
   static auto* const passed = new std::set<std::string>;

@@ -93,7 +93,8 @@ std::invalid_argument bad_checksums() {
   return std::invalid_argument("payload: expected self-check checksums for every block, got others");
 }
 
-bool has_graph(const RowSizes& sizes) { return sizes.y > 0 && !sizes.shared_weights; }
+bool has_one_row(const RowSizes& sizes) { return sizes.shared_weights || sizes.summed_weights; }
+bool has_graph(const RowSizes& sizes) { return sizes.y > 0 && !has_one_row(sizes); }
 
 std::map<char, Rows> read_blocks(const std::string& text, const RowSizes& sizes) {
   const std::map<char, int64_t> dims = {{'x', sizes.x}, {'y', sizes.y}, {'z', sizes.z}, {'w', sizes.w}};
@@ -121,7 +122,7 @@ std::map<char, Rows> read_blocks(const std::string& text, const RowSizes& sizes)
   if (!has_graph(sizes)) {
     for (char kind : {'x', 'y', 'z', 'w'}) kinds[kind].count = batch_rows;
   }
-  if (sizes.shared_weights) kinds['w'].count = 1;
+  if (has_one_row(sizes)) kinds['w'].count = 1;
   return kinds;
 }
 
@@ -188,7 +189,7 @@ std::string check_layout(const Kernel& kernel, Direction direction, const std::m
   o.num_receivers = kinds.at('z').count;
   o.num_senders = kinds.at('x').count;
   o.num_edges = kinds.at('y').count;
-  o.w_stride = o.c_stride = o.r_stride = sizes.shared_weights ? 0 : kinds.at('w').dim;
+  o.w_stride = o.c_stride = o.r_stride = has_one_row(sizes) ? 0 : kinds.at('w').dim;
   o.mul_ir = mul_ir;
   o.threads = 1;
   o.workspace = arrays.emplace_back((kernel.workspace_bytes(o) + sizeof(T) - 1) / sizeof(T)).data();

@@ -35,6 +35,8 @@ struct RowSizes {
   // outputs.
   bool shared_weights;
   bool rounded_weights;  // whether the kernel reads weights in bfloat16
+  // Whether it is checked on a batch whose rows share one row of weights, and have one row for their gradient.
+  bool summed_weights;
 };
 
 // Runs a kernel on the problem, in both layouts, and compares projections of

@@ -100,8 +100,8 @@ class TensorProductCall : public KernelCall {
       ops_.w_stride = program_->number("w_dim");
       w_row_ = row_numbers(w_row, w.size(0));
     } else {
-      std::tie(ops_.w, ops_.w_stride) = weights("w", w, rounds_weights());
       shared_weights_ = w.dim() == 1 || w.size(0) != ops_.num_edges;
+      std::tie(ops_.w, ops_.w_stride) = weights("w", w, rounds_weights());
     }
   }
 
@@ -114,6 +114,10 @@ class TensorProductCall : public KernelCall {
   const void* edges(const char* name, const Tensor& t) {
     return rows(name, t, "num_edges", ops_.num_edges, program_->number("y_dim"));
   }
+  // Whether the kernel adds up the gradients of weights, which all rows of a batch share.
+  bool sums_weights() const {
+    return shared_weights_ && like_.is_cpu() && ops_.row_ptr == nullptr && program_->number("sums_weights") > 0;
+  }
   // Weights of every edge, or one row that all edges share (row stride 0); `rounded`: to bfloat16.
   std::pair<const void*, int64_t> weights(const char* name, const Tensor& t, bool rounded = false) {
     const int64_t w_dim = program_->number("w_dim");
@@ -123,7 +127,10 @@ class TensorProductCall : public KernelCall {
         matrix.dim() == 2 && matrix.size(1) == w_dim && (matrix.size(0) == ops_.num_edges || matrix.size(0) == 1), op_,
         ": argument '", name, "' must have shape (num_edges, ", w_dim, ") = (", ops_.num_edges, ", ", w_dim, "), or (",
         w_dim, ",) if all edges share it, got ", t.sizes(), ". Check weight_numel and the number of edges.");
-    const bool repeated = matrix.size(0) == 1 || (matrix.stride(0) == 0 && (w_dim == 1 || matrix.stride(1) == 1));
+    const bool is_view = matrix.stride(0) == 0 && (w_dim == 1 || matrix.stride(1) == 1);
+    // Where gradients may be added up, a stride of 0 says that they are.
+    const bool may_repeat = shared_weights_ || !like_.is_cpu() || program_->number("sums_weights") == 0;
+    const bool repeated = matrix.size(0) == 1 || (is_view && may_repeat);
     const Tensor own = repeated ? matrix.narrow(0, 0, matrix.size(0) > 0) : matrix;
     const Tensor& kept = held_.emplace_back((rounded ? as_read(own) : own).contiguous());
     return {kept.const_data_ptr(), repeated ? 0 : w_dim};
@@ -132,6 +139,7 @@ class TensorProductCall : public KernelCall {
   // The sum of gradients of each edge's weights, if the edges share them.
   Tensor reduce_weights(const Tensor& per_edge, const Tensor& w) {
     if (!shared_weights_) return per_edge;
+    if (sums_weights()) return per_edge.reshape(w.sizes());
     if (!like_.is_cpu()) {
       // In slot order, so that the result does not depend on how the edges are numbered.
       const Tensor ordered = edge_.defined() ? per_edge.index_select(0, edge_) : per_edge;
@@ -239,7 +247,8 @@ class GradientCall : public TensorProductCall {
   GradientCall(const char* op, Direction direction, const TensorProductProblem& problem, const Tensor& gz,
                const Tensor& x, const Tensor& y, const Tensor& w, const Tensor& w_row = {}, int64_t slots = all)
       : TensorProductCall(op, direction, problem, x, y, w, w_row), gx(new_rows(ops_.num_senders, "x_dim")),
-        gy(new_rows(ops_.num_edges, "y_dim")), gw(new_rows(std::min(slots, ops_.num_edges), "w_dim")) {
+        gy(new_rows(ops_.num_edges, "y_dim")),
+        gw(new_rows(sums_weights() ? 1 : std::min(slots, ops_.num_edges), "w_dim")) {
     if (!problem.deterministic && problem.graph.numel() > 0) at::globalContext().alertNotDeterministic(op);
     ops_.gz = receivers("gz", gz);
     ops_.gx = gx.mutable_data_ptr();
@@ -316,6 +325,10 @@ TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key,
   ops.a = call.senders("a", a);
   ops.b = call.edges("b", b);
   std::tie(ops.c, ops.c_stride) = call.weights("c", c);
+  TORCH_CHECK(ops.c_stride == 0 || !call.sums_weights(),
+              "eqaccel::tensor_product_double_backward: argument 'c' must "
+              "have the shape of 'w', ",
+              w.sizes(), ", got ", c.sizes(), ". Add up what rows have.");
   const Tensor ggz = call.new_rows(ops.num_receivers, "z_dim");
   ops.z = ggz.mutable_data_ptr();
   call.launch({ggz, call.gx, call.gy, call.gw});

@@ -1,4 +1,7 @@
-"""Dense products of batches: scalars of either operand meet the weights that all rows share before the other one."""
+"""Dense products of batches whose rows share their weights: one kernel on a CPU, matrices around one on a GPU.
+
+There scalars of either operand meet the weights before the other one.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +35,48 @@ SPECS = {
 }
 
 
+class InPieces(nn.Module):
+    """A product as a GPU computes it, on any device."""
+
+    def __init__(self, whole: TensorProduct) -> None:
+        super().__init__()
+        self.spec, self.mul_ir = whole.spec, whole.mul_ir
+        self.mixing, self.unmixed = whole.mixing, whole.unmixed
+
+    def forward(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        """Operands and result are those of the whole."""
+        rows, attributes, own = self.mixing.operands(x, y, w)
+        return self.mixing(self.unmixed(rows, attributes, own), w)
+
+
 @pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest) -> TensorProductSpec:
     return SPECS[request.param]
 
 
+@pytest.fixture(params=[False, True], ids=["whole", "in pieces"])
+def in_pieces(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
-@pytest.mark.parametrize("rows", [0, 1, 13])
-def test_derivatives(spec: TensorProductSpec, layout: str, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", [0, 1, 13, 70])
+def test_derivatives(
+    spec: TensorProductSpec, layout: str, rows: int, in_pieces: bool, device: torch.device, dtype: torch.dtype
+) -> None:
     product = TensorProduct(spec, layout=layout).to(device)
     assert product.mixing is not None
     assert product.mixing.scalars
-    assert_product(product, random_operands(spec, rows, rows, batch=True, shared=True, dtype=dtype, device=device))
+    operands = random_operands(spec, rows, rows, batch=True, shared=True, dtype=dtype, device=device)
+    assert_product(InPieces(product) if in_pieces else product, operands)
 
 
-def test_programs(spec: TensorProductSpec, device: torch.device) -> None:
-    product = TensorProduct(spec).to(device)
+def test_programs(spec: TensorProductSpec, in_pieces: bool, device: torch.device) -> None:
+    whole = TensorProduct(spec).to(device)
     o = random_operands(spec, 9, 9, batch=True, shared=True, device=device)
-    expected = product(o.x, o.y, o.w)
-    assert_close(product(o.x, o.y, o.w.expand(9, -1)), expected)  # by the kernel that knows no rule for shared weights
+    expected = whole(o.x, o.y, o.w)
+    assert_close(whole(o.x, o.y, o.w.expand(9, -1)), expected)  # by the kernel that knows no rule for shared weights
+    product = InPieces(whole) if in_pieces else whole
     compiled = torch.compile(product, backend="aot_eager", dynamic=True)
     for program in (torch.jit.script(product), compiled):
         assert_close(program(o.x, o.y, o.w), expected)
@@ -76,7 +102,7 @@ def test_operands_that_do_not_fit_are_named(spec: TensorProductSpec, device: tor
     product = TensorProduct(spec).to(device)
     o = random_operands(spec, 9, 9, batch=True, shared=True, device=device)
     for operands, message in (
-        ((o.x, o.y, o.w[1:]), "w: expected shape"),
+        ((o.x, o.y, o.w[1:]), r"(w: expected|argument 'w' must have) shape \(num_edges, "),
         ((o.x, o.y[1:], o.w), "must have as many rows in 'x' and 'y'"),
         ((o.x, o.y[:, 1:], o.w), "argument 'y' must have shape"),
         ((o.x[:, 1:], o.y, o.w), "argument 'x' must have shape"),

@@ -15,7 +15,7 @@ import torch
 from runtime_checks import kept, program, read
 
 from eqaccel import TensorProduct, runtime
-from eqaccel.codegen import Direction
+from eqaccel.codegen import COMMON, Direction
 from eqaccel.errors import CompileError
 from eqaccel.families.tensor_product import TENSOR_PRODUCT, TensorProductSpec, check, make_plan, payload
 from eqaccel.families.tensor_product.reference import to_ir_mul, to_mul_ir
@@ -157,6 +157,20 @@ def test_writing_outside_is_noticed(scalar: str, cache_folder: Path) -> None:
     with pytest.raises(CompileError) as error:
         program(spoil(Direction.FORWARD, "outside")).compile("cpu", scalar, "forward")
     assert "writes outside of its operands" in error.value.log
+
+
+@pytest.mark.parametrize("direction", COMMON)
+def test_kernels_of_rows_that_share_weights_are_checked(direction: Direction, cache_folder: Path) -> None:
+    """Of such a batch, too, which other code computes."""
+    paths = [(0, 0, 0, "uvw"), (1, 1, 0, "uvw"), (0, 1, 1, "uvu")]
+    whole = TensorProductSpec("3x0e+2x1o", "2x0e+3x1o", "5x0e+3x1o", paths, shared_weights=True)
+    entries = read(content_of(whole.with_layout("mul_ir", by_rows=True), direction))
+    prelude = entries["prelude/cpu"].replace("factors += M::along", "factors += 0")
+    with pytest.raises(CompileError, match="wrong results"):
+        runtime.launch_cpu(program(entries | {"prelude/cpu": prelude}), "float32", direction.value, {})
+    assert kept(cache_folder) == []
+    program(entries).compile("cpu", "float32", direction.value)
+    assert kept(cache_folder)
 
 
 @pytest.fixture

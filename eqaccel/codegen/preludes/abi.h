@@ -2,11 +2,12 @@
 //
 // Plain C, no includes but <stdint.h>: the code generator puts this text in front of each generated source, and the
 // runtime includes it (csrc/runtime/abi.h), so that the two can not disagree. All rows are contiguous; `w` and `c` may
-// repeat one row (stride 0). Pointers that a direction does not use are null.
+// repeat one row (stride 0): if the payload has "sums_weights" both or neither of them, and then a kernel for the CPU adds
+// up the gradients of all rows of a batch in one row of `gw`. Pointers that a direction does not use are null.
 #pragma once
 
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
-#define EQ_ABI 17
+#define EQ_ABI 18
 #if !defined(__CUDACC_RTC__) && !defined(__HIPCC_RTC__)
 #include <stdint.h>
 #else

@@ -430,6 +430,11 @@ int64_t pair_chunks(const eq_operands& o) {
 }
 
 template <class P>
+int64_t pair_space(const eq_operands& o) {
+  return pair_chunks<P>(o) * o.num_senders * P::x_dim;
+}
+
+template <class P>
 void launch_pairs(const eq_operands& o) {
   const Scratch memory(Worker<P>::elements, o.threads);
   const int64_t buffers = pair_chunks<P>(o), chunks = buffers > 0 ? buffers : o.num_receivers;
@@ -475,5 +480,5 @@ void launch_pairs(const eq_operands& o) {
   extern "C" __attribute__((visibility("default"))) void eq_launch(const eq_operands* o) { launch_pairs<P>(*o); }      \
                                                                                                                        \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
-    return pair_chunks<P>(*o) * o->num_senders * P::x_dim * int64_t(sizeof(T));                                        \
+    return pair_space<P>(*o) * int64_t(sizeof(T));                                                                     \
   }

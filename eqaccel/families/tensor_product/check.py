@@ -12,14 +12,22 @@ from eqaccel.families.tensor_product.spec import TensorProductSpec
 
 RECEIVER, SENDER = np.array(PROBLEM["receiver"]), np.array(PROBLEM["sender"])
 _ROWS = {"x": PROBLEM["num_senders"], "y": len(RECEIVER), "z": PROBLEM["num_receivers"], "w": len(RECEIVER)}
+_BATCH_ROWS = dict.fromkeys("xyz", PROBLEM["batch_rows"]) | {"w": 1}
 _KINDS = dict(zip(SEQUENCES, "xywzxywxywz", strict=True)) | {"z": "z", "gx": "x", "gy": "y", "gw": "w"}
 _KINDS |= {"ga": "x", "gb": "y", "gc": "w"}
 
 
-def problem(spec: TensorProductSpec, direction: Direction) -> dict[str, NDArray]:
-    """The arguments of `execute` for the problem, in the (2l+1, mul) layout."""
+def problem(spec: TensorProductSpec, direction: Direction, *, summed: bool = False) -> dict[str, NDArray]:
+    """The operands of `execute` for the problem, in the (2l+1, mul) layout.
+
+    Args:
+        spec: The product.
+        direction: The direction.
+        summed: Whether it is that of a batch whose rows share their weights.
+    """
     dims = {"x": spec.x_dim, "y": spec.y_dim, "z": spec.z_dim, "w": spec.weight_numel}
-    return {name: numbers(name, _ROWS[_KINDS[name]], dims[_KINDS[name]]) for name in operands_of(direction)}
+    rows = _BATCH_ROWS if summed else _ROWS
+    return {name: numbers(name, rows[_KINDS[name]], dims[_KINDS[name]]) for name in operands_of(direction)}
 
 
 def blocks(spec: TensorProductSpec) -> str:
@@ -27,19 +35,26 @@ def blocks(spec: TensorProductSpec) -> str:
     return "".join(f"{kind} {channels} {components}\n" for kind, channels, components in _blocks(spec))
 
 
-def checksums(plan: AnyPlan) -> str:
+def checksums(plan: AnyPlan, *, summed: bool = False) -> str:
     """A line "<output> <size> <projection> <projection>" for each block of each output of a plan's direction.
 
     The size is the root of the sum of squares of the sums of absolute values that the elements of the block consist of.
+
+    Args:
+        plan: The plan.
+        summed: As for `problem`; then the gradient of the weights is one row, too.
     """
-    operands = problem(plan.spec, plan.direction)
-    graph = {"receiver": RECEIVER, "sender": SENDER, "num_receivers": _ROWS["z"]}
+    operands = problem(plan.spec, plan.direction, summed=summed)
+    graph = {} if summed else {"receiver": RECEIVER, "sender": SENDER, "num_receivers": _ROWS["z"]}
     execute = generator(plan.spec).execute
-    result, absolute = (execute(plan, **operands, **graph, absolute=flag) for flag in (False, True))
+    results = [execute(plan, **operands, **graph, absolute=flag) for flag in (False, True)]
     lines = []
     for name in OUTPUTS[plan.direction]:
-        sizes = np.sqrt(_sum_blocks(plan.spec, name, getattr(absolute, name) ** 2)).tolist()
-        projected = project(plan.spec, name, getattr(result, name)).tolist()
+        of_weights = summed and _KINDS[name] == "w"
+        rows = (getattr(result, name) for result in results)
+        value, absolute = (each.sum(0, keepdims=True) if of_weights else each for each in rows)
+        sizes = np.sqrt(_sum_blocks(plan.spec, name, absolute**2)).tolist()
+        projected = project(plan.spec, name, value).tolist()
         lines += [f"{name} {size:.4g} {a!r} {b!r}\n" for size, (a, b) in zip(sizes, projected, strict=True)]
     return "".join(lines)
 

@@ -112,6 +112,11 @@ class _Pairs(Generator):
 
     preludes = ("cpu_pairs.h", "gpu_pairs.h")
 
+    def prelude(self, backend: str, spec: TensorProductSpec | None = None) -> str:
+        if backend == "cpu" and spec and spec.rows_share_weights:
+            return flatten_prelude("cpu_row_blocks.h", backend)
+        return super().prelude(backend, spec)
+
     def suits(self, plan: PairPlan, target: Target) -> bool:
         # Each class has a plan of its own where some machines copy operands: that one is little use to others, which
         # would take it for one that fits.

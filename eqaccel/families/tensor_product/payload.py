@@ -65,6 +65,7 @@ def _packed(
     meta["layouts"] = 3 if not spec.is_channelwise else 1 if spec.layout == "mul_ir" else 2
     meta["rows_or_graphs"] = 3 if not spec.is_channelwise else 1 if spec.by_rows else 2
     meta["shares_weights"] = int(spec.is_channelwise)  # kernels take rows of weights that edges share
+    meta["sums_weights"] = int(spec.rows_share_weights)
     meta |= {f"shared_bytes/{target.name}": target.shared_bytes for target in TARGETS.values() if target.is_gpu}
     entries["spec"] = spec_text(spec)
     entries["check/blocks"] = check.blocks(spec)
@@ -73,6 +74,8 @@ def _packed(
         plan = way.plan(spec, direction, host_target(), 4)
         _add_body(entries, f"cpu/{direction.value}", plan, body_of(plan))
         entries[f"check/{direction.value}"] = check.checksums(plan)
+        if spec.rows_share_weights:
+            entries[f"check/{direction.value}/summed"] = check.checksums(plan, summed=True)
         for scalar, scalar_bytes in SCALAR_BYTES.items():
             for plan in gpu_plans(spec, direction, scalar_bytes):
                 name = f"{plan.target.name}/{direction.value}/{scalar}"

@@ -81,7 +81,8 @@ def print_code(plan: PairPlan) -> str:
         lines += _coupling(number, coupling)
     for number, (shape, paths) in enumerate(plan.shapes):
         lines += _shape(plan, number, shape, [plan.spec.paths[path] for path in paths])
-    return "\n".join([*lines, *_problem(plan), "}  // namespace", "EQ_EXPORT_PAIRS(Problem)", ""])
+    export = "ROW_BLOCKS" if plan.spec.rows_share_weights and not plan.target.is_gpu else "PAIRS"
+    return "\n".join([*lines, *_problem(plan), "}  // namespace", f"EQ_EXPORT_{export}(Problem)", ""])
 
 
 def _coupling(number: int, coupling: Coupling) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from eqaccel.families.tensor_product.spec.instruction import ConnectionMode
+from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Mixing
 from eqaccel.irreps import Irrep
 from eqaccel.wigner import scaled_wigner_3j
 
@@ -79,6 +79,11 @@ class Path:
     def weight_numel(self) -> int:
         """Number of the path's weights."""
         return 0 if self.weight_offset is None else math.prod(self.weight_shape)
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether its weights are a dense matrix between pairs of channels and channels of the output."""
+        return self.weight_offset is not None and self.mode.mixing is Mixing.DENSE
 
     @property
     def is_channelwise(self) -> bool:

@@ -251,6 +251,11 @@ class TensorProductSpec:
         degrees = (degree for path in self.paths for degree in (path.l1, path.l2, path.l3))
         return all(path.is_channelwise for path in self.paths) and max(degrees, default=0) <= _MAX_CHANNELWISE_DEGREE
 
+    @property
+    def rows_share_weights(self) -> bool:
+        """Whether rows of a batch share dense matrices of weights, for which a CPU has kernels of their own."""
+        return self.by_rows and self.shared_weights and any(path.has_matrix for path in self.paths)
+
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of everything the spec computes; stable between processes and machines."""

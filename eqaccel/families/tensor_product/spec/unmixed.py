@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, Mixing, Pairs
+from eqaccel.families.tensor_product.spec.instruction import ConnectionMode, Instruction, Pairs
 from eqaccel.families.tensor_product.spec.path import Path
 from eqaccel.families.tensor_product.spec.tensor_product import TensorProductSpec
 from eqaccel.irreps import Irrep, Irreps
@@ -91,11 +91,11 @@ def unmixed(spec: TensorProductSpec, *, by_rows: bool = False) -> UnmixedProduct
         spec: The whole.
         by_rows: Whether the whole is that of a batch, so that there are no sums over edges.
     """
-    dense = [path for path in spec.paths if _is_dense(path)]
+    dense = [path for path in spec.paths if path.has_matrix]
     if not dense:
         return None
     weighted = [path for path in spec.paths if path.weight_offset is not None]
-    rest = [path for path in spec.paths if not _is_dense(path)]
+    rest = [path for path in spec.paths if not path.has_matrix]
     # Rows have weights of their own, or all have the same.
     may_begin = dense if by_rows and len(weighted) == len(dense) else []
     x, y = (_Side(of_x, spec, [path for path in may_begin if _begins(path) == of_x]) for of_x in (True, False))
@@ -121,15 +121,11 @@ def unmixed(spec: TensorProductSpec, *, by_rows: bool = False) -> UnmixedProduct
         product,
         matrices,
         weights=tuple(path.weight_numel for path in weighted),
-        own_weights=tuple(number for number, path in enumerate(weighted) if not _is_dense(path)),
+        own_weights=tuple(number for number, path in enumerate(weighted) if not path.has_matrix),
         own=frozenset(path.out for path in (*rest, *first)),
         scalars=tuple(scalars),
         ones=(len(x.ones), len(y.ones)),
     )
-
-
-def _is_dense(path: Path) -> bool:
-    return path.mode.mixing is Mixing.DENSE and path.weight_offset is not None
 
 
 def _begins(path: Path) -> bool | None:
