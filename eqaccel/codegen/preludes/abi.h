@@ -2,8 +2,8 @@
 //
 // Plain C, no includes but <stdint.h>: the code generator puts this text in front of each generated source, and the
 // runtime includes it (csrc/runtime/abi.h), so that the two can not disagree. All rows are contiguous; `w` and `c` may
-// repeat one row (stride 0). Of a payload with the number "sums_weights" both do or neither; if they do, a kernel for the
-// CPU adds up the gradients of a batch in one row of `gw`. Pointers that a direction does not use are null.
+// repeat one row (stride 0). Both do or neither, of a payload with the number "sums_weights": then a kernel for a CPU
+// gives the sum of gradients of a batch, one row. Pointers that a direction does not use are null.
 #pragma once
 
 // Raised with every change of what the runtime hands to kernels or expects of them: kernels are kept in exported files.
