@@ -6,6 +6,7 @@
 #include "abi.h"
 #include "cpu_edge.h"
 #include "cpu_lane.h"
+#include "cpu_layout.h"
 #include "direction.h"
 
 namespace {
@@ -43,13 +44,25 @@ struct Relayout {
   T* to;
   bool to_mul_ir;
   EQ_FN void operator()(int offset, int mul, int dim) const {
-    const T* in = from + offset;
-    T* out = to + offset;
-    for (int u = 0; u < mul; ++u)
-      for (int i = 0; i < dim; ++i) {
-        if (to_mul_ir) out[u * dim + i] = in[i * mul + u];
-        else out[i * mul + u] = in[u * dim + i];
-      }
+    switch (dim) {  // a number in the text of the body
+      case 1: memcpy(to + offset, from + offset, mul * sizeof(T)); break;
+      case 3: run<3>(offset, mul); break;
+      case 5: run<5>(offset, mul); break;
+      case 7: run<7>(offset, mul); break;
+      case 9: run<9>(offset, mul); break;
+      default:
+        for (int u = 0; u < mul; ++u)
+          for (int i = 0; i < dim; ++i) {
+            const int of_channel = offset + u * dim + i, of_component = offset + i * mul + u;
+            if (to_mul_ir) to[of_channel] = from[of_component];
+            else to[of_component] = from[of_channel];
+          }
+    }
+  }
+  template <int dim>
+  EQ_FN void run(int offset, int mul) const {
+    if (to_mul_ir) to_channels<dim, false>(from + offset, mul, mul, to + offset);
+    else to_components<dim>(from + offset, mul, to + offset, mul);
   }
 };
 

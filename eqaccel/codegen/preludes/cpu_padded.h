@@ -45,37 +45,30 @@ struct PaddedRows {
     if constexpr (n < Rows::count) {
       constexpr RowBlock b = Rows::block(n);
       constexpr int stride = padded(b.mul);
-      const T* __restrict__ in = from + b.offset;
-      T* __restrict__ out = to + places.of[n];
+      const T* in = from + b.offset;
+      T* out = to + places.of[n];
       if (is_mul_ir && b.dim > 1) {
-#pragma omp simd
-        for (int u = 0; u < b.mul; ++u)
-#pragma GCC unroll 32
-          for (int i = 0; i < b.dim; ++i) out[i * stride + u] = in[u * b.dim + i];
+        to_components<b.dim>(in, b.mul, out, stride);
       } else {
         for (int i = 0; i < b.dim; ++i) memcpy(out + i * stride, in + i * b.mul, b.mul * sizeof(T));
       }
       fill<n + 1>(from, to, is_mul_ir);
     }
   }
-  // Calls add(to, value) for every element.
-  template <int n = 0, class Add>
-  static EQ_FN void empty(const T* from, T* to, bool is_mul_ir, const Add& add) {
+  // With `adds` elements are added to those that are there.
+  template <bool adds, int n = 0>
+  static EQ_FN void empty(const T* from, T* to, bool is_mul_ir) {
     if constexpr (n < Rows::count) {
       constexpr RowBlock b = Rows::block(n);
       constexpr int stride = padded(b.mul);
-      const T* __restrict__ in = from + places.of[n];
-      T* __restrict__ out = to + b.offset;
-      if (is_mul_ir) {
-#pragma omp simd
-        for (int u = 0; u < b.mul; ++u)
-#pragma GCC unroll 32
-          for (int i = 0; i < b.dim; ++i) add(out[u * b.dim + i], in[i * stride + u]);
+      const T* in = from + places.of[n];
+      T* out = to + b.offset;
+      if (is_mul_ir && b.dim > 1) {
+        to_channels<b.dim, adds>(in, stride, b.mul, out);
       } else {
-        for (int i = 0; i < b.dim; ++i)
-          for (int u = 0; u < b.mul; ++u) add(out[i * b.mul + u], in[i * stride + u]);
+        for (int i = 0; i < b.dim; ++i) to_channels<1, adds>(in + i * stride, stride, b.mul, out + i * b.mul);
       }
-      empty<n + 1>(from, to, is_mul_ir, add);
+      empty<adds, n + 1>(from, to, is_mul_ir);
     }
   }
 };

@@ -3,8 +3,6 @@
 // An edge is worked on path by path. Its rows are copied to memory of the thread in which each component begins a SIMD
 // vector, and has zeros behind it; a coupling reads and writes arrays (component, pair). Weights are read where they are.
 #pragma once
-#include <type_traits>
-
 #include "cpu_padded.h"
 
 namespace {
@@ -389,7 +387,7 @@ struct Worker {
   }
   void finish(int64_t receiver) const {
     if (!writes_z) return;
-    Z::empty(e.z, static_cast<T*>(o.z) + receiver * P::z_dim, o.mul_ir, [](T& to, T value) { to = value; });
+    Z::template empty<false>(e.z, static_cast<T*>(o.z) + receiver * P::z_dim, o.mul_ir);
   }
   // gx is where the gradient of x of this slot's sender is added up; it is zero before, or `fresh` and anything.
   void run(int64_t slot, T* gx, bool fresh) {
@@ -417,9 +415,9 @@ struct Worker {
       }
     });
     if (!has_gradient) return;
-    Y::empty(e.gy, static_cast<T*>(o.gy) + edge * P::y_dim, true, [](T& to, T value) { to = value; });
-    if (fresh) X::empty(e.gx, gx, o.mul_ir, [](T& to, T value) { to = value; });
-    else X::empty(e.gx, gx, o.mul_ir, [](T& to, T value) { to += value; });
+    Y::template empty<false>(e.gy, static_cast<T*>(o.gy) + edge * P::y_dim, true);
+    if (fresh) X::template empty<false>(e.gx, gx, o.mul_ir);
+    else X::template empty<true>(e.gx, gx, o.mul_ir);
   }
 };
 
