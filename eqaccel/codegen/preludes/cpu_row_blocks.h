@@ -72,7 +72,6 @@ struct BlockWorker {
 
   BlockWorker(const eq_operands& operands, T* memory)
       : o(operands), x_rows(o.mul_ir), y_rows(true), z_rows(o.mul_ir), e() {
-    memset(memory, 0, elements * sizeof(T));
     const auto take = [&](int64_t size) {
       memory += size;
       return memory - size;
@@ -132,8 +131,11 @@ struct BlockWorker {
 
 inline int64_t block_count(const eq_operands& o) { return (o.num_edges + height - 1) / height; }
 // Gradients of weights are added up over some blocks each, and these sums in order: results do not depend on threads.
-inline int64_t sum_count(const eq_operands& o) {
-  constexpr int64_t most = 48, least_blocks = 4;
+// Those of many weights take memory, so that there are fewer.
+template <class P>
+int64_t sum_count(const eq_operands& o) {
+  constexpr int64_t many = 48, some = 4, least_blocks = 4, fitting = (1 << 24) / (P::w_dim > 0 ? P::w_dim : 1);
+  constexpr int64_t most = fitting > many ? many : fitting > some ? fitting : some;
   const int64_t count = block_count(o) / least_blocks;
   return !has_gradient ? 0 : count < 1 ? 1 : count < most ? count : most;
 }
@@ -144,7 +146,7 @@ inline bool shares_weights(const eq_operands& o) { return !o.row_ptr && o.w_stri
 template <class P>
 void launch_blocks(const eq_operands& o) {
   const Scratch memory(BlockWorker<P>::elements, o.threads);
-  const int64_t blocks = block_count(o), sums = sum_count(o);
+  const int64_t blocks = block_count(o), sums = sum_count<P>(o);
   T* const space = static_cast<T*>(o.workspace);
 #pragma omp parallel num_threads(o.threads)
   {
@@ -179,5 +181,5 @@ void launch_blocks(const eq_operands& o) {
   }                                                                                                                    \
                                                                                                                        \
   extern "C" __attribute__((visibility("default"))) int64_t eq_workspace_bytes(const eq_operands* o) {                 \
-    return (shares_weights(*o) ? sum_count(*o) * P::w_dim : pair_space<P>(*o)) * int64_t(sizeof(T));                   \
+    return (shares_weights(*o) ? sum_count<P>(*o) * P::w_dim : pair_space<P>(*o)) * int64_t(sizeof(T));                \
   }

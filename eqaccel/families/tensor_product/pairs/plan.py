@@ -334,6 +334,8 @@ class PairPlan:
             )
             if self.copies_operands:
                 lines.append(f"  rows of edges are copied to shared memory; of weights: {self.weight_copies.value}")
+        elif self.spec.rows_share_weights:
+            lines.append("  where rows share their weights, blocks of them are SIMD lanes")
         for shape, paths in self.shapes:
             lines.append(f"  {shape.pairs} pairs, {shape.mode.mixing.value}")
             lines += [f"    path {number}: {self.spec.paths[number]}" for number in paths]
