@@ -44,25 +44,9 @@ struct Relayout {
   T* to;
   bool to_mul_ir;
   EQ_FN void operator()(int offset, int mul, int dim) const {
-    switch (dim) {  // a number in the text of the body
-      case 1: memcpy(to + offset, from + offset, mul * sizeof(T)); break;
-      case 3: run<3>(offset, mul); break;
-      case 5: run<5>(offset, mul); break;
-      case 7: run<7>(offset, mul); break;
-      case 9: run<9>(offset, mul); break;
-      default:
-        for (int u = 0; u < mul; ++u)
-          for (int i = 0; i < dim; ++i) {
-            const int of_channel = offset + u * dim + i, of_component = offset + i * mul + u;
-            if (to_mul_ir) to[of_channel] = from[of_component];
-            else to[of_component] = from[of_channel];
-          }
-    }
-  }
-  template <int dim>
-  EQ_FN void run(int offset, int mul) const {
-    if (to_mul_ir) to_channels<dim, false>(from + offset, mul, mul, to + offset);
-    else to_components<dim>(from + offset, mul, to + offset, mul);
+    if (dim == 1) memcpy(to + offset, from + offset, mul * sizeof(T));
+    else if (to_mul_ir) to_channels<false>(from + offset, mul, mul, dim, to + offset);
+    else to_components(from + offset, mul, dim, to + offset, mul);
   }
 };
 

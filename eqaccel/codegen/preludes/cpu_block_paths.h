@@ -4,7 +4,8 @@
 // of few rows with arrays in the nearest cache; weights are read once a block, an element for all of its rows. Scalars
 // of one operand, if there are some, meet the weights before the other operand, which has several components.
 #pragma once
-#include "cpu_layout.h"
+#include <utility>
+
 #include "cpu_pairs.h"
 
 namespace {
@@ -12,6 +13,46 @@ namespace {
 constexpr int vectors = 2, height = vectors * lanes;  // rows of a block
 constexpr int piece = 16;  // pairs that are coupled at a time
 constexpr int most_sums = EQ_SIMD_BYTES == 64 ? 12 : 6;  // of two vectors each, which registers hold
+
+// ---- vectors of rows and vectors of elements
+
+// A vector of elements of two: its lane n has lane Choice::from(n) of the first, or of the second, which count from `lanes`.
+template <class Choice, int... n>
+EQ_FN Lane choose(Lane a, Lane b, std::integer_sequence<int, n...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, Choice::from(n)...);
+#else
+  return __builtin_shuffle(a, b, LaneNumbers{Choice::from(n)...});
+#endif
+}
+template <class Choice>
+EQ_FN Lane choose(Lane a, Lane b) {
+  return choose<Choice>(a, b, std::make_integer_sequence<int, lanes>());
+}
+
+// Lane n and lane n + step of two vectors change places, for each n that lacks the bit `step`: what the first has then, and
+// the second.
+template <int step, bool is_second>
+struct Exchanged {
+  static constexpr int from(int n) {
+    if (n & step) return lanes + n - (is_second ? 0 : step);
+    return n + (is_second ? step : 0);
+  }
+};
+// As many vectors as lanes: element n of vector m and element m of vector n change places, bit by bit of their numbers.
+template <int step = 1>
+EQ_FN void transpose(Lane* rows) {
+  if constexpr (step < lanes) {
+#pragma GCC unroll 16
+    for (int n = 0; n < lanes; ++n) {
+      if (n & step) continue;
+      const Lane a = rows[n], b = rows[n + step];
+      rows[n] = choose<Exchanged<step, false>>(a, b);
+      rows[n + step] = choose<Exchanged<step, true>>(a, b);
+    }
+    transpose<2 * step>(rows);
+  }
+}
 
 // ---- products of a matrix (rows, terms) with arrays (terms, columns), added to `out` (rows, columns)
 

@@ -1,123 +1,94 @@
 // CPU prelude: the two layouts of a block of a row, (mul, 2l+1) and (2l+1, mul), and the way from one to the other.
 #pragma once
 #include <type_traits>
-#include <utility>
 
 #include "cpu_lane.h"
 
 namespace {
 
-// A vector of elements of two: its lane n has lane Choice::from(n) of the first, or of the second, which count from `lanes`.
-template <class Choice, int... n>
-EQ_FN Lane choose(Lane a, Lane b, std::integer_sequence<int, n...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, Choice::from(n)...);
+typedef std::conditional<sizeof(T) == 4, int32_t, int64_t>::type LaneNumber;
+typedef LaneNumber LaneNumbers __attribute__((vector_size(EQ_SIMD_BYTES)));
+
+// ---- layouts of a block
+
+// How `lanes` channels of `dim` neighbouring components, in as many vectors, become components, and the way back: each
+// result is the first vector, of which all others in turn replace some lanes. Two vectors take a shuffle with AVX-512, and
+// some instructions with AVX2, where as many elements one by one take no longer if components are many.
+#if defined(__GNUC__) && !defined(__clang__)
+constexpr int most_components = EQ_SIMD_BYTES == 64 ? 9 : EQ_SIMD_BYTES == 32 && sizeof(T) == 4 ? 5 : 1;
 #else
-  typedef typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type Number;
-  typedef Number Numbers __attribute__((vector_size(EQ_SIMD_BYTES)));
-  return __builtin_shuffle(a, b, Numbers{Choice::from(n)...});
+constexpr int most_components = 1;  // there shuffles are in the text of a program
 #endif
-}
-template <class Choice>
-EQ_FN Lane choose(Lane a, Lane b) {
-  return choose<Choice>(a, b, std::make_integer_sequence<int, lanes>());
-}
 
-// Component `i` of `lanes` channels whose `dim` components are neighbours in as many vectors: what vector `m` adds to what
-// those before it have.
-template <int dim, int i, int m>
-struct OfComponent {
-  static constexpr int from(int u) {
-    const int place = u * dim + i;
-    return place / lanes == m ? lanes + place % lanes : m == 1 && place < lanes ? place : u;
+// Built when the kernel is loaded: compilers would take longer for constants than for the rest of a small kernel.
+class LayoutShuffles {
+ public:
+  LayoutShuffles() {
+    for (int dim = 3; dim <= most_components; dim += 2)
+      for (int result = 0; result < dim; ++result)
+        for (int next = 1; next < dim; ++next)
+          for (int n = 0; n < lanes; ++n) {
+            const int channel = n * dim + result, component = result * lanes + n, at = result * (dim - 1) + next - 1;
+            components_[dim][at][n] = chosen(channel / lanes, channel % lanes, next, n);
+            channels_[dim][at][n] = chosen(component % dim, component / dim, next, n);
+          }
   }
-};
-// The inverse: the vector `m` of these, of which component `i` is added to those before it.
-template <int dim, int m, int i>
-struct OfChannels {
-  static constexpr int from(int n) {
-    const int place = m * lanes + n;
-    return place % dim == i ? lanes + place / dim : i == 1 && place % dim == 0 ? place / dim : n;
-  }
-};
-template <template <int, int, int> class Choice, int dim, int result, int next = 1>
-EQ_FN Lane collect(const Lane* vectors, Lane found) {
-  if constexpr (next == dim) return found;
-  else return collect<Choice, dim, result, next + 1>(vectors, choose<Choice<dim, result, next>>(found, vectors[next]));
-}
-template <template <int, int, int> class Choice, int dim, int result = 0>
-EQ_FN void collect_all(const Lane* vectors, Lane* results) {
-  if constexpr (result < dim) {
-    results[result] = collect<Choice, dim, result>(vectors, vectors[0]);
-    collect_all<Choice, dim, result + 1>(vectors, results);
-  }
-}
+  const LaneNumbers* to_components(int dim) const { return components_[dim]; }
+  const LaneNumbers* to_channels(int dim) const { return channels_[dim]; }
 
-// Vectors of some lanes are chosen from faster than element by element, if components are few.
-template <int dim>
-constexpr bool by_vectors = EQ_SIMD_BYTES >= 32 && dim <= 9;
+ private:
+  // Where lane n is, which is lane `lane` of the vector `vector`, when the vector `next` joins those before it.
+  static int chosen(int vector, int lane, int next, int n) {
+    return vector == next ? lanes + lane : vector == 0 && next == 1 ? lane : n;
+  }
+  typedef LaneNumbers Shuffles[most_components + 1][most_components * most_components];
+  Shuffles components_ = {}, channels_ = {};
+};
+const LayoutShuffles layout_shuffles;
 
 // (mul, dim) to (dim, mul), whose components begin `stride` elements apart.
-template <int dim>
-void to_components(const T* __restrict__ in, int mul, T* __restrict__ out, int stride) {
+inline void to_components(const T* __restrict__ in, int mul, int dim, T* __restrict__ out, int stride) {
   int u = 0;
-  if constexpr (by_vectors<dim>) {
-    for (; u + lanes <= mul; u += lanes) {
-      Lane vectors[dim], components[dim];
-      for (int m = 0; m < dim; ++m) vectors[m] = *(const UnalignedLane*)(in + u * dim + m * lanes);
-      collect_all<OfComponent, dim>(vectors, components);
-      for (int i = 0; i < dim; ++i) *(UnalignedLane*)(out + i * stride + u) = components[i];
+#if !defined(__clang__)
+  for (; 1 < dim && dim <= most_components && u + lanes <= mul; u += lanes) {
+    const LaneNumbers* shuffle = layout_shuffles.to_components(dim);
+    const UnalignedLane* const from = (const UnalignedLane*)(in + u * dim);
+    for (int i = 0; i < dim; ++i) {
+      Lane found = from[0];
+      for (int m = 1; m < dim; ++m) {
+        const Lane next = from[m];
+        found = __builtin_shuffle(found, next, *shuffle++);
+      }
+      *(UnalignedLane*)(out + i * stride + u) = found;
     }
   }
+#endif
   for (; u < mul; ++u)
     for (int i = 0; i < dim; ++i) out[i * stride + u] = in[u * dim + i];
 }
 // Back; with `adds` it is added to what is there.
-template <int dim, bool adds>
-void to_channels(const T* __restrict__ in, int stride, int mul, T* __restrict__ out) {
+template <bool adds>
+void to_channels(const T* __restrict__ in, int stride, int mul, int dim, T* __restrict__ out) {
   int u = 0;
-  if constexpr (by_vectors<dim>) {
-    for (; u + lanes <= mul; u += lanes) {
-      Lane components[dim], vectors[dim];
-      for (int i = 0; i < dim; ++i) components[i] = *(const UnalignedLane*)(in + i * stride + u);
-      collect_all<OfChannels, dim>(components, vectors);
-      for (int m = 0; m < dim; ++m) {
-        UnalignedLane* const to = (UnalignedLane*)(out + u * dim + m * lanes);
-        *to = adds ? *to + vectors[m] : vectors[m];
+#if !defined(__clang__)
+  for (; 1 < dim && dim <= most_components && u + lanes <= mul; u += lanes) {
+    const LaneNumbers* shuffle = layout_shuffles.to_channels(dim);
+    UnalignedLane* const to = (UnalignedLane*)(out + u * dim);
+    for (int m = 0; m < dim; ++m) {
+      Lane found = *(const UnalignedLane*)(in + u);
+      for (int i = 1; i < dim; ++i) {
+        const Lane next = *(const UnalignedLane*)(in + i * stride + u);
+        found = __builtin_shuffle(found, next, *shuffle++);
       }
+      to[m] = adds ? to[m] + found : found;
     }
   }
+#endif
   for (; u < mul; ++u)
     for (int i = 0; i < dim; ++i) {
       T& to = out[u * dim + i];
       to = adds ? to + in[i * stride + u] : in[i * stride + u];
     }
-}
-
-// ---- vectors of rows and vectors of elements
-
-// Lane n and lane n + step of two vectors change places, for each n that lacks the bit `step`: what the first has then, and
-// the second.
-template <int step, bool is_second>
-struct Exchanged {
-  static constexpr int from(int n) {
-    if (n & step) return lanes + n - (is_second ? 0 : step);
-    return n + (is_second ? step : 0);
-  }
-};
-// As many vectors as lanes: element n of vector m and element m of vector n change places, bit by bit of their numbers.
-template <int step = 1>
-EQ_FN void transpose(Lane* rows) {
-  if constexpr (step < lanes) {
-#pragma GCC unroll 16
-    for (int n = 0; n < lanes; ++n) {
-      if (n & step) continue;
-      const Lane a = rows[n], b = rows[n + step];
-      rows[n] = choose<Exchanged<step, false>>(a, b);
-      rows[n + step] = choose<Exchanged<step, true>>(a, b);
-    }
-    transpose<2 * step>(rows);
-  }
 }
 
 }  // namespace

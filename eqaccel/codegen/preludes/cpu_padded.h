@@ -48,7 +48,7 @@ struct PaddedRows {
       const T* in = from + b.offset;
       T* out = to + places.of[n];
       if (is_mul_ir && b.dim > 1) {
-        to_components<b.dim>(in, b.mul, out, stride);
+        to_components(in, b.mul, b.dim, out, stride);
       } else {
         for (int i = 0; i < b.dim; ++i) memcpy(out + i * stride, in + i * b.mul, b.mul * sizeof(T));
       }
@@ -64,9 +64,9 @@ struct PaddedRows {
       const T* in = from + places.of[n];
       T* out = to + b.offset;
       if (is_mul_ir && b.dim > 1) {
-        to_channels<b.dim, adds>(in, stride, b.mul, out);
+        to_channels<adds>(in, stride, b.mul, b.dim, out);
       } else {
-        for (int i = 0; i < b.dim; ++i) to_channels<1, adds>(in + i * stride, stride, b.mul, out + i * b.mul);
+        for (int i = 0; i < b.dim; ++i) to_channels<adds>(in + i * stride, stride, b.mul, 1, out + i * b.mul);
       }
       empty<adds, n + 1>(from, to, is_mul_ir);
     }
