@@ -42,7 +42,7 @@ class LayoutShuffles {
     return vector == next ? lanes + lane : vector == 0 && next == 1 ? lane : n;
   }
   typedef LaneNumbers Shuffles[most_components + 1][most_components * most_components];
-  Shuffles components_ = {}, channels_ = {};
+  Shuffles components_, channels_;
 };
 const LayoutShuffles layout_shuffles;
 
