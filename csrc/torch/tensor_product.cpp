@@ -101,6 +101,7 @@ class TensorProductCall : public KernelCall {
       w_row_ = row_numbers(w_row, w.size(0));
     } else {
       shared_weights_ = w.dim() == 1 || w.size(0) != ops_.num_edges;
+      may_sum_weights_ = like_.is_cpu() && ops_.row_ptr == nullptr && program_->number("sums_weights") > 0;
       std::tie(ops_.w, ops_.w_stride) = weights("w", w, rounds_weights());
     }
   }
@@ -115,9 +116,7 @@ class TensorProductCall : public KernelCall {
     return rows(name, t, "num_edges", ops_.num_edges, program_->number("y_dim"));
   }
   // Whether the kernel adds up the gradients of weights, which all rows of a batch share.
-  bool sums_weights() const {
-    return shared_weights_ && like_.is_cpu() && ops_.row_ptr == nullptr && program_->number("sums_weights") > 0;
-  }
+  bool sums_weights() const { return shared_weights_ && may_sum_weights_; }
   // Weights of every edge, or one row that all edges share (row stride 0); `rounded`: to bfloat16.
   std::pair<const void*, int64_t> weights(const char* name, const Tensor& t, bool rounded = false) {
     const int64_t w_dim = program_->number("w_dim");
@@ -129,8 +128,7 @@ class TensorProductCall : public KernelCall {
         w_dim, ",) if all edges share it, got ", t.sizes(), ". Check weight_numel and the number of edges.");
     const bool is_view = matrix.stride(0) == 0 && (w_dim == 1 || matrix.stride(1) == 1);
     // Where gradients may be added up, a stride of 0 says that they are.
-    const bool may_repeat = shared_weights_ || !like_.is_cpu() || program_->number("sums_weights") == 0;
-    const bool repeated = matrix.size(0) == 1 || (is_view && may_repeat);
+    const bool repeated = matrix.size(0) == 1 || (is_view && (shared_weights_ || !may_sum_weights_));
     const Tensor own = repeated ? matrix.narrow(0, 0, matrix.size(0) > 0) : matrix;
     const Tensor& kept = held_.emplace_back((rounded ? as_read(own) : own).contiguous());
     return {kept.const_data_ptr(), repeated ? 0 : w_dim};
@@ -238,7 +236,7 @@ class TensorProductCall : public KernelCall {
   }
 
   Tensor edge_;
-  bool shared_weights_ = false;
+  bool shared_weights_ = false, may_sum_weights_ = false;
 };
 
 // A call for derivatives, of which the gradients of x, y and w are always some.
@@ -326,9 +324,8 @@ TensorProductSecondGradients double_backward(const Tensor& payload, int64_t key,
   ops.b = call.edges("b", b);
   std::tie(ops.c, ops.c_stride) = call.weights("c", c);
   TORCH_CHECK(ops.c_stride == 0 || !call.sums_weights(),
-              "eqaccel::tensor_product_double_backward: argument 'c' must "
-              "have the shape of 'w', ",
-              w.sizes(), ", got ", c.sizes(), ". Add up what rows have.");
+              "eqaccel::tensor_product_double_backward: argument 'c' must have the shape of 'w', ", w.sizes(), ", got ",
+              c.sizes(), ". Add up what rows have.");
   const Tensor ggz = call.new_rows(ops.num_receivers, "z_dim");
   ops.z = ggz.mutable_data_ptr();
   call.launch({ggz, call.gx, call.gy, call.gw});

@@ -54,6 +54,28 @@ EQ_FN void transpose(Lane* rows) {
   }
 }
 
+// Elements of all rows of a block, some rows and elements at a time: load(h, first, n) is a vector of `dim` elements from
+// `first` on of the row h + n, or of rows from h on of the element first + n; store(h, first, n, vector) gets the other one.
+template <int dim, class Load, class Store>
+EQ_FN void transpose_rows(const Load& load, const Store& store) {
+  for (int h = 0; h < height; h += lanes)
+    for (int first = 0; first < dim; first += lanes) {
+      Lane values[lanes];
+#pragma GCC unroll 16
+      for (int n = 0; n < lanes; ++n) values[n] = load(h, first, n);
+      transpose(values);
+#pragma GCC unroll 16
+      for (int n = 0; n < lanes; ++n) store(h, first, n, values[n]);
+    }
+}
+// Arrays (element, row) of `count` elements as rows, which are padded.
+template <int count>
+void transpose_arrays(const T* arrays, T* rows) {
+  transpose_rows<count>(
+      [&](int h, int first, int n) { return first + n < count ? get(arrays + (first + n) * height + h) : Lane{}; },
+      [&](int h, int first, int n, Lane values) { put(rows + (h + n) * padded(count) + first, values); });
+}
+
 // ---- products of a matrix (rows, terms) with arrays (terms, columns), added to `out` (rows, columns)
 
 // A matrix whose rows are `down_` elements apart, and terms of a row `along_` elements.
@@ -83,31 +105,21 @@ EQ_FN void add_product(const M& m, const T* in, int in_stride, int terms, T* out
   for (int r = 0; r < rows; ++r)
     for (int v = 0; v < width; ++v) put_part<columns>(out + r * out_stride, v * lanes, sum[r][v]);
 }
-// Of any number of rows: in groups that are about as large.
+// Of any number of rows, in groups that are about as large, and of columns, two vectors at a time.
 template <int rows, int columns, class M>
-void multiply(M m, const T* in, int in_stride, int terms, T* out, int out_stride) {
+void multiply(const M& m, const T* in, int in_stride, int terms, T* out, int out_stride) {
+  constexpr int some = columns < vectors * lanes ? columns : vectors * lanes;
   constexpr int groups = (rows + most_sums - 1) / most_sums, size = (rows + groups - 1) / groups;
   constexpr int whole = rows / size, rest = rows % size;
+  M group = m;
+  T* to = out;
   for (int n = 0; n < whole; ++n) {
-    add_product<size, columns>(m, in, in_stride, terms, out, out_stride);
-    m.first += size * M::down;
-    out += size * out_stride;
+    add_product<size, some>(group, in, in_stride, terms, to, out_stride);
+    group.first += size * M::down;
+    to += size * out_stride;
   }
-  if constexpr (rest > 0) add_product<rest, columns>(m, in, in_stride, terms, out, out_stride);
-}
-
-// Arrays (element, row) of `count` elements as rows, which are padded.
-template <int count>
-void transpose_arrays(const T* arrays, T* rows) {
-  for (int h = 0; h < height; h += lanes)
-    for (int first = 0; first < count; first += lanes) {
-      Lane values[lanes];
-#pragma GCC unroll 16
-      for (int n = 0; n < lanes; ++n) values[n] = first + n < count ? get(arrays + (first + n) * height + h) : Lane{};
-      transpose(values);
-#pragma GCC unroll 16
-      for (int r = 0; r < lanes; ++r) put(rows + (h + r) * padded(count) + first, values[r]);
-    }
+  if constexpr (rest > 0) add_product<rest, some>(group, in, in_stride, terms, to, out_stride);
+  if constexpr (columns > some) multiply<rows, columns - some>(m, in + some, in_stride, terms, out + some, out_stride);
 }
 
 // ---- what paths of a block have in common
@@ -121,6 +133,18 @@ struct BlockState {
   const T *w, *c;
   T* gw;
 };
+
+// Components of a channel, of rows `h` and following.
+template <int count>
+EQ_FN void get_all(const T* array, int mul, int channel, int h, Lane* values) {
+#pragma GCC unroll 32
+  for (int i = 0; i < count; ++i) values[i] = get(array + (i * mul + channel) * height + h);
+}
+template <int count>
+EQ_FN void put_all(T* array, int mul, int channel, int h, const Lane* values) {
+#pragma GCC unroll 32
+  for (int i = 0; i < count; ++i) put(array + (i * mul + channel) * height + h, values[i]);
+}
 
 // A path, of whose pairs some are worked on at a time: `count` of them from `pair` on, the number `first` of all.
 template <class S, int z_dim>
@@ -140,18 +164,6 @@ struct BlockPath {
     // The channel of the output that it is added to, where no matrix mixes.
     EQ_FN int channel(int number) const { return S::mixing == own_channels ? number : S::mixing == over_v ? u : v; }
   };
-
-  // Components of a channel, of rows `h` and following.
-  template <int count>
-  static EQ_FN void get_all(const T* array, int mul, int channel, int h, Lane* values) {
-#pragma GCC unroll 32
-    for (int i = 0; i < count; ++i) values[i] = get(array + (i * mul + channel) * height + h);
-  }
-  template <int count>
-  static EQ_FN void put_all(T* array, int mul, int channel, int h, const Lane* values) {
-#pragma GCC unroll 32
-    for (int i = 0; i < count; ++i) put(array + (i * mul + channel) * height + h, values[i]);
-  }
 
   // t = x y, or with `adds` t += x y.
   template <bool adds>
@@ -232,7 +244,7 @@ struct BlockPath {
     }
   }
   // Adds the gradients of the weights of these pairs, summed over rows.
-  template <int count, int column = 0>
+  template <int count>
   static EQ_FN void add_weights(const T* t, const T* gz, const T* gz_rows, int first, Pair pair, T* gw) {
     if constexpr (!S::weighted) {
     } else if constexpr (!is_dense) {
@@ -244,14 +256,11 @@ struct BlockPath {
             sum += get(t + (k * piece + p) * height + h) * get(gz + (k * mul3 + channel) * height + h);
         gw[first + p] += sum_of(sum);
       }
-    } else if constexpr (column < mul3) {
-      constexpr int columns = mul3 - column < vectors * lanes ? mul3 - column : vectors * lanes;
+    } else {
       for (int k = 0; k < d3; ++k) {
         const Matrix<height, 1> of_rows{t + k * piece * height};
-        multiply<count, columns>(of_rows, gz_rows + k * mul3 + column, padded(z_dim), height,
-                                 gw + first * mul3 + column, mul3);
+        multiply<count, mul3>(of_rows, gz_rows + k * mul3, padded(z_dim), height, gw + first * mul3, mul3);
       }
-      add_weights<count, column + columns>(t, gz, gz_rows, first, pair, gw);
     }
   }
 
@@ -313,7 +322,7 @@ struct ScalarPath {
   static EQ_FN void couple(const T* other, int channel, int h, Lane* q) {
     const Lane one = Lane{} + T(1);
     Lane values[d];
-    for (int i = 0; i < d; ++i) values[i] = get(other + (i * others + channel) * height + h);
+    get_all<d>(other, others, channel, h, values);
     for (int k = 0; k < d3; ++k) q[k] = Lane{};
     if constexpr (of_x) C::to_z(&one, values, q);
     else C::to_z(values, &one, q);
@@ -321,10 +330,10 @@ struct ScalarPath {
   static EQ_FN void uncouple(const Lane* gq, int channel, int h, T* of_other) {
     const Lane one = Lane{} + T(1);
     Lane values[d];
-    for (int i = 0; i < d; ++i) values[i] = get(of_other + (i * others + channel) * height + h);
+    get_all<d>(of_other, others, channel, h, values);
     if constexpr (of_x) C::to_y(&one, gq, values);
     else C::to_x(&one, gq, values);
-    for (int i = 0; i < d; ++i) put(of_other + (i * others + channel) * height + h, values[i]);
+    put_all<d>(of_other, others, channel, h, values);
   }
   // z += q s
   static EQ_FN void add_outer(const T* other, int channel, const T* s, T* z) {
@@ -370,16 +379,7 @@ struct ScalarPath {
   // Adds the gradient of the weights, summed over rows; `rows` is for gs as rows.
   static EQ_FN void add_weights(const T* scalar, const T* gs, T* rows, T* gw) {
     transpose_arrays<mul3>(gs, rows);
-    add_columns(scalar, rows, gw);
-  }
-  template <int column = 0>
-  static EQ_FN void add_columns(const T* scalar, const T* rows, T* gw) {
-    if constexpr (column < mul3) {
-      constexpr int columns = mul3 - column < vectors * lanes ? mul3 - column : vectors * lanes;
-      multiply<scalars, columns>(Matrix<height, 1>{scalar}, rows + column, padded(mul3), height, gw + column,
-                                 of_scalar);
-      add_columns<column + columns>(scalar, rows, gw);
-    }
+    multiply<scalars, mul3>(Matrix<height, 1>{scalar}, rows, padded(mul3), height, gw, of_scalar);
   }
 
   static __attribute__((noinline)) void run(const BlockState& e, const PathPlace& at) {
@@ -423,11 +423,8 @@ struct ScalarPath {
 template <class S>
 constexpr bool scalars_first() {
   typedef typename S::Coupling C;
-  constexpr int fewest = 4;  // with fewer there is little to save
-  return S::mixing == dense && S::pairs_kind == all_pairs && S::weighted && C::d3 > 1 &&
-         (C::d1 == 1   ? S::mul1
-          : C::d2 == 1 ? S::mul2
-                       : 0) >= fewest;
+  constexpr int scalars = C::d1 == 1 ? S::mul1 : C::d2 == 1 ? S::mul2 : 0, fewest = 4;  // else there is little to save
+  return S::mixing == dense && S::pairs_kind == all_pairs && S::weighted && C::d3 > 1 && scalars >= fewest;
 }
 template <class S, int z_dim>
 using PathOf = typename std::conditional<scalars_first<S>(), ScalarPath<S, z_dim>, BlockPath<S, z_dim>>::type;

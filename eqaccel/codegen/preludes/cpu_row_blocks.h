@@ -16,33 +16,25 @@ class Transposed {
   explicit Transposed(bool is_mul_ir) { set_places(is_mul_ir); }
 
   void fill(const T* rows, int count, T* arrays) const {
-    for (int h = 0; h < height; h += lanes)
-      for (int first = 0; first < dim; first += lanes) {
-        Lane values[lanes];
-#pragma GCC unroll 16
-        for (int r = 0; r < lanes; ++r)
-          values[r] = h + r < count ? get_part<dim>(rows + (h + r) * int64_t(dim), first) : Lane{};
-        transpose(values);
-#pragma GCC unroll 16
-        for (int n = 0; n < lanes; ++n)
-          if (first + n < dim) put(arrays + place_[first + n] * height + h, values[n]);
-      }
+    transpose_rows<dim>(
+        [&](int h, int first, int n) { return h + n < count ? get_part<dim>(row(rows, h + n), first) : Lane{}; },
+        [&](int h, int first, int n, Lane values) {
+          if (first + n < dim) put(arrays + place_[first + n] * height + h, values);
+        });
   }
   void empty(const T* arrays, int count, T* rows) const {
-    for (int h = 0; h < height; h += lanes)
-      for (int first = 0; first < dim; first += lanes) {
-        Lane values[lanes];
-#pragma GCC unroll 16
-        for (int n = 0; n < lanes; ++n)
-          values[n] = first + n < dim ? get(arrays + place_[first + n] * height + h) : Lane{};
-        transpose(values);
-#pragma GCC unroll 16
-        for (int r = 0; r < lanes; ++r)
-          if (h + r < count) put_part<dim>(rows + (h + r) * int64_t(dim), first, values[r]);
-      }
+    transpose_rows<dim>([&](int h, int first,
+                            int n) { return first + n < dim ? get(arrays + place_[first + n] * height + h) : Lane{}; },
+                        [&](int h, int first, int n, Lane values) {
+                          if (h + n < count) put_part<dim>(row(rows, h + n), first, values);
+                        });
   }
 
  private:
+  template <class Element>
+  static EQ_FN Element* row(Element* rows, int64_t number) {
+    return rows + number * dim;
+  }
   template <int n = 0>
   void set_places(bool is_mul_ir) {
     if constexpr (n < Blocks::count) {
