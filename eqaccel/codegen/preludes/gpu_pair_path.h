@@ -15,10 +15,11 @@ EQ_FN void add_to(T* sum, T value, bool atomic) {
 }
 
 // Runs on numbers before `end`, each `step` from the last one. With paths that mix densely, and in double backward, a GPU
-// waits for instructions more than for rows: such kernels have the loop once. Others are small, and wait for rows.
+// waits for instructions more than for rows: such kernels have the loop once, and so have those that store z as they go,
+// whose registers then leave room for more warps. Others are small, and wait for rows.
 template <class L, class F>
 EQ_FN void each_number(int first, int end, int step, const F& run) {
-  if constexpr (L::has_matrices || has_tangents) {
+  if constexpr (L::has_matrices || has_tangents || L::Problem::stores_z) {
 #pragma unroll 1
     for (int n = first; n < end; n += step) run(n);
   } else {
