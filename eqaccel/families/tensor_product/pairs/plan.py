@@ -35,6 +35,7 @@ _MOST_WEIGHT_BYTES = 6 * 1024  # of an edge that come as a whole, and above whic
 # Of weights of all edges that come together otherwise, with their tangents. Forward more warps have room with fewer; in
 # double backward a warp has room for two edges.
 _CHUNK_BYTES = {Direction.FORWARD: 4 * 1024, Direction.BACKWARD: 6 * 1024, Direction.DOUBLE_BACKWARD: 3 * 1024}
+_CHUNK_BYTES_FLOAT64 = _CHUNK_BYTES | {Direction.BACKWARD: 10 * 1024}
 _WHOLE_ROW_BYTES = 256  # of the row of an output that a lane has in registers
 
 
@@ -147,7 +148,9 @@ class PairPlan:
         if self._all_own and held <= _MOST_HELD_BYTES:
             return _MANY_WARPS
         few = self.direction is Direction.DOUBLE_BACKWARD or self.weight_copies is not WeightCopies.NONE
-        return (12 if few else 16) - (4 if self.scalar_bytes == 8 else 0)
+        if self.scalar_bytes == 4:
+            return 12 if few else 16
+        return 8 if few and self.direction is not Direction.BACKWARD else 12
 
     @cached_property
     def edges(self) -> int:
@@ -244,7 +247,8 @@ class PairPlan:
 
     def _mixing(self, shape: Shape, edges: int) -> DenseMixing:
         in_chunks = self.weight_copies is WeightCopies.CHUNKS and shape.has_matrix
-        most = max(_CHUNK_BYTES[self.direction] // (edges * self._tangents * self.scalar_bytes), 1)
+        chunk_bytes = (_CHUNK_BYTES_FLOAT64 if self.scalar_bytes == 8 else _CHUNK_BYTES)[self.direction]
+        most = max(chunk_bytes // (edges * self._tangents * self.scalar_bytes), 1)
         lanes, (mul3, d3) = WARP // edges, self._output(shape)
         is_narrow = mul3 < lanes and mul3 * d3 * self.scalar_bytes <= _WHOLE_ROW_BYTES
         if in_chunks and is_narrow and self.direction is Direction.BACKWARD:
