@@ -15,6 +15,7 @@ from eqaccel.errors import SpecError, UnsupportedError
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.irreps import Irreps
 from eqaccel.ops import Polynomial
+from eqaccel.ops.library import is_traced
 from eqaccel.roots import add, root
 from eqaccel.wigner import wigner_3j_squares
 
@@ -117,8 +118,7 @@ def spherical_harmonics(l: Any, x: Tensor, normalize: bool, normalization: str =
     """
     wanted = str(Irreps(l)) if _are_irreps(l) else tuple(_degrees(l))
     # Tensors that are made while a program is traced are stand-ins, which must not be kept.
-    is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    made = (_made if is_traced else _kept)(wanted, bool(normalize), normalization, x.device)
+    made = (_made if is_traced() else _kept)(wanted, bool(normalize), normalization, x.device)
     return made(x)  # type: ignore[no-any-return]
 
 

@@ -44,6 +44,11 @@ def load_library() -> None:
     runtime.set_third_maker(third_payload_of)
 
 
+def is_traced() -> bool:
+    """Whether what runs is recorded for a program, by torch.compile, torch.export, make_fx or torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def call_operator(operator: Callable[..., Any], *arguments: object) -> Any:
     """Calls an operator in eager mode; its complaints, which are written once, in C++, become errors of eqaccel.
 

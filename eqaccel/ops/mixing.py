@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from eqaccel.errors import OperandError
 from eqaccel.families.tensor_product import TensorProductSpec, UnmixedProduct
+from eqaccel.ops.library import is_traced
+
+_FEW = 2**24  # rows times weights: about as long as a GPU takes for one kernel, a host launches the pieces
 
 
 class DenseMixing(nn.Module):
@@ -20,6 +23,8 @@ class DenseMixing(nn.Module):
     Attributes:
         product_mul_ir: Whether the unmixed product is to have this layout, too. It has not where pairs of channels
             have several components, each of which a matrix multiplies.
+        few_rows: The most for which one kernel of a GPU computes the whole of a batch, and gradients of weights row by
+            row.
     """
 
     inputs: List[Tuple[int, int]]  # noqa: UP006 (TorchScript, which has to know types of lists that may be empty)
@@ -29,6 +34,7 @@ class DenseMixing(nn.Module):
     def __init__(self, spec: TensorProductSpec, product: UnmixedProduct, *, mul_ir: bool) -> None:
         super().__init__()
         self.x_dim, self.y_dim, self.weight_numel = spec.x_dim, spec.y_dim, spec.weight_numel
+        self.few_rows = _FEW // max(spec.weight_numel, 1)
         self.product_mul_ir = mul_ir and all(product.spec.irreps_out[m.block].ir.l == 0 for m in product.matrices)
         self.moves = mul_ir and not self.product_mul_ir
         # Rows are split rather than sliced: the gradient of a slice is a whole row, of a split a part.
@@ -52,6 +58,17 @@ class DenseMixing(nn.Module):
     def takes(self, x: Tensor, y: Tensor, w: Tensor) -> bool:
         """Whether operands fit, and all rows share their weights; if not, one kernel computes the whole, or says so."""
         return w.dim() == 1 and x.dim() == 2 and y.dim() == 2 and x.size(1) == self.x_dim and y.size(1) == self.y_dim
+
+    def pays(self, rows: int) -> bool:
+        """Whether pieces are faster for a batch than one kernel; in a program that is traced they are for any number.
+
+        Args:
+            rows: Of the batch, on a GPU.
+        """
+        if torch.jit.is_scripting():
+            return rows > self.few_rows
+        else:
+            return is_traced() or rows > self.few_rows
 
     def operands(self, x: Tensor, y: Tensor, w: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         """Those of the unmixed product, of those of the whole, with weights (weight_numel,).

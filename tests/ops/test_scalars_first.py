@@ -1,6 +1,6 @@
-"""Dense products of batches whose rows share their weights: one kernel on a CPU, matrices around one on a GPU.
+"""Dense products of batches whose rows share their weights: one kernel on a CPU, and on a GPU for few rows.
 
-There scalars of either operand meet the weights before the other one.
+For many, a GPU has matrices around one kernel; there scalars of either operand meet the weights before the other one.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec
@@ -36,7 +37,7 @@ SPECS = {
 
 
 class InPieces(nn.Module):
-    """A product as a GPU computes it, on any device."""
+    """A product as a GPU computes it for many rows, on any device."""
 
     def __init__(self, whole: TensorProduct) -> None:
         super().__init__()
@@ -69,6 +70,25 @@ def test_derivatives(
     assert product.mixing.scalars
     operands = random_operands(spec, rows, rows, batch=True, shared=True, dtype=dtype, device=device)
     assert_product(InPieces(product) if in_pieces else product, operands)
+
+
+def test_a_gpu_takes_pieces_of_many_rows(spec: TensorProductSpec, device: torch.device) -> None:
+    whole = TensorProduct(spec).to(device)
+    assert whole.mixing is not None
+    assert whole.mixing.few_rows == 2**24 // spec.weight_numel
+    whole.mixing.few_rows = 3
+    of_pieces: list[int] = []
+    whole.unmixed.register_forward_pre_hook(lambda _, operands: of_pieces.append(operands[0].size(0)))
+    for rows in (3, 4):
+        o = random_operands(spec, rows, rows, batch=True, shared=True, device=device)
+        found = whole(o.x, o.y, o.w)
+        in_pieces = device.type == "cuda" and rows > 3
+        assert of_pieces == ([rows] if in_pieces else [])
+        assert_close(found, InPieces(whole)(o.x, o.y, o.w))
+        of_pieces.clear()
+    assert not whole.mixing.pays(3)
+    with FakeTensorMode():
+        assert whole.mixing.pays(3)
 
 
 def test_programs(spec: TensorProductSpec, in_pieces: bool, device: torch.device) -> None:
