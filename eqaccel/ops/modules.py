@@ -106,7 +106,7 @@ class TensorProduct(_Product):
                 compiled programs, and from derivatives: RuntimeError with the same text).
         """
         weights = x.new_empty([0]) if w is None else w
-        if self.unmixed is not None and self.mixing is not None:  # noqa: SIM102 (TorchScript leaves it out if not)
+        if self.unmixed is not None and self.mixing is not None:
             fits = self.mixing.takes(x, y, weights) and x.size(0) == y.size(0)
             if fits and not x.is_cpu and self.mixing.pays(x.size(0)):  # a CPU has a kernel for that
                 rows, attributes, own = self.mixing.operands(x, y, weights)

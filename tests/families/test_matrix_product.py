@@ -429,7 +429,7 @@ and in the last, threads pack two units of a column."""
 
 
 @pytest.mark.parametrize("spec", [SPLIT, ROUNDED], ids=["split", "rounded"])
-def test_mma_kernel_on_threads_of_a_cpu(spec: MatrixProductSpec, tmp_path: Path) -> None:
+def test_mma_kernel_on_a_cpu(spec: MatrixProductSpec, tmp_path: Path) -> None:
     """Each number is where it is looked for, and is there when it is: the text of the kernel without a GPU."""
     family = Path(families.__file__).parent / "matrix_product"
     for file in (family / "mma_product.h", family / "factors.h", Path(preludes.__file__).parent / "halves.h"):
@@ -437,7 +437,7 @@ def test_mma_kernel_on_threads_of_a_cpu(spec: MatrixProductSpec, tmp_path: Path)
     body = mma_body(spec)
     (tmp_path / "body.h").write_text(body.text)
     host = SUPPORT / "gpu_on_cpu"
-    options = ["-std=c++20", "-O1", "-pthread", "-fno-strict-aliasing", f"-DSHARED_BYTES={body.shared_bytes}"]
+    options = ["-std=c++20", "-O1", "-fno-strict-aliasing", f"-DSHARED_BYTES={body.shared_bytes}"]
     compile_cpp(*options, f"-I{tmp_path}", f"-I{host}", host / "product.cpp", "-o", tmp_path / "run")
     for case in EMULATED:
         ran = subprocess.run([str(tmp_path / "run"), *map(str, case)], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The text of GPU kernels for products of any mode, on threads of a CPU."""
+"""The text of GPU kernels for products of any mode, on a CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _library(name: str, direction: Direction, folder: Path) -> ctypes.CDLL:
             shutil.copy(file, folder)
     (folder / "body.h").write_text(print_launch(plan) + print_code(plan))
     library = folder / "kernel.so"
-    options = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC"]
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC"]
     options += [f"-DEQ_SCALAR={scalar}", f"-DEQ_DIRECTION={COMMON.index(direction)}", f"-I{folder}", f"-I{host}"]
     compile_cpp(*options, host / "pair_product.cpp", "-o", library)
     return ctypes.CDLL(str(library))
@@ -115,7 +115,7 @@ def _places(arrays: list[NDArray | None]) -> ctypes.Array:
 
 @pytest.mark.parametrize("direction", COMMON)
 @pytest.mark.parametrize("name", _SCALARS)
-def test_kernels_on_threads_of_a_cpu(name: str, direction: Direction, tmp_path: Path) -> None:
+def test_kernels_on_a_cpu(name: str, direction: Direction, tmp_path: Path) -> None:
     """Each number is where it is looked for, whether copies come as soon or as late as they may."""
     kernel, spec, dtype = _library(name, direction, tmp_path), TensorProductSpec(*CASES[name]), _SCALARS[name][1]
     draw = np.random.default_rng(len(name))

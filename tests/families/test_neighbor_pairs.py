@@ -1,4 +1,4 @@
-"""Kernels that find pairs of edges, and rows that these share: their text on threads of a CPU, without a GPU."""
+"""Kernels that find pairs of edges, and rows that these share: their text on a CPU, without a GPU."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Pat
     built = {}
     for dtype, scalar in ((torch.float32, "float"), (torch.float64, "double")):
         built[dtype] = folder / f"{scalar}.so"
-        options = ["-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", f"-DEQ_SCALAR={scalar}"]
+        options = ["-std=c++20", "-O1", "-shared", "-fPIC", f"-DEQ_SCALAR={scalar}"]
         compile_cpp(*options, *places, host / "pairs.cpp", "-o", built[dtype])
     return built
 

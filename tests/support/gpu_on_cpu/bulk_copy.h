@@ -1,10 +1,9 @@
-// What kernels that copy whole rows ask of a GPU of compute capability 9.0, on threads of a CPU, see cuda.h.
+// What kernels that copy whole rows ask of a GPU of compute capability 9.0, on a CPU, see cuda.h.
 //
 // A copy is made as soon as it is asked for, or as late as it may be, when somebody waits for it.
 #pragma once
-#include <atomic>
 #include <map>
-#include <mutex>
+#include <utility>
 
 #include "machine.h"
 #include "warp_machine.h"
@@ -34,20 +33,46 @@ struct BulkCopy {
 };
 // A barrier in shared memory: what has arrived since its last phase ended.
 struct CopyBarrier {
-  std::mutex mutex;
   unsigned expected = 0, arrived = 0, phase = 0;
   int64_t missing = 0;  // bytes that were announced and not asked for
   std::vector<BulkCopy> waiting;
 
-  void end_phase() {
-    if (arrived < expected || missing != 0) return;
-    for (const BulkCopy& copy : waiting) copy.make();
-    waiting.clear();
+  void arrive(int64_t announced) {
+    tell_arrival(this);
+    const Unwatched scope;
+    ++arrived, missing += announced;
+  }
+  void copy(const BulkCopy& copy, bool late) {
+    if (!late) copy.make();
+    tell_arrival(this);
+    const Unwatched scope;
+    missing -= copy.bytes;
+    if (late) waiting.push_back(copy);
+  }
+  void wait(unsigned parity) {
+    for (; (phase & 1) == parity; gpu_block.yield()) {
+      tell_wait(this);
+      for (const BulkCopy& copy : end_phase()) copy.make();
+      tell_arrival(this);
+    }
+    tell_wait(this);
+  }
+
+ private:
+  // The copies that are left to make, if it has ended.
+  std::vector<BulkCopy> end_phase() {
+    const Unwatched scope;
+    if (arrived < expected || missing != 0) return {};
     arrived = 0, ++phase;
+    return std::exchange(waiting, {});
   }
 };
 std::map<unsigned, CopyBarrier> copy_barriers;
-std::mutex of_copy_barriers;
+
+CopyBarrier& copy_barrier(unsigned address) {
+  const Unwatched scope;
+  return copy_barriers[address];
+}
 
 // Shared memory begins as NaN.
 constexpr unsigned char untouched = 0xff;
@@ -56,40 +81,20 @@ void begin_block() {
   copy_barriers.clear();
 }
 
-CopyBarrier& copy_barrier(unsigned address) {
-  const std::lock_guard lock(of_copy_barriers);
-  return copy_barriers[address];
-}
 void init_barrier(unsigned barrier, unsigned arrivals = 1) {
   CopyBarrier& made = copy_barrier(barrier);
-  const std::lock_guard lock(made.mutex);
   made.expected = arrivals, made.arrived = made.phase = 0;
 }
-void expect_bytes(unsigned barrier, unsigned bytes) {
-  CopyBarrier& at = copy_barrier(barrier);
-  const std::lock_guard lock(at.mutex);
-  ++at.arrived, at.missing += bytes;
-}
+void expect_bytes(unsigned barrier, unsigned bytes) { copy_barrier(barrier).arrive(bytes); }
 void arrive(unsigned barrier) { expect_bytes(barrier, 0); }
-void wait_barrier(unsigned barrier, unsigned parity) {
-  CopyBarrier& at = copy_barrier(barrier);
-  for (;; std::this_thread::yield()) {
-    const std::lock_guard lock(at.mutex);
-    if ((at.phase & 1) != parity) return;
-    at.end_phase();
-  }
-}
+void wait_barrier(unsigned barrier, unsigned parity) { copy_barrier(barrier).wait(parity); }
 void publish_barriers() {}
 void publish_to_copies() {}
 
 constexpr unsigned long long read_once = 0, read_often = 1;
 void bulk_copy(T* to, const T* from, unsigned bytes, unsigned barrier, unsigned long long) {
   assert(reinterpret_cast<uintptr_t>(to) % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0 && bytes % 16 == 0);
-  CopyBarrier& at = copy_barrier(barrier);
-  const std::lock_guard lock(at.mutex);
-  at.missing -= bytes;
-  if (copies_are_late) at.waiting.push_back({to, from, bytes});
-  else BulkCopy{to, from, bytes}.make();
+  copy_barrier(barrier).copy({to, from, bytes}, copies_are_late);
 }
 
 // Of kernels that are here, but are not run.
@@ -106,7 +111,7 @@ void copy_element(V* to, const V* from) {
 void copy_16_bytes(T* to, const T* from) { std::memcpy(to, from, 16); }
 
 T __ldg(const T* from) { return *from; }
-void atomicAdd(T* to, T value) { std::atomic_ref(*to) += value; }
+void atomicAdd(T* to, T value) { *to += value; }
 void prefetch_line(const T*) {}
 int computed_again(int value) { return value; }
 void store(T* to, T value) { *to = value; }

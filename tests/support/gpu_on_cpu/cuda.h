@@ -1,19 +1,18 @@
-// A block of a GPU on threads of a CPU, in place of preludes/cuda.h: a few words of it, for kernels in float32.
+// A block of a GPU on a CPU, in place of preludes/cuda.h: a few words of it, for kernels in float32.
 //
 // Copies in the background are made when they are waited for, as late as they may be, so that what is read too early is
 // not there; shared memory begins as NaN.
 #pragma once
 #include <algorithm>
-#include <barrier>
 #include <cassert>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <limits>
 #include <memory>
-#include <thread>
 #include <vector>
+
+#include "lanes.h"
 
 #define EQ_FN inline
 #define EQ_KERNEL
@@ -21,9 +20,6 @@
 #define __shared__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
-struct Index {
-  unsigned x = 0, y = 0;
-};
 struct int2 {
   int x, y;
 };
@@ -53,8 +49,7 @@ inline unsigned __float_as_uint(float value) {
 using std::max;
 using std::min;
 
-inline thread_local Index threadIdx, blockIdx;
-inline Index blockDim, gridDim;
+inline Index blockIdx, blockDim, gridDim;
 
 namespace {
 
@@ -63,26 +58,19 @@ constexpr int lanes_of_warp = 32;
 // What 163 KiB hold, the most that a block of compute capability 8.0 may take.
 alignas(128) float shared_memory[163 * 256];
 
-struct Copy {
-  float* to;
-  float four[4];
-};
-thread_local std::vector<Copy> begun;
-thread_local std::deque<std::vector<Copy>> committed;
-
 // What the lanes of a warp show each other, in two places that take turns.
 struct Warp {
-  std::barrier<> together{lanes_of_warp};
+  GpuBarrier together{lanes_of_warp};
   unsigned a[2][lanes_of_warp][4], b[2][lanes_of_warp][2];
 };
-inline std::unique_ptr<std::barrier<>> block_barrier;
-inline std::vector<std::unique_ptr<Warp>> warps;
-thread_local int turn = 0;
+std::unique_ptr<GpuBarrier> block_barrier;
+std::vector<Warp> warps;
 
 // What each lane of a warp shows the others.
 template <class V>
 const auto& shown(V value) {
-  Warp& warp = *warps[(threadIdx.y * blockDim.x + threadIdx.x) / lanes_of_warp];
+  Warp& warp = warps[(threadIdx.y * blockDim.x + threadIdx.x) / lanes_of_warp];
+  int& turn = gpu_block.current().turn;
   auto& all = warp.a[turn];
   static_assert(sizeof(V) <= sizeof(all[0]));
   std::memcpy(all[threadIdx.x % lanes_of_warp], &value, sizeof(V));
@@ -105,12 +93,14 @@ V shuffle_xor(V value, int mask) {
 void __syncthreads() { block_barrier->arrive_and_wait(); }
 
 void commit_copies() {
-  committed.push_back(begun);
-  begun.clear();
+  GpuThread& lane = gpu_block.current();
+  lane.committed.push_back(std::move(lane.begun));
+  lane.begun.clear();
 }
 template <int pending>
 void wait_copies() {
-  for (; committed.size() > pending; committed.pop_front())
+  auto& committed = gpu_block.current().committed;
+  for (; committed.size() > pending; committed.erase(committed.begin()))
     for (const Copy& copy : committed.front()) std::memcpy(copy.to, copy.four, sizeof(copy.four));
 }
 
@@ -122,18 +112,11 @@ void wait_for_previous() {}
 template <class Kernel>
 void launch(unsigned blocks, unsigned threads, const Kernel& kernel, unsigned rows = 1) {
   gridDim = {blocks, 1}, blockDim = {threads, rows};
-  for (unsigned block = 0; block < blocks; ++block) {
+  for (blockIdx = {}; blockIdx.x < blocks; ++blockIdx.x) {
     std::fill(std::begin(shared_memory), std::end(shared_memory), std::numeric_limits<float>::quiet_NaN());
-    block_barrier = std::make_unique<std::barrier<>>(threads * rows);
-    warps.clear();
-    for (unsigned n = 0; n < threads * rows / lanes_of_warp; ++n) warps.push_back(std::make_unique<Warp>());
-    std::vector<std::thread> running;
-    for (unsigned thread = 0; thread < threads * rows; ++thread)
-      running.emplace_back([&, thread] {
-        threadIdx = {thread % threads, thread / threads}, blockIdx = {block, 0};
-        kernel();
-      });
-    for (std::thread& thread : running) thread.join();
+    block_barrier = std::make_unique<GpuBarrier>(threads * rows);
+    warps.assign(threads * rows / lanes_of_warp, Warp());
+    gpu_block.run(blockIdx.x, threads, rows, kernel);
   }
 }
 

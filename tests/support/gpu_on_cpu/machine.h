@@ -1,4 +1,4 @@
-// The words of a GPU's machine.h that the kernels of neighbours are written in, on threads of a CPU, see cuda.h.
+// The words of a GPU's machine.h that the kernels of neighbours are written in, on a CPU, see cuda.h.
 #pragma once
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-// The kernel of radial networks for a direction on threads of a CPU, as a library; "body.h" is the body.
+// The kernel of radial networks for a direction on a CPU, as a library; "body.h" is the body.
 #include "abi.h"
 #include "machine.h"
 

@@ -1,4 +1,4 @@
-// The kernel of a product of any mode for a direction on threads of a CPU, as a library; "body.h" is the body.
+// The kernel of a product of any mode for a direction on a CPU, as a library; "body.h" is the body.
 #include "bulk_copy.h"
 
 #include "gpu_pairs.h"

@@ -1,4 +1,4 @@
-// The kernels of pairs of edges on threads of a CPU, for a program that loads this as a library. EQ_SCALAR is given by
+// The kernels of pairs of edges on a CPU, for a program that loads this as a library. EQ_SCALAR is given by
 // the compiler's command line.
 #include "neighbors.h"
 

@@ -1,4 +1,4 @@
-// Runs the kernel of matrix products by mma.sync on threads of a CPU: `product ROWS TERMS COLUMNS BLOCKS TRANSPOSED`
+// Runs the kernel of matrix products by mma.sync on a CPU: `product ROWS TERMS COLUMNS BLOCKS TRANSPOSED`
 // prints the largest error over the sum of absolute values, and how many numbers around the result have changed.
 // "body.h" is the body, and `parts` and `shared_bytes` are given by the compiler's command line.
 #include <cstdio>

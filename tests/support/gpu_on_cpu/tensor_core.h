@@ -1,4 +1,4 @@
-// The words of preludes/tensor_core.h on threads of a CPU, see cuda.h.
+// The words of preludes/tensor_core.h on a CPU, see cuda.h.
 #pragma once
 #include <cmath>
 
@@ -35,12 +35,13 @@ void copy_or_clear(float* to, const float* from, bool inside) {
   assert(reinterpret_cast<uintptr_t>(to) % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0);
   Copy copy{to, {}};
   if (inside) std::memcpy(copy.four, from, sizeof(copy.four));
-  begun.push_back(copy);
+  gpu_block.current().begun.push_back(copy);
 }
 
 // A sum is cut off, not rounded, as tensor cores do.
 void multiply_add(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2], const float (&before)[4]) {
-  Warp& warp = *warps[threadIdx.x / lanes_of_warp];
+  Warp& warp = warps[threadIdx.x / lanes_of_warp];
+  int& turn = gpu_block.current().turn;
   const int lane = threadIdx.x % lanes_of_warp;
   std::copy_n(a, 4, warp.a[turn][lane]);
   std::copy_n(b, 2, warp.b[turn][lane]);
