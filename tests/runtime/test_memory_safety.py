@@ -93,7 +93,7 @@ print("done")
 
 def test_damaged_payloads_are_read_within_their_memory(tmp_path: Path) -> None:
     """The C++ readers by themselves, with checks of every access."""
-    options = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    options = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     options += [f"-I{ROOT / 'csrc' / folder}" for folder in ("runtime", "model")]
     program = hosts.build("payload.cpp", tmp_path, *options)
     for kernel in (b"", b"binary/cpu-avx2/forward/float32 4\ncode\n"):
