@@ -129,7 +129,7 @@ def test_the_largest_product_compiles_within_half_a_minute(tmp_path, monkeypatch
     assert _compiler_seconds(part) / clock < 2 * 30 * len(part.paths) / 222
 
 
-@pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
+@pytest.mark.parametrize(("layout", "dtype"), [("mul_ir", torch.float32), ("ir_mul", torch.float64)])
 def test_several_translation_units(layout, device, dtype, tmp_path, monkeypatch, request) -> None:
     monkeypatch.setenv("EQACCEL_CACHE_DIR", str(tmp_path))
     for name, value in (("_MOST_WORK", 60), ("_FUNCTION_WORK", 30), ("_UNIT_WORK", 150)):

@@ -62,9 +62,14 @@ def in_pieces(request: pytest.FixtureRequest) -> bool:
 
 @pytest.mark.parametrize("layout", ["mul_ir", "ir_mul"])
 @pytest.mark.parametrize("rows", [0, 1, 70])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("scalar pairs", torch.float32), ("vector pairs", torch.float64), ("no pairs", torch.float32)],
+)
 def test_derivatives(
-    spec: TensorProductSpec, layout: str, rows: int, in_pieces: bool, device: torch.device, dtype: torch.dtype
+    name: str, layout: str, rows: int, in_pieces: bool, device: torch.device, dtype: torch.dtype
 ) -> None:
+    spec = SPECS[name]
     product = TensorProduct(spec, layout=layout).to(device)
     assert product.mixing is not None
     assert product.mixing.scalars
