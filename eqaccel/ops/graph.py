@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eqaccel.errors import GraphError
-from eqaccel.ops.library import load_library, translate
+from eqaccel.ops.library import is_traced, load_library, translate
 from eqaccel.ops.portions import UNLIMITED, MemoryLimits, Portions
 
 if TYPE_CHECKING:  # that file needs this one
@@ -429,8 +429,7 @@ def _may_share(row: Tensor) -> bool:
     return not (
         type(row) is not Tensor
         or (row.is_inference() and not row.is_cpu)  # without a version, so that only comparing finds changes
-        or torch.jit.is_tracing()
-        or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, make_fx, export
+        or is_traced()
         or torch._C._functorch.peek_interpreter_stack() is not None  # vmap and friends
         or (row.is_cuda and torch.cuda.is_current_stream_capturing())
     )

@@ -77,7 +77,6 @@ def test_patched_in_place(make: tc.Make) -> None:
     tc.assert_patched_in_place(make, DTYPE)
 
 
-@pytest.mark.parametrize("make", ["mf-ompa"], indirect=True)
 def test_never_stale(make: tc.Make, monkeypatch: pytest.MonkeyPatch) -> None:
     tc.assert_never_stale(make, monkeypatch, DTYPE)
 
@@ -90,6 +89,5 @@ def test_ordinary_ways(make: tc.Make) -> None:
     tc.assert_ordinary_ways(make, DTYPE)
 
 
-@pytest.mark.parametrize("make", ["mf-ompa"], indirect=True)
 def test_changes_are_noticed(make: tc.Make, monkeypatch: pytest.MonkeyPatch) -> None:
     tc.assert_changes_are_noticed(make, DTYPE, monkeypatch)
