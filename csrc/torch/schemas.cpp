@@ -160,6 +160,8 @@ TORCH_LIBRARY(eqaccel, library) {
   library.def("unit_vectors_backward(Tensor gz, Tensor gl, Tensor x, Tensor direction, Tensor divisor) -> "
               "(Tensor gx, Tensor along)",
               tags);
+  // a: (rows, terms), b: (terms, columns); in float32 under autocast, where torch.mm rounds both to 16 bits.
+  library.def("dense_product(Tensor a, Tensor b) -> Tensor", tags);
   // x: (rows, columns). Column n of the result is column order[n] of x; `inverse` is the inverse of that permutation.
   library.def("permute_columns(Tensor x, Tensor order, Tensor inverse) -> Tensor", tags);
   // take_rows.cpp; x: (rows, columns); numbers: int64. Rows of x by their numbers, x[numbers], for which `order` (int32 or

@@ -77,6 +77,7 @@ TORCH_LIBRARY_IMPL(eqaccel, FuncTorchBatched, library) {
                          "gate_double_backward",
                          "linear",
                          "permute_columns",
+                         "dense_product",
                          "unit_vectors",
                          "unit_vectors_backward",
                          "exchange",

@@ -92,7 +92,7 @@ class DenseMixing(nn.Module):
                     factors.append(weights[path].reshape(other, mul, -1).transpose(0, 1).reshape(mul, -1))
             # Other types than that of the weights are for the kernel to refuse, which names what has one.
             given = (x if of_x else y).narrow(1, offset, mul).to(w.dtype)
-            own.append(given.mm(joined(factors, 1)))
+            own.append(torch.ops.eqaccel.dense_product(given, joined(factors, 1)))
         for number, part in enumerate(weights):
             if self.is_own[number]:
                 own.append(part)
@@ -129,8 +129,8 @@ class DenseMixing(nn.Module):
                 sums.append(rows.new_zeros(0 if self.reached[number] else count, mul * dim))
         for block, out, of_path, pairs, mul, has_begun in self.matrices:
             dim = self.outputs[out][1]
-            mixed = given[block].reshape(count * dim, pairs).mm(weights[of_path].reshape(pairs, mul))
-            mixed = mixed.reshape(count, dim * mul)
+            of_pairs, matrix = given[block].reshape(count * dim, pairs), weights[of_path].reshape(pairs, mul)
+            mixed = torch.ops.eqaccel.dense_product(of_pairs, matrix).reshape(count, dim * mul)
             sums[out] = sums[out] + mixed if has_begun else mixed
         if self.moves:
             for number, (mul, dim, _) in enumerate(self.outputs):

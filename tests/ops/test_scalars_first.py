@@ -5,6 +5,8 @@ For many, a GPU has matrices around one kernel; there scalars of either operand 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -110,10 +112,31 @@ def test_programs(spec: TensorProductSpec, in_pieces: bool, device: torch.device
     assert_close(several.flatten(0, 1), expected)
 
 
-def gradients(function: nn.Module, *operands: Tensor) -> list[Tensor]:
+def gradients(function: Callable[..., Tensor], *operands: Tensor) -> list[Tensor]:
     """Of numbers that depend on all operands."""
     inputs = [operand.clone().requires_grad_() for operand in operands]
     return list(torch.autograd.grad(function(*inputs).sin().sum(), inputs))
+
+
+def test_autocast_keeps_single_precision(spec: TensorProductSpec, in_pieces: bool, device: torch.device) -> None:
+    """Of values and of gradients that are asked for there; otherwise digits would depend on the number of rows."""
+    whole = TensorProduct(spec).to(device)
+    o = random_operands(spec, 9, 9, batch=True, shared=True, dtype=torch.float32, device=device)
+    assert_autocast_changes_nothing(InPieces(whole) if in_pieces else whole, o.x, o.y, o.w)
+
+
+def test_autocast_keeps_single_precision_of_convolutions(spec: TensorProductSpec, device: torch.device) -> None:
+    convolution = TensorProductConv(spec).to(device)
+    o = random_operands(spec, 5, 12, shared=True, dtype=torch.float32, device=device)
+    assert_autocast_changes_nothing(lambda x, y, w: convolution(x, y, w, o.edge_index), o.x, o.y, o.w)
+
+
+def assert_autocast_changes_nothing(function: Callable[..., Tensor], *operands: Tensor) -> None:
+    wanted = (function(*operands), *gradients(function, *operands))
+    with torch.autocast(operands[0].device.type, torch.bfloat16):
+        found = (function(*operands), *gradients(function, *operands))
+    assert all(map(torch.equal, found, wanted))
+    assert found[0].dtype == torch.float32
 
 
 def test_results_are_bitwise_reproducible(spec: TensorProductSpec, device: torch.device) -> None:
