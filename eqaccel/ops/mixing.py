@@ -1,5 +1,6 @@
 """Dense matrices of weights that all rows share, applied before or after a product of channels."""
 
+import sys
 from typing import List, Tuple  # noqa: UP035 (TorchScript)
 
 import torch
@@ -9,7 +10,11 @@ from eqaccel.errors import OperandError
 from eqaccel.families.tensor_product import TensorProductSpec, UnmixedProduct
 from eqaccel.ops.library import is_traced
 
-_FEW = 2**24  # rows times weights: about as long as a GPU takes for one kernel, a host launches the pieces
+# Measured on an H200. Rows times weights of a batch that is differentiated: about as long as a GPU takes for one kernel,
+# and for gradients row by row, a host launches the pieces.
+_FEW = 2**24
+# Of one that is not: more of them, as the pieces' matrix products are faster only where there are many weights, too.
+_MANY, _MANY_WEIGHTS = 2**30, 2**14
 
 
 class DenseMixing(nn.Module):
@@ -25,6 +30,7 @@ class DenseMixing(nn.Module):
             have several components, each of which a matrix multiplies.
         few_rows: The most for which one kernel of a GPU computes the whole of a batch, and gradients of weights row by
             row.
+        many_rows: The most for which it does where nothing is differentiated.
     """
 
     inputs: List[Tuple[int, int]]  # noqa: UP006 (TorchScript, which has to know types of lists that may be empty)
@@ -34,7 +40,9 @@ class DenseMixing(nn.Module):
     def __init__(self, spec: TensorProductSpec, product: UnmixedProduct, *, mul_ir: bool) -> None:
         super().__init__()
         self.x_dim, self.y_dim, self.weight_numel = spec.x_dim, spec.y_dim, spec.weight_numel
-        self.few_rows = _FEW // max(spec.weight_numel, 1)
+        weights = max(spec.weight_numel, 1)
+        self.few_rows = _FEW // weights
+        self.many_rows = _MANY // weights if weights > _MANY_WEIGHTS else sys.maxsize
         self.product_mul_ir = mul_ir and all(product.spec.irreps_out[m.block].ir.l == 0 for m in product.matrices)
         self.moves = mul_ir and not self.product_mul_ir
         # Rows are split rather than sliced: the gradient of a slice is a whole row, of a split a part.
@@ -59,16 +67,20 @@ class DenseMixing(nn.Module):
         """Whether operands fit, and all rows share their weights; if not, one kernel computes the whole, or says so."""
         return w.dim() == 1 and x.dim() == 2 and y.dim() == 2 and x.size(1) == self.x_dim and y.size(1) == self.y_dim
 
-    def pays(self, rows: int) -> bool:
+    def pays(self, x: Tensor, y: Tensor, w: Tensor) -> bool:
         """Whether pieces are faster for a batch than one kernel; in a program that is traced they are for any number.
 
         Args:
-            rows: Of the batch, on a GPU.
+            x: Of the batch, on a GPU, as y and w.
+            y: Likewise.
+            w: Likewise.
         """
+        is_plain = not (torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or w.requires_grad))
+        most = self.many_rows if is_plain else self.few_rows
         if torch.jit.is_scripting():
-            return rows > self.few_rows
+            return x.size(0) > most
         else:
-            return is_traced() or rows > self.few_rows
+            return is_traced() or x.size(0) > most
 
     def operands(self, x: Tensor, y: Tensor, w: Tensor) -> Tuple[Tensor, Tensor, Tensor]:  # noqa: UP006
         """Those of the unmixed product, of those of the whole, with weights (weight_numel,).

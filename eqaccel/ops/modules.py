@@ -109,7 +109,7 @@ class TensorProduct(_Product):
         if self.unmixed is not None and self.mixing is not None:
             # A CPU has a kernel for that.
             fits = not x.is_cpu and self.mixing.takes(x, y, weights) and x.size(0) == y.size(0)
-            if fits and self.mixing.pays(x.size(0)):
+            if fits and self.mixing.pays(x, y, weights):
                 rows, attributes, own = self.mixing.operands(x, y, weights)
                 return self.mixing(self.unmixed(rows, attributes, own), weights)
         graph = x.new_empty([0], dtype=torch.int32)

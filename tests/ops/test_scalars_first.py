@@ -5,6 +5,7 @@ For many, a GPU has matrices around one kernel; there scalars of either operand 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -79,23 +80,35 @@ def test_derivatives(
     assert_product(InPieces(product) if in_pieces else product, operands)
 
 
-def test_a_gpu_takes_pieces_of_many_rows(spec: TensorProductSpec, device: torch.device) -> None:
+@pytest.mark.parametrize("is_differentiated", [True, False])
+def test_a_gpu_takes_pieces_of_many_rows(
+    spec: TensorProductSpec, is_differentiated: bool, device: torch.device
+) -> None:
     whole = TensorProduct(spec).to(device)
     assert whole.mixing is not None
     assert whole.mixing.few_rows == 2**24 // spec.weight_numel
-    whole.mixing.few_rows = 3
+    whole.mixing.few_rows, whole.mixing.many_rows = 3, 5
     of_pieces: list[int] = []
     whole.unmixed.register_forward_pre_hook(lambda _, operands: of_pieces.append(operands[0].size(0)))
-    for rows in (3, 4):
+    for rows in (3, 4, 5, 6):
         o = random_operands(spec, rows, rows, batch=True, shared=True, device=device)
-        found = whole(o.x, o.y, o.w)
-        in_pieces = device.type == "cuda" and rows > 3
+        operands = (o.x, o.y, o.w.requires_grad_(is_differentiated))
+        found = whole(*operands)
+        in_pieces = device.type == "cuda" and rows > (3 if is_differentiated else 5)
         assert of_pieces == ([rows] if in_pieces else [])
-        assert_close(found, InPieces(whole)(o.x, o.y, o.w))
+        assert_close(found, InPieces(whole)(*operands))
         of_pieces.clear()
-    assert not whole.mixing.pays(3)
-    with FakeTensorMode():
-        assert whole.mixing.pays(3)
+        with torch.no_grad():
+            assert whole.mixing.pays(*operands) == (rows > 5)
+            with FakeTensorMode():
+                assert whole.mixing.pays(*operands)
+
+
+@pytest.mark.parametrize(("channels", "most_rows"), [(128, sys.maxsize), (129, 2**30 // 129**2)])
+def test_rows_that_are_one_kernel_without_gradients(channels: int, most_rows: int) -> None:
+    product = TensorProduct(connected(f"{channels}x0e", "0e", f"{channels}x0e", [(0, 0, 0)]))
+    assert product.mixing is not None
+    assert product.mixing.many_rows == most_rows
 
 
 def test_programs(spec: TensorProductSpec, in_pieces: bool, device: torch.device) -> None:
