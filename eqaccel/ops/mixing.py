@@ -10,10 +10,10 @@ from eqaccel.errors import OperandError
 from eqaccel.families.tensor_product import TensorProductSpec, UnmixedProduct
 from eqaccel.ops.library import is_traced
 
-# Measured on an H200. Rows times weights of a batch that is differentiated: about as long as a GPU takes for one kernel,
-# and for gradients row by row, a host launches the pieces.
+# Rows times weights. Where a batch is differentiated, a host launches the pieces about as long as a GPU takes for one
+# kernel and gradients row by row.
 _FEW = 2**24
-# Of one that is not: more of them, as the pieces' matrix products are faster only where there are many weights, too.
+# Where it is not, the pieces' matrix products are faster for more of them only, and with many weights (an H200).
 _MANY, _MANY_WEIGHTS = 2**30, 2**14
 
 
