@@ -9,14 +9,15 @@
 namespace eqaccel {
 namespace {
 
-// Rows of a part at least, and blocks that are enough to keep a GPU at work, some of which have many components to add
-// up and others few: the same on all GPUs, so that sums are too.
-constexpr int64_t least_rows = 32, most_parts = 128, enough_blocks = 2048;
+// Rows of a part at least, blocks that are enough to keep a GPU at work, some of which have many components to add up and
+// others few, and numbers that parts write for each that is read: the same on all GPUs, so that sums are too.
+constexpr int64_t least_rows = 32, most_parts = 128, enough_blocks = 2048, most_written = 4;
 
 class LinearWeightsKernel : public Kernel {
  public:
   LinearWeightsKernel(const Program& program, Backend backend, Scalar scalar, Direction direction, int device)
       : driver_(GpuDriver::get(backend)), device_(device), weights_(program.number("w_dim")),
+        read_of_row_(program.number("x_dim") + program.number("z_dim")),
         scalar_bytes_(scalar == Scalar::float32 ? 4 : 8) {
     const std::string arch = driver_.arch(device), body = program.body(backend, scalar, direction, arch);
     squares_ = program.number(body + "/squares");
@@ -48,13 +49,14 @@ class LinearWeightsKernel : public Kernel {
 
  private:
   int64_t parts_of(int64_t rows) const {
-    const int64_t most = std::min(most_parts, std::max<int64_t>(enough_blocks / squares_, 1));
-    return std::max<int64_t>(std::min(most, ceil_div(rows, least_rows)), 1);
+    const int64_t written = most_written * rows * read_of_row_ / weights_;
+    const int64_t parts = std::min({most_parts, enough_blocks / squares_, written, ceil_div(rows, least_rows)});
+    return std::max<int64_t>(parts, 1);
   }
 
   const GpuDriver& driver_;
   int device_;
-  int64_t weights_, scalar_bytes_, squares_ = 0;
+  int64_t weights_, read_of_row_, scalar_bytes_, squares_ = 0;
   unsigned threads_ = 0;
   GpuDriver::Function kernel_ = nullptr, sum_ = nullptr;
 };

@@ -250,6 +250,17 @@ def test_gradients_of_weights_do_without_threads(
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
+@pytest.mark.parametrize("kind", ["one-hot", "sparse", "mixture"])
+def test_gradients_of_weights_of_many_rows(kind: str, device: torch.device, dtype: torch.dtype) -> None:
+    """There are so many of an attribute that a block of a GPU lists them more than once, or more rows than it lists."""
+    spec = diagonal("4x0e+3x1o", "3x0e+4x1o", 40)
+    t = operands(spec, 15_000, device, dtype, kind)
+    found = grad(call(Linear(spec).to(device), t), t["w"], t["gz"])[0].double().cpu().numpy()
+    given = {n: t[n] for n in ("x", "y", "gz")}
+    expected, scale = (right(spec, Direction.DOUBLE_BACKWARD, absolute=flag, **given)["gw"] for flag in (False, True))
+    assert (np.abs(found - expected) <= bound_of(spec, 15_000, dtype) * scale).all()
+
+
 @pytest.mark.parametrize(("name", "rows"), [("plain", 5000), ("ragged", 65), ("edges", 1500), ("joined species", 3000)])
 def test_rounding_of_gradients_of_weights(name: str, rows: int) -> None:
     """On a CPU an element is off by the products of a chunk and the chunks: `chunk` of the prelude.

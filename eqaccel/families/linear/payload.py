@@ -116,9 +116,10 @@ def explain(spec: LinearSpec, direction: Direction) -> str:
     maps = f"{spec.irreps_in} to {spec.irreps_out}, {spec.weight_numel} weights"
     if direction is Direction.DOUBLE_BACKWARD:
         weights = make_weights_plan(spec)
+        sides = " or ".join(str(side) for side in sorted({weights.side(matrix) for matrix in weights.matrices}))
         return (
             f"{direction.value}, the derivative by weights, of linear maps: {maps}, {kind}\n"
-            f"  {len(weights.matrices)} paths, {weights.squares} squares of {weights.side} rows and columns on a GPU\n"
+            f"  {len(weights.matrices)} paths, {weights.squares} squares of {sides} rows and columns on a GPU\n"
         )
     plan = make_plan(spec, direction)
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,6 +11,9 @@ from eqaccel.families.linear.spec import LinearSpec
 
 THREADS = 256
 """Of a GPU block, which adds up a square of a matrix."""
+
+_BLOCK_SIDE = 16
+"""Threads below, and beside each other."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +64,23 @@ class WeightsPlan:
     blocks: tuple[Written, ...]
     matrices: tuple[Matrix, ...]
 
-    @property
-    def side(self) -> int:
-        """Rows, and columns, of the square of a GPU block; small ones where few rows have the attribute of a matrix."""
-        return 16 * self.thread_side
+    def thread_side(self, matrix: Matrix) -> int:
+        """Rows, and columns, of the square of a thread: with more it reads less, unless too much of them is empty."""
+        small, large = (self._covered(matrix, _BLOCK_SIDE * side) for side in (2, 4))
+        return 4 if large <= 1.5 * small else 2
 
-    @property
-    def thread_side(self) -> int:
-        """Rows, and columns, of such a square that a thread has."""
-        return 2 if self.attributes else 4
+    def _covered(self, matrix: Matrix, side: int) -> int:
+        """What squares of so many rows and columns cover of a matrix, and beside it."""
+        return math.prod(-(-mul // side) * side for mul in (matrix.mul_in, self.blocks[matrix.block].mul))
+
+    def side(self, matrix: Matrix) -> int:
+        """Rows, and columns, of the square of a GPU block."""
+        return _BLOCK_SIDE * self.thread_side(matrix)
 
     @property
     def squares(self) -> int:
         """Squares of all matrices."""
-        count = sum(-(-m.mul_in // self.side) * -(-self.blocks[m.block].mul // self.side) for m in self.matrices)
+        count = sum(self._covered(m, self.side(m)) // self.side(m) ** 2 for m in self.matrices)
         return count * max(self.attributes, 1)
 
 
@@ -117,6 +124,7 @@ def print_weights(plan: WeightsPlan) -> str:
     blocks = [f"{{{b.first}, {b.mul}, {b.components}}}," for b in plan.blocks]
     matrices = [f"{{{m.first}, {m.mul_in}, {m.block}, {m.begin}, T({m.coefficient!r})}}," for m in plan.matrices]
     lines = "\n    ".join
+    squares = ", ".join(f"Square<{side}>" for side in sorted({plan.thread_side(m) for m in plan.matrices}))
     sizes = f"in_dim = {plan.in_dim}, out_dim = {plan.out_dim}, attributes = {plan.attributes}"
     return f"""namespace {{
 EQ_TABLE Written block_table[] = {{
@@ -125,13 +133,15 @@ EQ_TABLE Written block_table[] = {{
 EQ_TABLE Matrix matrix_table[] = {{
     {lines(matrices)}
 }};
+EQ_TABLE int side_table[] = {{{", ".join(str(plan.side(m)) for m in plan.matrices)}}};
 struct Problem {{
   static constexpr int {sizes};
   static constexpr int blocks = {len(blocks)}, matrices = {len(matrices)};
   static constexpr int64_t weights = {plan.weights};
   static EQ_FN Written block(int n) {{ return block_table[n]; }}
   static EQ_FN Matrix matrix(int n) {{ return matrix_table[n]; }}
+  static EQ_FN int side(int n) {{ return side_table[n]; }}
 }};
 }}  // namespace
-EQ_EXPORT_LINEAR_WEIGHTS(Problem, {plan.thread_side})
+EQ_EXPORT_LINEAR_WEIGHTS(Problem, {squares})
 """
