@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from eqaccel.errors import OperandError
+from eqaccel.families.linear import LinearPath, LinearSpec
 from eqaccel.families.tensor_product import TensorProductSpec, UnmixedProduct
 from eqaccel.ops.library import is_traced
+from eqaccel.ops.linear import Linear
 
 # Rows times weights. Where a batch is differentiated, a host launches the pieces about as long as a GPU takes for one
 # kernel and gradients row by row.
@@ -20,22 +22,23 @@ _MANY, _MANY_WEIGHTS = 2**30, 2**14
 class DenseMixing(nn.Module):
     """What gives an unmixed product its operands, and turns its rows into those of the whole.
 
+    Matrices that mix pairs of channels are one linear map of irreps. Its layout is (mul, 2l+1), so that of the unmixed
+    product is, too.
+
     Args:
         spec: The whole product.
         product: What is left of it without its dense matrices.
-        mul_ir: Whether the layout of the whole is (mul, 2l+1).
+        mul_ir: Whether the layout of the whole is (mul, 2l+1); if not, rows are moved to and from it.
 
     Attributes:
-        product_mul_ir: Whether the unmixed product is to have this layout, too. It has not where pairs of channels
-            have several components, each of which a matrix multiplies.
         few_rows: The most for which one kernel of a GPU computes the whole of a batch, and gradients of weights row by
             row.
         many_rows: The most for which it does where nothing is differentiated.
     """
 
-    inputs: List[Tuple[int, int]]  # noqa: UP006 (TorchScript, which has to know types of lists that may be empty)
-    matrices: List[Tuple[int, int, int, int, int, bool]]  # noqa: UP006
-    scalars: List[Tuple[bool, int, int, List[Tuple[int, int]]]]  # noqa: UP006
+    scalars: List[Tuple[bool, int, int, List[Tuple[int, int]]]]  # noqa: UP006 (TorchScript: lists that may be empty)
+    inputs: List[Tuple[int, int]]  # noqa: UP006
+    mixed: List[int]  # noqa: UP006
 
     def __init__(self, spec: TensorProductSpec, product: UnmixedProduct, *, mul_ir: bool) -> None:
         super().__init__()
@@ -43,25 +46,22 @@ class DenseMixing(nn.Module):
         weights = max(spec.weight_numel, 1)
         self.few_rows = _FEW // weights
         self.many_rows = _MANY // weights if weights > _MANY_WEIGHTS else sys.maxsize
-        self.product_mul_ir = mul_ir and all(product.spec.irreps_out[m.block].ir.l == 0 for m in product.matrices)
-        self.moves = mul_ir and not self.product_mul_ir
+        self.moves = not mul_ir
         # Rows are split rather than sliced: the gradient of a slice is a whole row, of a split a part.
         self.weights: List[int] = list(product.weights)  # noqa: UP006
         # A flag for each rather than a list of numbers: TorchScript takes no list that may be empty.
         self.is_own = [number in product.own_weights for number in range(len(product.weights))]
         self.scalars = [(group.of_x, group.offset, group.mul, list(group.paths)) for group in product.scalars]
         self.ones_of_x, self.ones_of_y = product.ones
-        self.inputs = [(block.mul, block.ir.dim) for block in spec.irreps_in1]
-        self.blocks: List[int] = [block.dim for block in product.spec.irreps_out]  # noqa: UP006
-        self.outputs: List[Tuple[int, int, bool]] = [  # noqa: UP006
-            (block.mul, block.ir.dim, number in product.own) for number, block in enumerate(spec.irreps_out)
-        ]
-        self.matrices = []
-        begun = set(product.own)
-        for m in product.matrices:
-            self.matrices.append((m.block, m.out, m.weights, m.pairs, m.mul, m.out in begun))
-            begun.add(m.out)
-        self.reached = [number in begun for number in range(len(spec.irreps_out))]
+        self.inputs = [(block.ir.dim, block.mul) for block in spec.irreps_in1]
+        self.outputs = [(block.mul, block.ir.dim) for block in spec.irreps_out]
+        self.has_own = len(product.own) > 0
+        self.mixed = [m.weights for m in product.matrices]
+        self.mixes_all = self.mixed == list(range(len(self.weights)))
+        self.linear: Linear | None = None
+        if any(m.pairs * m.mul for m in product.matrices):
+            paths = tuple(LinearPath(m.block, m.out, 1.0) for m in product.matrices)
+            self.linear = Linear(LinearSpec(product.spec.irreps_out, spec.irreps_out, paths))
 
     def takes(self, x: Tensor, y: Tensor, w: Tensor) -> bool:
         """Whether operands fit, and all rows share their weights; if not, one kernel computes the whole, or says so."""
@@ -93,7 +93,9 @@ class DenseMixing(nn.Module):
                 f"w: expected shape (num_edges, {self.weight_numel}) or ({self.weight_numel},), got {list(w.shape)}. "
                 "Check weight_numel."
             )
-        weights = w.split(self.weights)
+        weights: List[Tensor] = []  # noqa: UP006
+        if not self.mixes_all:
+            weights = w.split(self.weights)
         own: List[Tensor] = []  # noqa: UP006
         for of_x, offset, mul, paths in self.scalars:
             factors: List[Tensor] = []  # noqa: UP006
@@ -108,21 +110,11 @@ class DenseMixing(nn.Module):
         for number, part in enumerate(weights):
             if self.is_own[number]:
                 own.append(part)
-        rows = self.features(x)
+        rows = transposed(x, self.inputs) if self.moves else x
         if self.ones_of_x > 0:
             rows = torch.cat([rows, x.new_ones(x.size(0), self.ones_of_x)], 1)
         attributes = torch.cat([y, y.new_ones(y.size(0), self.ones_of_y)], 1) if self.ones_of_y > 0 else y
-        return rows, attributes, joined(own, -1) if len(own) > 0 else w[:0]
-
-    def features(self, x: Tensor) -> Tensor:
-        """Rows of x in the layout of the unmixed product."""
-        if not self.moves:
-            return x
-        blocks = x.split([mul * dim for mul, dim in self.inputs], 1)
-        moved: List[Tensor] = []  # noqa: UP006
-        for number, (mul, dim) in enumerate(self.inputs):
-            moved.append(transposed(blocks[number], mul, dim))
-        return joined(moved, 1)
+        return rows, attributes, joined(own, -1) if len(own) > 0 else w.new_empty([0])
 
     def forward(self, rows: Tensor, w: Tensor) -> Tensor:
         """Rows of the whole product.
@@ -131,29 +123,26 @@ class DenseMixing(nn.Module):
             rows: (rows, z_dim of the unmixed product).
             w: (weight_numel,).
         """
-        count = rows.size(0)
-        given, weights = rows.split(self.blocks, 1), w.split(self.weights)
-        sums: List[Tensor] = []  # noqa: UP006
-        for number, (mul, dim, is_own) in enumerate(self.outputs):
-            if is_own:
-                sums.append(given[number])
-            else:  # what is reached begins with the first product instead
-                sums.append(rows.new_zeros(0 if self.reached[number] else count, mul * dim))
-        for block, out, of_path, pairs, mul, has_begun in self.matrices:
-            dim = self.outputs[out][1]
-            of_pairs, matrix = given[block].reshape(count * dim, pairs), weights[of_path].reshape(pairs, mul)
-            mixed = torch.ops.eqaccel.dense_product(of_pairs, matrix).reshape(count, dim * mul)
-            sums[out] = sums[out] + mixed if has_begun else mixed
-        if self.moves:
-            for number, (mul, dim, _) in enumerate(self.outputs):
-                sums[number] = transposed(sums[number], dim, mul)
-        return joined(sums, 1)
+        z = rows
+        if self.linear is not None:
+            matrices = w
+            if not self.mixes_all:
+                weights = w.split(self.weights)
+                matrices = joined([weights[number] for number in self.mixed], 0)
+            z = self.linear(rows, matrices)
+            if self.has_own:
+                z = rows.narrow(1, 0, z.size(1)) + z
+        return transposed(z, self.outputs) if self.moves else z
 
 
-def transposed(block: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows of a block in its other layout, (inner, outer)."""
-    rows = block.size(0)  # which -1 could not tell from a block without channels
-    return block.reshape(rows, outer, inner).transpose(1, 2).reshape(rows, outer * inner)
+def transposed(rows: Tensor, blocks: List[Tuple[int, int]]) -> Tensor:  # noqa: UP006 (TorchScript)
+    """Rows of blocks that are (outer, inner), each as (inner, outer)."""
+    count = rows.size(0)  # which -1 could not tell from a block without channels
+    parts = rows.split([outer * inner for outer, inner in blocks], 1)
+    turned: List[Tensor] = []  # noqa: UP006
+    for number, (outer, inner) in enumerate(blocks):
+        turned.append(parts[number].reshape(count, outer, inner).transpose(1, 2).reshape(count, outer * inner))
+    return joined(turned, 1)
 
 
 def joined(parts: List[Tensor], dim: int) -> Tensor:  # noqa: UP006 (TorchScript)

@@ -39,7 +39,7 @@ class _Product(KernelModule):
         self.mixing = None if product is None else DenseMixing(spec, product, mul_ir=self.mul_ir)
         self.unmixed: _Product | None = None
         if product is not None and self.mixing is not None:
-            self.unmixed = self._like(product.spec, "mul_ir" if self.mixing.product_mul_ir else "ir_mul")
+            self.unmixed = self._like(product.spec, "mul_ir")
 
     def retune(self, kernels: Iterable[TunedKernel]) -> None:
         """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
