@@ -463,14 +463,14 @@ MODEL = "128x0e+128x1o+128x2e+128x3o"
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_cuda_kernels_compile(arch: str) -> None:
-    """Forward and backward are of the same text: one of the two will do, but for one spec."""
+    """Forward and backward are of the same text."""
     directions = DIRECTIONS if arch == "sm_90" else (Direction.FORWARD, *DIRECTIONS[2:])
-    others = [diagonal(MODEL, MODEL), diagonal("64x0e+32x1o", "64x0e+32x1o"), SPECS["ragged"]]
+    both_squares = diagonal("64x0e+64x1o+32x2e", "64x0e+64x1o+32x2e")
+    others = [diagonal(MODEL, MODEL), both_squares, SPECS["ragged"]]
     of_rows, of_weights = [*map(kernel_name, range(len(SHAPES[4])))], ["eq_linear_weights", "eq_linear_weights_sum"]
     kernels = dict.fromkeys(DIRECTIONS[:2], of_rows) | dict.fromkeys(DIRECTIONS[2:], of_weights)
     for spec in (diagonal(MODEL, MODEL, 89), *(others if arch == "sm_90" else [])):
-        of_spec = directions if spec.num_attributes else (Direction.FORWARD, *DIRECTIONS[2:])
-        for _, direction, resources in cuda_resources(linear_payload(spec)[0], of_spec, arch):
+        for _, direction, resources in cuda_resources(linear_payload(spec)[0], directions, arch):
             for kernel in kernels[direction]:
                 used = resources[kernel]
                 assert used["spill_store_bytes"] == 0

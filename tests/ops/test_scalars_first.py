@@ -98,6 +98,7 @@ def test_a_gpu_takes_pieces_of_many_rows(
         assert of_pieces == ([rows] if in_pieces else [])
         assert_close(found, InPieces(whole)(*operands))
         of_pieces.clear()
+        assert whole.mixing.pays(*operands) == (rows > (3 if is_differentiated else 5))
         with torch.no_grad():
             assert whole.mixing.pays(*operands) == (rows > 5)
             with FakeTensorMode():
