@@ -38,28 +38,28 @@ class DenseMixing(nn.Module):
 
     scalars: List[Tuple[bool, int, int, List[Tuple[int, int]]]]  # noqa: UP006 (TorchScript: lists that may be empty)
     inputs: List[Tuple[int, int]]  # noqa: UP006
+    own: List[int]  # noqa: UP006
     mixed: List[int]  # noqa: UP006
 
     def __init__(self, spec: TensorProductSpec, product: UnmixedProduct, *, mul_ir: bool) -> None:
         super().__init__()
         self.x_dim, self.y_dim, self.weight_numel = spec.x_dim, spec.y_dim, spec.weight_numel
-        weights = max(spec.weight_numel, 1)
-        self.few_rows = _FEW // weights
-        self.many_rows = _MANY // weights if weights > _MANY_WEIGHTS else sys.maxsize
+        numel = spec.weight_numel
+        self.few_rows = _FEW // numel
+        self.many_rows = _MANY // numel if numel > _MANY_WEIGHTS else sys.maxsize
         self.moves = not mul_ir
         # Rows are split rather than sliced: the gradient of a slice is a whole row, of a split a part.
         self.weights: List[int] = list(product.weights)  # noqa: UP006
-        # A flag for each rather than a list of numbers: TorchScript takes no list that may be empty.
-        self.is_own = [number in product.own_weights for number in range(len(product.weights))]
+        self.own = list(product.own_weights)
         self.scalars = [(group.of_x, group.offset, group.mul, list(group.paths)) for group in product.scalars]
         self.ones_of_x, self.ones_of_y = product.ones
         self.inputs = [(block.ir.dim, block.mul) for block in spec.irreps_in1]
         self.outputs = [(block.mul, block.ir.dim) for block in spec.irreps_out]
-        self.has_own = len(product.own) > 0
+        self.reaches_output = product.reaches_output
         self.mixed = [m.weights for m in product.matrices]
         self.mixes_all = self.mixed == list(range(len(self.weights)))
         self.linear: Linear | None = None
-        if any(m.pairs * m.mul for m in product.matrices):
+        if product.matrices:
             paths = tuple(LinearPath(m.block, m.out, 1.0) for m in product.matrices)
             self.linear = Linear(LinearSpec(product.spec.irreps_out, spec.irreps_out, paths))
 
@@ -107,9 +107,8 @@ class DenseMixing(nn.Module):
             # Other types than that of the weights are for the kernel to refuse, which names what has one.
             given = (x if of_x else y).narrow(1, offset, mul).to(w.dtype)
             own.append(torch.ops.eqaccel.dense_product(given, joined(factors, 1)))
-        for number, part in enumerate(weights):
-            if self.is_own[number]:
-                own.append(part)
+        for number in self.own:
+            own.append(weights[number])
         rows = transposed(x, self.inputs) if self.moves else x
         if self.ones_of_x > 0:
             rows = torch.cat([rows, x.new_ones(x.size(0), self.ones_of_x)], 1)
@@ -130,7 +129,7 @@ class DenseMixing(nn.Module):
                 weights = w.split(self.weights)
                 matrices = joined([weights[number] for number in self.mixed], 0)
             z = self.linear(rows, matrices)
-            if self.has_own:
+            if self.reaches_output:
                 z = rows.narrow(1, 0, z.size(1)) + z
         return transposed(z, self.outputs) if self.moves else z
 

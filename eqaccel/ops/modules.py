@@ -39,7 +39,7 @@ class _Product(KernelModule):
         self.mixing = None if product is None else DenseMixing(spec, product, mul_ir=self.mul_ir)
         self.unmixed: _Product | None = None
         if product is not None and self.mixing is not None:
-            self.unmixed = self._like(product.spec, "mul_ir")
+            self.unmixed = self._like(product.spec)
 
     def retune(self, kernels: Iterable[TunedKernel]) -> None:
         """Takes kernels of other plans, from the next call on; `warmup(tune=True)` finds out which ones.
@@ -57,8 +57,8 @@ class _Product(KernelModule):
         self.set_payload(*self.family.payload(self.spec, tuned))
         self.tuned = tuned
 
-    def _like(self, spec: TensorProductSpec, layout: Layout) -> _Product:
-        """Another product of the same kind."""
+    def _like(self, spec: TensorProductSpec) -> _Product:
+        """Another product of the same kind, in the layout (mul, 2l+1)."""
         raise NotImplementedError
 
     def _arguments(self, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, num_receivers: int) -> tuple[Any, ...]:
@@ -85,8 +85,8 @@ class TensorProduct(_Product):
     def __init__(self, spec: TensorProductSpec, *, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, deterministic=True, layout=layout)
 
-    def _like(self, spec: TensorProductSpec, layout: Layout) -> TensorProduct:
-        return TensorProduct(spec, layout=layout)
+    def _like(self, spec: TensorProductSpec) -> TensorProduct:
+        return TensorProduct(spec)
 
     def forward(self, x: Tensor, y: Tensor, w: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """Computes z = F(x, y, w), differentiable any number of times in x, y and w.
@@ -137,8 +137,8 @@ class TensorProductConv(_Product):
     def __init__(self, spec: TensorProductSpec, *, deterministic: bool = True, layout: Layout = "mul_ir") -> None:
         super().__init__(spec, deterministic=deterministic, layout=layout)
 
-    def _like(self, spec: TensorProductSpec, layout: Layout) -> TensorProductConv:
-        return TensorProductConv(spec, deterministic=self.deterministic, layout=layout)
+    def _like(self, spec: TensorProductSpec) -> TensorProductConv:
+        return TensorProductConv(spec, deterministic=self.deterministic)
 
     def forward(
         self,

@@ -28,15 +28,11 @@ class DenseMatrix:
         block: The block of pairs, of the output of the unmixed product.
         out: The block of the output of the whole.
         weights: Which weights they are: position among the paths that have weights.
-        pairs: Number of rows of the matrix.
-        mul: Number of its columns.
     """
 
     block: int
     out: int
     weights: int
-    pairs: int
-    mul: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class UnmixedProduct:
         matrices: What the pairs are multiplied by.
         weights: Number of weights of each path of the whole that has some.
         own_weights: Which of these the unmixed product has.
-        own: The blocks of the output that it reaches itself.
+        reaches_output: Whether it reaches blocks of the whole itself.
         scalars: What its weights are made of, if they are not those of the whole.
         ones: How many scalars that are one x and y have.
     """
@@ -76,7 +72,7 @@ class UnmixedProduct:
     matrices: tuple[DenseMatrix, ...]
     weights: tuple[int, ...]
     own_weights: tuple[int, ...]
-    own: frozenset[int]
+    reaches_output: bool
     scalars: tuple[Scalars, ...]
     ones: tuple[int, int]
 
@@ -102,7 +98,8 @@ def unmixed(spec: TensorProductSpec, *, by_rows: bool = False) -> UnmixedProduct
     scalars = [*x.scalars(weighted), *y.scalars(weighted)]
     first = [weighted[number] for group in scalars for number, _ in group.paths]
     paired = [path for path in dense if path not in first]
-    head = spec.irreps_out if rest or first else Irreps("")
+    reaches_output = bool(rest or first)
+    head = spec.irreps_out if reaches_output else Irreps("")
     instructions = [Instruction(p.in1, p.in2, p.out, p.mode, p.weight_offset is not None) for p in rest]
     instructions += [Instruction(x.block(p), y.block(p), p.out, ConnectionMode.UVW, has_weight=True) for p in first]
     for number, path in enumerate(paired, len(head)):
@@ -113,16 +110,13 @@ def unmixed(spec: TensorProductSpec, *, by_rows: bool = False) -> UnmixedProduct
         [path.coefficient for path in (*rest, *first, *paired)],
         spec.shared_weights and not first,
     )
-    matrices = tuple(
-        DenseMatrix(block, path.out, weighted.index(path), path.pairs, path.mul3)
-        for block, path in enumerate(paired, len(head))
-    )
+    matrices = tuple(DenseMatrix(block, path.out, weighted.index(path)) for block, path in enumerate(paired, len(head)))
     return UnmixedProduct(
         product,
         matrices,
         weights=tuple(path.weight_numel for path in weighted),
         own_weights=tuple(number for number, path in enumerate(weighted) if not path.has_matrix),
-        own=frozenset(path.out for path in (*rest, *first)),
+        reaches_output=reaches_output,
         scalars=tuple(scalars),
         ones=(len(x.ones), len(y.ones)),
     )
