@@ -33,7 +33,7 @@ using TensorProductSecondGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 // With respect to gz, x, y, w, a, b, c.
 using TensorProductThirdGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// z = F(x, y, w): linear in each operand.
+// z = F(x, y, w): linear in x and y, and in w but for paths without weights.
 Tensor tensor_product(const TensorProductProblem&, const Tensor& x, const Tensor& y, const Tensor& w);
 // Gradients of <gz, F(x, y, w)>.
 TensorProductGradients tensor_product_backward(const TensorProductProblem&, const Tensor& gz, const Tensor& x,

@@ -1,6 +1,7 @@
-// Derivatives of any order. F(x, y, w) is linear in each operand, so the first derivative is the backward operator, the
-// second the double backward operator, and the third a sum of the two or one kernel; all are called through the
-// dispatcher and are differentiable themselves. In C++, because a scripted model in LAMMPS has no Python to find them.
+// Derivatives of any order. F(x, y, w) is linear in x and y, and in w but for paths without weights, which do not depend
+// on it. So the first derivative is the backward operator, the second the double backward operator, and the third a sum
+// of the two or one kernel; all are called through the dispatcher and are differentiable themselves. In C++, because a
+// scripted model in LAMMPS has no Python to find them.
 //
 // Tangents are found by the same operators. The gradient of a function changes along a direction by the product of its
 // Hessian, which is symmetric, with the direction, and that is what backward of a gradient computes.
@@ -70,6 +71,8 @@ variable_list second_gradients(const TensorProductProblem& p, const Tensor& gz, 
   return listed(tensor_product_double_backward(p, gz, x, y, w, or_zeros(a, x), or_zeros(b, y), or_zeros(c, w)));
 }
 
+bool has_columns(const Tensor& w) { return w.sym_size(-1) != 0; }
+
 struct Forward : Kept<2> {
   static constexpr auto compute = tensor_product;
 
@@ -83,13 +86,14 @@ struct Forward : Kept<2> {
 
   static variable_list tangents(const TensorProductProblem& p, const variable_list& operands,
                                 const variable_list& along) {
-    variable_list sum(1);
-    for (std::size_t i = 0; i < operands.size(); ++i) {
-      if (!along[i].defined()) continue;
-      variable_list v = operands;
-      v[i] = along[i];
-      add(sum[0], tensor_product(p, v[0], v[1], v[2]));
+    const Tensor &x = operands[0], &y = operands[1], &w = operands[2];
+    if (along[2].defined() && has_columns(w)) {
+      const Tensor gz = at::zeros_symint({p.receivers, p.z_dim}, x.options());
+      return {second_gradients(p, gz, x, y, w, along[0], along[1], along[2])[0]};
     }
+    variable_list sum(1);
+    if (along[0].defined()) add(sum[0], tensor_product(p, along[0], y, w));
+    if (along[1].defined()) add(sum[0], tensor_product(p, x, along[1], w));
     return sum;
   }
 };
@@ -117,14 +121,16 @@ struct Backward : Kept<3> {
 };
 
 // The gradients of <g, ggz> + <p, gx> + <q, gy> + <r, gw> with respect to the operands of the double backward operator
-// for which needed(number) holds; `incoming` is g, p, q and r. With F4(gz, x, y, w) = <gz, F(x, y, w)> this sum is
-//   F4(g, a, y, w) + F4(g, x, b, w) + F4(g, x, y, c)
-//   + F4(gz, p, b, w) + F4(gz, p, y, c)
-//   + F4(gz, a, q, w) + F4(gz, a, y, r)
-//   + F4(gz, x, q, c) + F4(gz, x, b, r),
+// for which needed(number) holds; `incoming` is g, p, q and r. With F4(gz, x, y, w) = <gz, F(x, y, w)>, and D4 the part of
+// it that depends on w, this sum is
+//   F4(g, a, y, w) + F4(g, x, b, w) + D4(g, x, y, c)
+//   + F4(gz, p, b, w) + D4(gz, p, y, c)
+//   + F4(gz, a, q, w) + D4(gz, a, y, r)
+//   + D4(gz, x, q, c)
+//   + D4(gz, x, b, r),
 // and each line is what one call of the double backward operator differentiates, with respect to the operands in the
-// places of gz, x, y and w. Operands in other places need a call of the backward operator. One kernel gives all of it,
-// and takes as long as some of the calls.
+// places of gz, x, y and w: D4 is what it has of its last operand. Operands in other places need a call of the backward
+// operator. One kernel gives all of it, and takes as long as some of the calls.
 class Third {
  public:
   template <class Needed>
@@ -143,10 +149,13 @@ class Third {
       add_call({GZ, none, Y, W}, {gz, p, y, w, zero, b, c});
       add_call({none, B, C, none}, {gz, p, y, w});
     }
-    if (q.defined() || r.defined()) {
-      add_call({GZ, A, Y, W}, {gz, a, y, w, zero, q, r});
-      add_call({GZ, X, B, C}, {gz, x, b, c, zero, q, r});
+    if (q.defined() || r.defined()) add_call({GZ, A, Y, W}, {gz, a, y, w, zero, q, r});
+    if (!has_columns(w)) return;
+    if (q.defined()) {
+      add_call({GZ, X, none, none}, {gz, x, q, w, zero, zero, c});
+      add_call({none, none, C, none}, {gz, x, q, w});
     }
+    if (r.defined()) add_call({GZ, X, B, none}, {gz, x, b, w, zero, zero, r});
   }
 
   // By calls of operators that are differentiable themselves.

@@ -113,7 +113,8 @@ SOME = {
     (0, 1): KERNEL,
     (0,): COMPOSED,
     (1,): COMPOSED,
-    (2, 3): COMPOSED,
+    (2, 3): KERNEL,
+    (3,): COMPOSED,
 }
 
 

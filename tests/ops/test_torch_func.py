@@ -29,6 +29,11 @@ from eqaccel.testing import assert_close, random_operands, reference
 pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
 
 SPEC = TensorProductSpec.channelwise("2x0e+2x1o", "0e+1o", "0e+1o")
+# What paths without weights give does not depend on weights.
+MIXED, WEIGHTLESS = (
+    TensorProductSpec("2x0e+2x1o", "0e+1o", "2x0e+2x1o", [(0, 0, 0, "uvu", weighted), (0, 1, 1, "uvu", False)])
+    for weighted in (True, False)
+)
 POLYNOMIAL = PolynomialSpec(
     4,
     3,
@@ -58,16 +63,23 @@ def as_tuple(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (results,) if isinstance(results, Tensor) else results
 
 
-def product_case(order: int, device: torch.device, shared: bool = False, deterministic: bool = True) -> Case:
+def product_case(
+    order: int,
+    device: torch.device,
+    spec: TensorProductSpec = SPEC,
+    *,
+    shared: bool = False,
+    deterministic: bool = True,
+) -> Case:
     """One of the three operators of a convolution, and its operands."""
-    o = random_operands(SPEC, 3, 5, num_senders=4, shared=shared, device=device)
-    module = TensorProductConv(SPEC, deterministic=deterministic).to(device)
+    o = random_operands(spec, 3, 5, num_senders=4, shared=shared, device=device)
+    module = TensorProductConv(spec, deterministic=deterministic).to(device)
     graph = torch.ops.eqaccel.graph(o.edge_index[1], o.edge_index[0], 3, 4)
     names = ("tensor_product", "tensor_product_backward", "tensor_product_double_backward")
     operator = getattr(torch.ops.eqaccel, names[order])
-    first = [normal(3, SPEC.z_dim).to(device)] if order > 0 else []
+    first = [normal(3, spec.z_dim).to(device)] if order > 0 else []
     last = list(like((o.x, o.y, o.w), 5)) if order > 1 else []
-    tail = (graph, 3, SPEC.z_dim, True, deterministic)
+    tail = (graph, 3, spec.z_dim, True, deterministic)
     return lambda *v: operator(module.payload, module.key, *v, *tail), [*first, o.x, o.y, o.w, *last]
 
 
@@ -112,6 +124,11 @@ CASES = {
     "shared_weights": lambda device: product_case(0, device, shared=True),
     "shared_weights_backward": lambda device: product_case(1, device, shared=True),
     "shared_weights_double_backward": lambda device: product_case(2, device, shared=True),
+    "mixed_weights": lambda device: product_case(0, device, MIXED),
+    "mixed_weights_backward": lambda device: product_case(1, device, MIXED),
+    "mixed_weights_double_backward": lambda device: product_case(2, device, MIXED),
+    "no_weights": lambda device: product_case(0, device, WEIGHTLESS),
+    "no_weights_double_backward": lambda device: product_case(2, device, WEIGHTLESS),
     "atomic_backward": lambda device: product_case(1, device, deterministic=False),
     "polynomial": lambda device: polynomial_case(0, device),
     "polynomial_backward": lambda device: polynomial_case(1, device),
