@@ -55,13 +55,16 @@ def untouched_state(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_trainable(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Switches on the gradients of all parameters, which calculators switch off; gives the parameters by name."""
+    """Switches on the gradients of all parameters, which calculators switch off; gives the parameters by name.
+
+    Without those that stay off, as the zeros that MACE has where a contraction is to have no weights.
+    """
     parameters: dict[str, torch.Tensor] = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     before = {name: p.requires_grad for name, p in parameters.items()}
     for parameter in parameters.values():
         parameter.requires_grad_(True)
     try:
-        yield parameters
+        yield {name: p for name, p in parameters.items() if p.requires_grad}
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(before[name])

@@ -224,3 +224,15 @@ def test_paths_that_cancel_are_no_reason_to_refuse() -> None:
     sizes = symmetric(tensor).flatten(0, -2).norm(dim=0)
     assert sizes[0] < 1e-12 * tensor[..., 0].norm()
     assert report(patch(model)).accelerated
+
+
+def test_orders_without_couplings_have_no_weights_to_train() -> None:
+    """Degrees of one parity may give a contraction none of some order: MACE has zeros there, which stay as they are."""
+    model = mm.energy_model(use_so3=True)
+    fixed = {name for name, parameter in model.named_parameters() if not parameter.requires_grad_(True).requires_grad}
+    assert fixed
+    expected = model(mm.batch(model), **FULL)
+    patch(model)
+    assert {name for name, parameter in model.named_parameters() if not parameter.requires_grad} == fixed
+    for name in ("energy", "forces", "stress"):
+        assert_close(model(mm.batch(model), **FULL)[name], expected[name])
