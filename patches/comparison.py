@@ -161,7 +161,7 @@ class Comparison(ABC):
                 right = run(self.original, subject)
             if next(_excesses(value, right, bounds), None) is not None:
                 # A model may multiply rounding by more than usual. How much is seen where its input is rounded anew.
-                sensitivity = _apart(run(self.original, self.rounded_anew(subject)), right, eps)
+                sensitivity = self._sensitivity(run, self.original, subject, right)
                 bounds = {name: unit + FACTOR * eps * sensitivity[name] for name in bounds}
             self._compare(subject, torch.float64, value, right, bounds)
             found.append(Truth(subject, right, _apart(value, right, eps)))
@@ -193,14 +193,18 @@ class Comparison(ABC):
                 noise = right.noise if known else _apart(run(self._before, subject), right.results, eps)
                 bounds = {name: lowered[name] + eps * (floor + FACTOR * units) for name, units in noise.items()}
             if dtype == torch.float32 and next(_excesses(value, right.results, bounds), None) is not None:
-                # One evaluation may be close by chance. What rounding does is seen where the input is rounded anew.
-                moved = [run(patched, self.rounded_anew(subject, seed)) for seed in range(_ROUNDINGS)]
-                units = [_apart(results, right.results, torch.finfo(torch.float64).eps) for results in moved]
-                bounds = {
-                    name: max(bound, lowered[name] + eps * max(found[name] for found in units))
-                    for name, bound in bounds.items()
-                }
+                sensitivity = self._sensitivity(run, patched, subject, right.results)
+                bounds = {name: max(bound, lowered[name] + eps * sensitivity[name]) for name, bound in bounds.items()}
             self._compare(subject, dtype, value, right.results, bounds)
+
+    def _sensitivity(self, run: Run, model: torch.nn.Module, subject: Any, truth: Results) -> dict[str, float]:
+        """What rounding does, in units of float64: how far results are from the truth where the input is rounded anew.
+
+        The largest of some evaluations, of which one may be close by chance.
+        """
+        moved = [run(model, self.rounded_anew(subject, seed)) for seed in range(_ROUNDINGS)]
+        units = [_apart(results, truth, torch.finfo(torch.float64).eps) for results in moved]
+        return {name: max(found[name] for found in units) for name in truth.values}
 
     def _compare(
         self, subject: Any, dtype: torch.dtype, value: Results, truth: Results, bounds: Mapping[str, float]
