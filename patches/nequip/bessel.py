@@ -30,7 +30,8 @@ class BesselEncoding(Replacement):
 
     def dense(self, data: _Data) -> _Data:
         """`forward` with eqaccel's kernels."""
-        x, weights = data[self.norm_length_field], self.bessel_weights.view(-1)
+        weights = self.bessel_weights.view(-1)
+        x = data[self.norm_length_field].to(weights.dtype)  # the type that NequIP has positions in, if they are in it
         data["edge_cutoff"] = self.eqaccel.cutoff(x, weights[:0]).to(self._output_dtype)
         data[self.edge_invariant_field] = self.eqaccel.functions(x, weights).to(self._output_dtype)
         return data

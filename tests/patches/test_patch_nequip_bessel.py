@@ -98,3 +98,17 @@ def test_report(device: torch.device) -> None:
         (row,) = (row for row in found.rows if row.kind == "BesselEdgeLengthEncoding")
         assert note in row.note
     assert row.accelerated
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_positions_in_single_precision(dtype: str, device: torch.device) -> None:
+    """NequIP has them in double precision, but takes them from who has not."""
+    results = []
+    for model in (nm.model(dtype=dtype), patched(nm.model(dtype=dtype))):
+        data = nm.data(device=device)
+        rounded = {name: t.float() if t.is_floating_point() else t for name, t in data.items()}
+        results.append(model.to(device)(rounded))
+    for name in ("total_energy", "forces", "stress"):
+        plain, found = (result[name] for result in results)
+        assert found.dtype == plain.dtype
+        torch.testing.assert_close(found, plain, rtol=0, atol=3e-5 * float(plain.abs().max()))
