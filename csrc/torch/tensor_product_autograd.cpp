@@ -87,6 +87,7 @@ struct Forward : Kept<2> {
   static variable_list tangents(const TensorProductProblem& p, const variable_list& operands,
                                 const variable_list& along) {
     const Tensor &x = operands[0], &y = operands[1], &w = operands[2];
+    // With a tangent in the place of w paths without weights would give theirs once more.
     if (along[2].defined() && has_columns(w)) {
       const Tensor gz = at::zeros_symint({p.receivers, p.z_dim}, x.options());
       return {second_gradients(p, gz, x, y, w, along[0], along[1], along[2])[0]};
