@@ -7,14 +7,15 @@ parameters and in all floating-point tensors of the input.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from eqaccel.errors import PatchError, VerificationError
 from eqaccel.patches.comparison import Comparison, Results, Run, differentiated, random_like
@@ -38,7 +39,7 @@ class Example:
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Any:
         """The arguments with each tensor replaced; containers and objects that hold tensors are others."""
-        return tree_map(lambda leaf: _mapped(leaf, function), self.arguments)
+        return _mapped(self.arguments, function)
 
 
 class ExampleVerification(Comparison):
@@ -112,17 +113,27 @@ class ExampleVerification(Comparison):
         return Results(values, {name: float(value.abs().sum()) for name, value in values.items()} | of_derivatives)
 
 
-def _mapped(leaf: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same with each tensor replaced, in copies of the containers and objects that hold them."""
+    return tree_map(lambda leaf: _mapped_leaf(leaf, function), tree)
+
+
+def _mapped_leaf(leaf: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(leaf, Tensor):
         return function(leaf)
-    if _holds_tensors(leaf):
+    if isinstance(leaf, (torch.nn.Module, type)):
+        return leaf
+    if hasattr(leaf, "clone") and hasattr(leaf, "apply"):  # as in torch_geometric
         return leaf.clone().apply(function)
+    if isinstance(leaf, MutableMapping):  # of a class of its own
+        copied = copy.copy(leaf)
+        copied.update({key: _mapped(value, function) for key, value in leaf.items()})
+        return copied
+    if any(isinstance(value, Tensor) for value in getattr(leaf, "__dict__", {}).values()):
+        copied = copy.copy(leaf)
+        vars(copied).update({name: _mapped(value, function) for name, value in vars(leaf).items()})
+        return copied
     return leaf
-
-
-def _holds_tensors(leaf: Any) -> bool:
-    """Whether it is an object with tensors, as torch_geometric has them."""
-    return not isinstance(leaf, (torch.nn.Module, type)) and hasattr(leaf, "clone") and hasattr(leaf, "apply")
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -133,6 +144,5 @@ def _tensors(tree: Any) -> list[Tensor]:
         found.append(tensor)
         return tensor
 
-    for leaf in tree_leaves(tree):
-        _mapped(leaf, kept)
+    _mapped(tree, kept)
     return found

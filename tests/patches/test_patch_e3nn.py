@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -198,6 +199,47 @@ def test_examples_of_objects_and_keywords() -> None:
         eqaccel.patch(network, example=example)
         assert torch.equal(data.tensors["x"], x)
         assert_same(network(data.clone()).tensors["z"], expected, torch.float32)
+
+
+class Record(dict):
+    """A dictionary of a class of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """An object with tensors among its attributes."""
+
+    x: Tensor
+    others: tuple[Tensor, ...] = ()
+
+
+class OfKind(nn.Module):
+    """A network that takes and gives objects of one class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = o3.Linear("2x1o", "3x1o")
+
+    def forward(self, data: Any) -> Any:
+        """The same kind, of the map."""
+        return type(data)(x=self.linear(data["x"] if isinstance(data, dict) else data.x))
+
+
+@pytest.mark.parametrize("kind", [Record, Fields])
+def test_examples_of_classes_of_their_own(kind: type) -> None:
+    """Tensors in them are found: converted, differentiated and compared."""
+    x = rows(2, 4, 6, dtype=torch.float32)
+    network, example = OfKind(), (kind(x=x, others=(x[:1],)),)
+    check = ExampleVerification(network, example)
+    found = check._run(check.original, check._example).values
+    expected = network(*example)
+    assert_same(found["output 0"], expected["x"] if kind is Record else expected.x, torch.float32)
+    derivatives = [f"derivative of a loss in input {number}" for number in range(2)]
+    assert [name for name in found if "input" in name] == derivatives
+    assert bool(found[derivatives[0]].any())
+    eqaccel.patch(network, example=example)
+    assert eqaccel.report(network).accelerated
+    assert not x.requires_grad
 
 
 def test_what_cannot_be_patched_says_why() -> None:
