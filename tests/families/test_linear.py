@@ -16,7 +16,7 @@ from family_checks import (
     forms,
     with_another_number,
 )
-from hosts import assert_no_spills, needs_hipcc, needs_nvrtc
+from hosts import needs_hipcc, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -473,7 +473,7 @@ def test_cuda_kernels_compile(arch: str) -> None:
         for _, direction, resources in cuda_resources(linear_payload(spec)[0], directions, arch):
             for kernel in kernels[direction]:
                 used = resources[kernel]
-                assert_no_spills(used)
+                assert used["spill_store_bytes"] == 0
                 # As much as there is without being asked; none is not named.
                 assert used.get("shared_bytes", 0) <= min(48 * 1024, TARGETS[arch].shared_bytes)
 

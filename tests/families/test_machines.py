@@ -11,7 +11,6 @@ import pytest
 import torch
 from executor_checks import assert_computes_the_same
 from folders import TESTS
-from hosts import assert_no_spills
 
 from eqaccel import TensorProductConv, TensorProductSpec, runtime
 from eqaccel.__main__ import main
@@ -122,7 +121,7 @@ def test_a_class_that_is_short_of_registers_has_a_plan_of_its_own() -> None:
         source = program.source("hip" if arch.startswith("gfx") else "cuda", "float32", direction.value, arch)
         assert source.endswith(body_of(plan))
     log = runtime.compile_cuda(program.source("cuda", "float32", direction.value, "sm_120"), "sm_120")[1]
-    assert_no_spills(runtime.resources(log)["eq_main_0"])
+    assert runtime.resources(log)["eq_main_0"]["spill_store_bytes"] == 0
 
 
 def test_an_architecture_that_nothing_is_known_of_gets_the_smallest_kernel() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from folders import SUPPORT
-from hosts import assert_no_spills, compile_cpp, needs_nvrtc
+from hosts import compile_cpp, needs_nvrtc
 from runtime_checks import program, read
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -403,8 +403,7 @@ def test_kernels_compile_without_spills(arch: str, spec: MatrixProductSpec) -> N
     kernels = range(text.number(f"{body}/kernels"))
     used = runtime.resources(log)
     assert set(used) == {"eq_pack", *(f"eq_product_{n}" for n in kernels)}
-    for kernel in used.values():
-        assert_no_spills(kernel)
+    assert all(kernel["spill_store_bytes"] == 0 for kernel in used.values())
     assert "serialized" not in log  # ptxas says so if the tensor cores have to wait for registers
     room = TARGETS[arch.removesuffix("a")].shared_bytes
     assert max(text.number(f"{body}/{n}/shared_bytes") for n in kernels) <= room
