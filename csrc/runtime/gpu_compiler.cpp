@@ -253,11 +253,11 @@ Resources read_resources(const std::string& log) {
       kernel = &resources[line.substr(start, line.find(' ', start) - start)];
     }
     if (!kernel) continue;
-    const auto before = [&](const char* text, const char* as) {  // "<number> text"
+    const auto before = [&](const char* text, const char* as) {  // "<number> text"; functions come after their kernel
       const std::size_t at = line.find(text);
       if (at == std::string::npos || at == 0) return;
       const std::size_t start = line.find_last_not_of("0123456789", at - 1) + 1;
-      if (start < at) (*kernel)[as] = std::stoll(line.substr(start));
+      if (start < at) (*kernel)[as] += std::stoll(line.substr(start));
     };
     const auto after = [&](const char* text, const char* as) {  // "text: <number>"
       const std::size_t at = line.find(text);

@@ -29,7 +29,7 @@ std::vector<std::string> find_nvrtc(const std::vector<std::string>& folders);
 void set_package_folders(const std::vector<std::string>&);
 
 // Kernel name -> {"registers", "stack_bytes", "spill_store_bytes", "spill_load_bytes", "shared_bytes"}, as far as the
-// compiler printed them.
+// compiler printed them; stack and spills with those of the functions that the kernel calls.
 using Resources = std::map<std::string, std::map<std::string, int64_t>>;
 Resources read_resources(const std::string& log);
 

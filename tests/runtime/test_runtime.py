@@ -343,6 +343,19 @@ def test_resources_are_read_from_both_compilers():
     assert runtime.resources("nothing of use") == {}
 
 
+def test_resources_of_a_kernel_count_the_functions_that_it_calls():
+    log = (
+        "ptxas info    : Compiling entry function 'scale' for 'sm_90'\n"
+        "ptxas info    : Function properties for scale\n"
+        "ptxas         .     208 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
+        "ptxas info    : Used 255 registers, used 1 barriers, 208 bytes cumulative stack size\n"
+        "ptxas info    : Function properties for _Z4calledv\n"
+        "ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
+    )
+    used = {"registers": 255, "stack_bytes": 224, "spill_store_bytes": 12, "spill_load_bytes": 16}
+    assert runtime.resources(log) == {"scale": used}
+
+
 def test_device_lists_are_lists():
     assert isinstance(runtime.cuda_devices(), list)
     assert isinstance(runtime.hip_devices(), list)

@@ -22,6 +22,14 @@
 #else
 #define EQ_RESIDENT(blocks) (blocks)
 #endif
+// Before CUDA 13.1 compilers for these make functions of code as long as that of a segment, with what it captures in
+// memory. Where they inline it by themselves it takes fewer registers than if they must.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 &&                                                                 \
+    (__CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0))
+#define EQ_INLINED __attribute__((always_inline))
+#else
+#define EQ_INLINED
+#endif
 
 namespace {
 

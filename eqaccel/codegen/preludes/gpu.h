@@ -330,7 +330,7 @@ EQ_FN void run_block(const eq_operands& o, const eq_work_split& split, T* shared
   Pipeline<P> pipe(o, split, shared, range.first, range.last);
   T *sums = shared + Layout<P>::sums, *turned = shared + Layout<P>::turned;
   int warps = 0, warp_groups = 0;
-  P::each_segment([&](auto segment) {
+  P::each_segment([&](auto segment) EQ_INLINED {
     typedef decltype(segment) S;
     if (pipe.warp >= warps && pipe.warp < warps + S::warp_groups * S::warps_per_group) {
       Worker<P, S> worker(pipe, split, range, warp_groups, pipe.warp - warps, sums, turned);

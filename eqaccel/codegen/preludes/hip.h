@@ -11,6 +11,7 @@
 #define EQ_PARAMETER
 #define EQ_BULK_COPY 0
 #define EQ_RESIDENT(blocks) 1
+#define EQ_INLINED
 
 namespace {
 
