@@ -86,7 +86,8 @@ def version(package: str) -> str | None:
 def load(files: Iterable[Path]) -> Results:
     """Joins the results of one benchmark that was run in pieces; of equal rows the last one counts.
 
-    A case that one piece did not begin, for lack of time or of a library, is dropped if another piece has it.
+    A case that one piece did not begin, for lack of time or of a library, is dropped if another piece has it. Whatever
+    is said of a whole run is that of the last piece; rows of other commits keep theirs.
 
     Raises:
         ValueError: If the files do not belong together.
@@ -109,10 +110,14 @@ def load(files: Iterable[Path]) -> Results:
         "system",
     )
     rows = {}
-    for row in (row for part in parts for row in part["rows"]):
-        key = tuple(row.get(name) for name in names)
-        if row.get("begun", True) or key not in rows:
-            rows[key] = row
+    for part in parts:
+        for row in part["rows"]:
+            commit = row.pop("commit", part["environment"]["commit"])
+            if commit != parts[-1]["environment"]["commit"]:
+                row["commit"] = commit
+            key = tuple(row.get(name) for name in names)
+            if row.get("begun", True) or key not in rows:
+                rows[key] = row
 
     def case(row: Row) -> tuple[Any, ...]:
         known = ["model", "problem", "graph", "shared_kib"]
@@ -139,7 +144,12 @@ def heading(results: Results) -> str:
     facts = results["environment"]
     found = ", ".join(f"{name} {number}" for name, number in facts["versions"].items() if number)
     limits = ", ".join(f"{name} {value:.0f}" for name, value in results.get("roofline", {}).items() if value)
-    parts = [facts["device"], f"{facts['threads']} threads", results["dtype"], found, f"commit {facts['commit']}"]
+    others: dict[str, dict[str, None]] = {}
+    for row in (row for row in results["rows"] if "commit" in row):
+        name = next(row[key] for key in ("model", "problem", "layer", "implementation") if row.get(key))
+        others.setdefault(row["commit"], {})[name] = None
+    commits = "; ".join([facts["commit"], *(f"of {commit}: {', '.join(of)}" for commit, of in others.items())])
+    parts = [facts["device"], f"{facts['threads']} threads", results["dtype"], found, f"commit {commits}"]
     if facts.get("load_average") is not None:
         parts.append(f"load {facts['load_average']:.1f}")
     if facts.get("device_time"):

@@ -133,7 +133,17 @@ def test_pieces_join_and_are_reported_again(tmp_path, capsys):
     assert (tmp_path / "all.png").stat().st_size > 0
     assert "double backward" not in capsys.readouterr().out
 
-    from eqaccel.benchmarks.report import load
+    from eqaccel.benchmarks.report import heading, load
+
+    assert not any("commit" in row for row in joined["rows"])
+    old = json.loads(pieces[1].read_text())
+    old["environment"]["commit"] = "0ldc0de"
+    pieces[1].write_text(json.dumps(old))
+    (tmp_path / "mixed.json").write_text(json.dumps(load([pieces[1], pieces[0]])))
+    mixed = load([tmp_path / "mixed.json", pieces[0]])
+    assert [row.get("commit") for row in mixed["rows"]] == ["0ldc0de"] * 2 + [None] * 2
+    assert f"commit {mixed['environment']['commit']}; of 0ldc0de: tiny" in heading(mixed)
+    assert not any("commit" in row for row in load([pieces[0], pieces[1]])["rows"][2:])
 
     pieces[0].write_text(json.dumps(joined | {"dtype": "float64"}))
     with pytest.raises(ValueError, match="expected files of one dtype, got float32, float64"):
