@@ -192,9 +192,12 @@ class Comparison(ABC):
                 known = dtype == torch.float64 and self.is_large(subject)
                 noise = right.noise if known else _apart(run(self._before, subject), right.results, eps)
                 bounds = {name: lowered[name] + eps * (floor + FACTOR * units) for name, units in noise.items()}
-            if dtype == torch.float32 and next(_excesses(value, right.results, bounds), None) is not None:
+            if next(_excesses(value, right.results, bounds), None) is not None:
                 sensitivity = self._sensitivity(run, patched, subject, right.results)
-                bounds = {name: max(bound, lowered[name] + eps * sensitivity[name]) for name, bound in bounds.items()}
+                factor = FACTOR if dtype == torch.float64 else 1.0  # in which the truth is rounded as much
+                bounds = {
+                    name: max(bound, lowered[name] + factor * eps * sensitivity[name]) for name, bound in bounds.items()
+                }
             self._compare(subject, dtype, value, right.results, bounds)
 
     def _sensitivity(self, run: Run, model: torch.nn.Module, subject: Any, truth: Results) -> dict[str, float]:

@@ -13,6 +13,7 @@ from eqaccel import patch, report
 from eqaccel.errors import CompileError, MissingCompilerError, PatchError, SharedMemoryError, VerificationError
 from eqaccel.families import FAMILIES
 from eqaccel.patches import coefficients, comparison, counting, nodes, operators, rounding, structures, verify
+from eqaccel.patches.example import Example, ExampleVerification
 from eqaccel.patches.finder import find_models
 from eqaccel.patches.mace import MaceKind
 from eqaccel.patches.mace import swapping as mace_swapping
@@ -184,6 +185,40 @@ def test_failed_compilation_of_polynomials_is_an_error(
     assert caught.value.log == "its log"
     assert not any(hasattr(module, "payload") for module in model.modules())
     assert any("no kernel" in row.note for row in report(model).rows if row.kind == "SphericalHarmonics")
+
+
+class Chaotic(Model):
+    """Multiplies what rounding does to a product by some millions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        o3 = pytest.importorskip("e3nn.o3")
+        self.product = o3.FullyConnectedTensorProduct("8x0e+8x1o", "8x0e+8x1o", "8x0e")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = torch.sigmoid(self.product(x, x))
+        for _ in range(24):
+            value = 3.99 * value * (1 - value)
+        return value
+
+
+@pytest.mark.parametrize("seeds", [(), (0,), (0, 1, 2), (0, 1, 2, 3)])
+def test_chaotic_models_pass_unless_no_rounding_shows_it(seeds: tuple[int, ...], monkeypatch) -> None:
+    """Some evaluations are close to the truth by chance: these seeds round nothing."""
+    plain = ExampleVerification.rounded_anew
+
+    def rounded_anew(self: ExampleVerification, subject: Example, seed: int = 0) -> Example:
+        return subject if seed in seeds else plain(self, subject, seed)
+
+    monkeypatch.setattr(ExampleVerification, "rounded_anew", rounded_anew)
+    generator = torch.Generator().manual_seed(0)
+    network = Chaotic().double()
+    example = torch.randn(8, 32, dtype=torch.float64, generator=generator)
+    if len(seeds) == 4:
+        with pytest.raises(VerificationError, match="Chaotic is not the same after patching"):
+            patch(network, example=(example,))
+    else:
+        assert patch(network, example=(example,)) is network
 
 
 def test_unknown_structures_are_left_with_the_reason(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

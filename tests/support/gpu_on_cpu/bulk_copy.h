@@ -14,6 +14,7 @@
 #define EQ_CONSTANT const
 #define EQ_PARAMETER
 #define EQ_RESIDENT(blocks) (blocks)
+#define EQ_INLINED
 #define __device__
 #define __noinline__ __attribute__((noinline))
 
