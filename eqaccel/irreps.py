@@ -7,11 +7,14 @@ it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias, overload
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, count
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, overload
 
 from eqaccel.errors import IrrepsError
+
+if TYPE_CHECKING:
+    import torch
 
 _IRREP = re.compile(r"\s*(\d+)\s*([eoy])\s*", re.ASCII)
 _TERM = re.compile(r"\s*(?:(\d+)\s*x)?\s*(\d+)\s*([eoy])\s*", re.ASCII)
@@ -27,8 +30,8 @@ class Irrep(_DegreeAndParity):
 
     It is the tuple (l, p), so e3nn reads it wherever it takes an irrep.
 
-    Attributes:
-        l: Degree, 0, 1, 2, ...
+    Args:
+        l: Degree, 0, 1, 2, ...; or, without `p`, whatever `parse` reads.
         p: Parity, +1 (even, ``e``) or -1 (odd, ``o``).
 
     Raises:
@@ -37,7 +40,9 @@ class Irrep(_DegreeAndParity):
 
     __slots__ = ()
 
-    def __new__(cls, l: int, p: int) -> Irrep:  # noqa: D102, E741
+    def __new__(cls, l: Any, p: int | None = None) -> Irrep:  # noqa: D102, E741
+        if p is None and not _is_int(l):
+            return cls.parse(l)
         if not _is_int(l) or l < 0:
             raise IrrepsError(f"irrep degree l: expected an integer >= 0, got {l!r}")
         if not _is_int(p) or p not in (1, -1):
@@ -71,16 +76,31 @@ class Irrep(_DegreeAndParity):
         l = int(degree)  # noqa: E741
         return cls(l, {"e": 1, "o": -1, "y": (-1) ** l}[parity])
 
+    @classmethod
+    def iterator(cls, lmax: int | None = None) -> Iterator[Irrep]:
+        """Iterates over the irreps up to a degree, or all of them: by degree, that of the harmonic first."""
+        for l in count() if lmax is None else range(lmax + 1):  # noqa: E741
+            yield from (cls(l, (-1) ** l), cls(l, -((-1) ** l)))
+
     @property
     def dim(self) -> int:
         """Number of components, 2l+1."""
         return 2 * self.l + 1
 
-    def __mul__(self, other: Irrep) -> Iterator[Irrep]:  # type: ignore[override]
+    def is_scalar(self) -> bool:
+        """Whether it is ``0e``, which no rotation or inversion changes."""
+        return self == (0, 1)
+
+    def __mul__(self, other: IrrepLike) -> Iterator[Irrep]:  # type: ignore[override]
         """Iterates over the irreps in the product of two, by increasing degree."""
-        if not isinstance(other, Irrep):
-            return NotImplemented
-        return (Irrep(l, self.p * other.p) for l in range(abs(self.l - other.l), self.l + other.l + 1))  # noqa: E741
+        ir = Irrep.parse(other)
+        return (Irrep(l, self.p * ir.p) for l in range(abs(self.l - ir.l), self.l + ir.l + 1))  # noqa: E741
+
+    def __rmul__(self, mul: int) -> Irreps:  # type: ignore[override]
+        return Irreps([(mul, self)])
+
+    def __add__(self, other: IrrepsLike) -> Irreps:  # type: ignore[override]
+        return Irreps(self) + other
 
     def __str__(self) -> str:
         return f"{self.l}{'e' if self.p == 1 else 'o'}"
@@ -132,9 +152,9 @@ class Irreps(tuple[MulIrrep, ...]):
         )
 
     @classmethod
-    def spherical_harmonics(cls, lmax: int) -> Irreps:
-        """The irreps of the spherical harmonics of degree 0 to `lmax`: ``1x0e+1x1o+1x2e+...``."""
-        return cls((1, (l, (-1) ** l)) for l in range(lmax + 1))  # noqa: E741
+    def spherical_harmonics(cls, lmax: int, p: int = -1) -> Irreps:
+        """The irreps of the spherical harmonics of degree 0 to `lmax`: ``1x0e+1x1o+1x2e+...``; all even if `p` is 1."""
+        return cls((1, (l, p**l)) for l in range(lmax + 1))  # noqa: E741
 
     @property
     def dim(self) -> int:
@@ -145,6 +165,60 @@ class Irreps(tuple[MulIrrep, ...]):
     def num_irreps(self) -> int:
         """Number of irreps, counted with their multiplicities."""
         return sum(block.mul for block in self)
+
+    @property
+    def ls(self) -> list[int]:
+        """The degree of each irrep, counted with its multiplicity."""
+        return [block.ir.l for block in self for _ in range(block.mul)]
+
+    @property
+    def lmax(self) -> int:
+        """The largest degree.
+
+        Raises:
+            IrrepsError: If there is no irrep.
+        """
+        if not self.ls:
+            raise IrrepsError(f"lmax: expected at least one irrep, got {self!r}")
+        return max(self.ls)
+
+    def count(self, ir: IrrepLike) -> int:  # type: ignore[override]
+        """The multiplicity of an irrep, of all its blocks together."""
+        wanted = Irrep.parse(ir)
+        return sum(block.mul for block in self if block.ir == wanted)
+
+    def randn(
+        self,
+        *size: int,
+        normalization: str = "component",
+        requires_grad: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """Random rows with these irreps.
+
+        Args:
+            size: Shape of the tensor, in which -1 stands for `dim`.
+            normalization: "component", elements of variance one, or "norm", irreps of norm one.
+            requires_grad: Whether it is to be differentiated by.
+            dtype: Its type, torch's default if None.
+            device: Where it is, torch's default if None.
+
+        Raises:
+            IrrepsError: If the normalization is unknown, or no -1 or several are in the size.
+        """
+        import torch
+
+        if normalization not in ("component", "norm") or size.count(-1) != 1:
+            expected = "-1 once in size, and the normalization component or norm"
+            raise IrrepsError(f"randn: expected {expected}, got {size} and {normalization!r}")
+        at = size.index(-1)
+        rows = torch.randn(*size[:at], self.dim, *size[at + 1 :], dtype=dtype, device=device)
+        if normalization == "norm":
+            for part, (mul, ir) in zip(self.slices(), self, strict=True):
+                block = rows.narrow(at, part.start, mul * ir.dim).unflatten(at, (mul, ir.dim))
+                block.div_(block.norm(dim=at + 1, keepdim=True))
+        return rows.requires_grad_(requires_grad)
 
     def offsets(self) -> tuple[int, ...]:
         """Index of the first element of each block within a row."""
@@ -164,6 +238,34 @@ class Irreps(tuple[MulIrrep, ...]):
                 blocks.append(MulIrrep(mul, ir))
         return Irreps(blocks)
 
+    def remove_zero_multiplicities(self) -> Irreps:
+        """Drops the blocks of multiplicity 0."""
+        return Irreps(block for block in self if block.mul > 0)
+
+    def filter(self, keep: Chosen | None = None, *, drop: Chosen | None = None, lmax: int | None = None) -> Irreps:
+        """The blocks of some irreps; one of the arguments says which, or none for all.
+
+        Args:
+            keep: Irreps to keep, whatever their multiplicities; or a function of a block that says whether to.
+            drop: Irreps to leave out, or a function.
+            lmax: The largest degree to keep.
+
+        Raises:
+            IrrepsError: If there is more than one argument.
+        """
+        if sum(argument is not None for argument in (keep, drop, lmax)) > 1:
+            raise IrrepsError("filter: expected one of keep, drop and lmax, got several")
+        if lmax is not None:
+            return Irreps(block for block in self if block.ir.l <= lmax)
+        if keep is None and drop is None:
+            return self
+        is_chosen = _chooser(drop if keep is None else keep)
+        return Irreps(block for block in self if is_chosen(block) == (keep is not None))
+
+    def regroup(self) -> Irreps:
+        """Sorts the blocks and joins those of the same irrep."""
+        return self.sort().irreps.simplify()
+
     def sort(self) -> SortedIrreps:
         """Sorts the blocks by irrep, equal ones in the order that they have, as e3nn does."""
         inv = tuple(sorted(range(len(self)), key=lambda index: self[index].ir))
@@ -179,8 +281,19 @@ class Irreps(tuple[MulIrrep, ...]):
             return Irreps(super().__getitem__(index))
         return super().__getitem__(index)
 
+    def __contains__(self, ir: object) -> bool:
+        """Whether an irrep has a block, which may be of multiplicity 0."""
+        wanted = Irrep.parse(ir)
+        return any(block.ir == wanted for block in self)
+
     def __add__(self, other: IrrepsLike) -> Irreps:  # type: ignore[override]
         return Irreps((*self, *Irreps(other)))
+
+    def __mul__(self, times: SupportsIndex) -> Irreps:
+        """All blocks so many times, one after another."""
+        return Irreps(super().__mul__(times))
+
+    __rmul__ = __mul__
 
     def __str__(self) -> str:
         return "+".join(map(str, self))
@@ -208,6 +321,16 @@ IrrepLike: TypeAlias = Irrep | str | tuple[int, int] | Any
 
 IrrepsLike: TypeAlias = Irreps | Irrep | str | Iterable[tuple[int, IrrepLike] | IrrepLike] | Any
 """What `Irreps` reads; `Any` stands for e3nn's own objects."""
+
+Chosen: TypeAlias = IrrepsLike | Callable[[MulIrrep], bool]
+"""What `Irreps.filter` keeps or drops."""
+
+
+def _chooser(chosen: Any) -> Callable[[MulIrrep], bool]:
+    if callable(chosen):
+        return chosen
+    wanted = {ir for _, ir in Irreps(chosen)}
+    return lambda block: block.ir in wanted
 
 
 def _is_int(value: object) -> bool:

@@ -9,6 +9,7 @@ os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads
 import pickle
 
 import pytest
+import torch
 from e3nn import o3
 
 from eqaccel.errors import IrrepsError
@@ -66,6 +67,71 @@ def test_products_and_order_are_those_of_e3nn() -> None:
             theirs = [str(ir) for ir in o3.Irrep(a) * o3.Irrep(b)]
             assert [str(ir) for ir in Irrep.parse(a) * Irrep.parse(b)] == theirs
             assert (Irrep.parse(a) < Irrep.parse(b)) == (o3.Irrep(a) < o3.Irrep(b))
+
+
+def test_what_networks_ask_of_irreps_is_answered_as_by_e3nn() -> None:
+    for text in ("2x0e+3x1o+0e+0x2e+1x1e", "1o", "3x0o+0x0e"):
+        ours, theirs = Irreps(text), o3.Irreps(text)
+        for ir in ("0e", "0o", "1o", "1e", "2e", "3o"):
+            assert (ir in ours) == (Irrep(ir) in ours) == (o3.Irrep(ir) in ours) == (ir in theirs)
+            assert ours.count(ir) == ours.count(o3.Irrep(ir)) == theirs.count(ir)
+            assert Irrep(ir).is_scalar() == o3.Irrep(ir).is_scalar()
+        assert (ours.lmax, ours.ls) == (theirs.lmax, theirs.ls)
+        for mine, other in (
+            (2 * ours, 2 * theirs),
+            (ours * 2, theirs * 2),
+            (ours.remove_zero_multiplicities(), theirs.remove_zero_multiplicities()),
+            (ours.regroup(), theirs.sort().irreps.simplify()),
+            (ours + theirs, theirs + ours),
+            (3 * Irrep("1o"), 3 * o3.Irrep("1o")),
+            (Irrep("1o") + Irrep("0e"), o3.Irrep("1o") + o3.Irrep("0e")),
+            (ours.filter(lambda block: block.mul > 1), [block for block in theirs if block.mul > 1]),
+            (ours.filter(drop=lambda block: block.mul > 1), [block for block in theirs if block.mul <= 1]),
+            (ours.filter(["0e", "1e"]), [block for block in theirs if block.ir in o3.Irreps("0e+1e")]),
+            (ours.filter(drop="7x0e+1e"), [block for block in theirs if block.ir not in o3.Irreps("0e+1e")]),
+            (ours.filter(lmax=0), [block for block in theirs if block.ir.l == 0]),
+            (ours.filter(), theirs),
+        ):
+            assert isinstance(mine, Irreps)
+            assert mine == Irreps(other)
+    assert Irreps.spherical_harmonics(3, p=1) == Irreps("0e+1e+2e+3e")
+    assert list(Irrep.iterator(2)) == [Irrep(str(ir)) for ir in o3.Irrep.iterator(2)]
+    assert [str(ir) for ir in Irrep("1o") * "1e"] == ["0o", "1o", "2o"]
+    assert Irrep("2y") == Irrep(o3.Irrep("2e")) == Irrep((2, 1)) == Irrep(2, 1)
+
+
+@pytest.mark.parametrize("size", [(-1,), (5, -1), (5, -1, 3)])
+@pytest.mark.parametrize("normalization", ["component", "norm"])
+def test_random_rows_are_those_of_e3nn(size: tuple[int, ...], normalization: str) -> None:
+    options = {"normalization": normalization, "dtype": torch.float64, "requires_grad": True}
+    rows = []
+    for irreps in (Irreps("2x0e+0x1e+3x1o"), o3.Irreps("2x0e+0x1e+3x1o")):
+        torch.manual_seed(0)
+        rows.append(irreps.randn(*size, **options))
+    mine, theirs = rows
+    assert (mine.shape, mine.dtype, mine.requires_grad) == (theirs.shape, torch.float64, True)
+    if normalization == "component":
+        assert torch.equal(mine, theirs)
+    else:
+        at = size.index(-1)
+        vectors = mine.narrow(at, 2, 9).unflatten(at, (3, 3)).norm(dim=at + 1)
+        torch.testing.assert_close(vectors, torch.ones_like(vectors))
+        torch.testing.assert_close(mine.narrow(at, 0, 2).abs(), torch.ones_like(mine.narrow(at, 0, 2)))
+
+
+def test_errors_of_what_is_asked() -> None:
+    irreps = Irreps("2x0e+1o")
+    with pytest.raises(IrrepsError, match="lmax: expected at least one irrep"):
+        _ = Irreps("0x1o").lmax
+    with pytest.raises(IrrepsError, match="expected one of keep, drop and lmax, got several"):
+        irreps.filter("0e", lmax=1)
+    for size, normalization in (((3,), "component"), ((-1, -1), "component"), ((-1,), "element")):
+        with pytest.raises(IrrepsError, match="randn: expected -1 once"):
+            irreps.randn(*size, normalization=normalization)
+    with pytest.raises(IrrepsError, match="parity p: expected"):
+        Irrep(1)
+    with pytest.raises(IrrepsError, match="cannot read irrep 'x'"):
+        _ = "x" in irreps
 
 
 @pytest.mark.parametrize(
