@@ -13,11 +13,8 @@ from eqaccel.irreps import Irreps
 from eqaccel.o3.instructions import ProductInstruction
 from eqaccel.wigner import WignerConvention, wigner_3j
 
-NAME = "_compiled_main_left_right"
-"""e3nn's child that holds them, and computes with them."""
-
-OTHER_NAME = "_compiled_main_right"
-"""e3nn's child that holds those of the method `right`."""
+PRODUCT, RIGHT = "_compiled_main_left_right", "_compiled_main_right"
+"""e3nn's children that hold them, and compute with them: the product, and its method `right`."""
 
 
 class CouplingTensors(nn.Module):
@@ -57,9 +54,13 @@ class CouplingTensors(nn.Module):
 
 
 def coupling_tensors(
-    irreps: tuple[Irreps, Irreps, Irreps], instructions: Iterable[ProductInstruction], spec: TensorProductSpec
+    child: str,
+    irreps: tuple[Irreps, Irreps, Irreps],
+    instructions: Iterable[ProductInstruction],
+    spec: TensorProductSpec,
 ) -> CouplingTensors:
-    """The constants that e3nn keeps for a product, in torch's default dtype."""
+    """The constants that e3nn keeps in a child of a product, in torch's default dtype."""
+    is_kept = {PRODUCT: _is_kept, RIGHT: _is_kept_by_right}[child]
     convention = spec.convention or WignerConvention.E3NN_0_5  # either, where none is said
     buffers = {}
     for item in instructions:
@@ -67,10 +68,10 @@ def coupling_tensors(
         l1, l2, l3 = (block.ir.l for block in blocks)
         if 0 in item.path_shape:
             continue
-        if _is_kept(item, (l1, l2, l3)):
+        if is_kept(item, (l1, l2, l3)):
             tensor = torch.tensor(wigner_3j(l1, l2, l3, convention), dtype=torch.get_default_dtype())
             buffers[f"_w3j_{l1}_{l2}_{l3}"] = tensor
-        if "<" in item.connection_mode:
+        if "<" in item.connection_mode and child == PRODUCT:
             mul = blocks[0].mul
             buffers[f"_triu_indices_{mul}"] = torch.triu_indices(mul, mul, 1)
     return CouplingTensors(buffers)
@@ -83,3 +84,12 @@ def _is_kept(item: ProductInstruction, degrees: tuple[int, ...]) -> bool:
     if not item.has_weight and item.connection_mode in ("uvu", "uuw"):
         return True
     return 0 not in degrees and not (item.connection_mode == "uuu" and degrees == (1, 1, 1))
+
+
+def _is_kept_by_right(item: ProductInstruction, degrees: tuple[int, ...]) -> bool:
+    """The same for the method `right`, which e3nn has not got for every mode."""
+    if "<" in item.connection_mode:
+        return False
+    if item.connection_mode in ("uuw", "uvuv") or (not item.has_weight and item.connection_mode in ("uvu", "uvv")):
+        return True
+    return 0 not in degrees

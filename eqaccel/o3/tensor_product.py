@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import torch
@@ -13,7 +13,7 @@ from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.tensor_product import Instruction, TensorProductSpec
 from eqaccel.families.tensor_product.spec.normalization import path_coefficients
 from eqaccel.irreps import Irreps, IrrepsLike
-from eqaccel.o3.coupling_tensors import NAME, OTHER_NAME, CouplingTensors, coupling_tensors
+from eqaccel.o3.coupling_tensors import PRODUCT, RIGHT, CouplingTensors, coupling_tensors
 from eqaccel.o3.instructions import ProductInstruction
 from eqaccel.o3.rows import ProductRows
 from eqaccel.o3.weights import Weighted, output_mask, weight_rules
@@ -38,7 +38,7 @@ class TensorProduct(Weighted):
         internal_weights: Whether the module has weights of its own; by default if they are shared and there are some.
         shared_weights: Whether all rows have the same weights; by default they have.
         compile_left_right: Accepted as e3nn has it. It says whether state dicts hold the constants of e3nn's program.
-        compile_right: Accepted as e3nn has it; `right` can be called either way.
+        compile_right: The same for those of `right`, which can be called either way.
         normalization: Older name of `irrep_normalization`.
         convention: Whose signs coupling tensors have, "e3nn<0.5" or "e3nn>=0.5"; by default those of the e3nn that is
             installed. Only some paths of odd l1+l2+l3 depend on it.
@@ -96,7 +96,8 @@ class TensorProduct(Weighted):
         )
         irreps = (spec.irreps_in1, spec.irreps_in2, spec.irreps_out)
         coefficients = path_coefficients(irreps, parsed, by_irrep, by_path, variances)
-        self._set(spec, _instructions(irreps, parsed, coefficients), compile_left_right)
+        programs = {PRODUCT: compile_left_right, RIGHT: compile_right}
+        self._set(spec, _instructions(irreps, parsed, coefficients), programs)
         has_own = internal and spec.weight_numel > 0
         self._set_weights(internal, None, (spec.weight_numel,) if has_own else None)
 
@@ -118,7 +119,7 @@ class TensorProduct(Weighted):
         found = [ProductInstruction(*(getattr(item, name) for name in fields)) for item in module.instructions]
         product = cls.__new__(cls)
         nn.Module.__init__(product)
-        product._set(spec, found, NAME in module._modules and any(True for _ in module._modules[NAME].buffers()))
+        product._set(spec, found, {child: _has_buffers(module._modules.get(child)) for child in (PRODUCT, RIGHT)})
         product._set_weights(bool(module.internal_weights), module.weight, None)
         return product.to(module.output_mask).train(module.training)
 
@@ -177,8 +178,10 @@ class TensorProduct(Weighted):
         parts = [w.reshape(*leading, math.prod(shape)) for w, shape in zip(weight, shapes, strict=True)]
         return torch.cat(parts, -1)
 
-    def _set(self, spec: TensorProductSpec, instructions: list[ProductInstruction], has_constants: bool) -> None:
-        """Sets all but the weights."""
+    def _set(
+        self, spec: TensorProductSpec, instructions: list[ProductInstruction], has_constants: Mapping[str, bool]
+    ) -> None:
+        """Sets all but the weights; children that hold constants are named as e3nn's."""
         self.spec = spec
         self.irreps_in1, self.irreps_in2, self.irreps_out = spec.irreps_in1, spec.irreps_in2, spec.irreps_out
         self.instructions = instructions
@@ -186,8 +189,9 @@ class TensorProduct(Weighted):
         self.shared_weights = spec.shared_weights
         self.kernel = ProductRows(spec)
         irreps = (self.irreps_in1, self.irreps_in2, self.irreps_out)
-        self.add_module(NAME, coupling_tensors(irreps, instructions, spec) if has_constants else CouplingTensors())
-        self.add_module(OTHER_NAME, CouplingTensors())
+        for child, has in has_constants.items():
+            constants = coupling_tensors(child, irreps, instructions, spec) if has else CouplingTensors()
+            self.add_module(child, constants)
 
     def _set_weights(self, internal: bool, weight: Tensor | None, shape: tuple[int, ...] | None) -> None:
         """Sets the weights and the mask of the output."""
@@ -203,6 +207,10 @@ class TensorProduct(Weighted):
     def _result(self) -> str:
         paths = sum(math.prod(item.path_shape) for item in self.instructions)
         return f"{self.irreps_out.simplify()} | {paths} paths | {self.weight_numel} weights"
+
+
+def _has_buffers(module: nn.Module | None) -> bool:
+    return module is not None and any(True for _ in module.buffers())
 
 
 def _floats(values: Iterable[float] | None) -> list[float] | None:

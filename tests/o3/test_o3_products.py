@@ -148,6 +148,30 @@ def test_state_dicts_go_both_ways(name: str) -> None:
     assert TensorProductSpec.from_e3nn(ours) == ours.spec
 
 
+@pytest.mark.parametrize("program", [{"compile_left_right": False}, {}])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_state_dicts_have_the_constants_of_right(weighted: bool, program: dict[str, bool]) -> None:
+    """Those of every mode that e3nn has the method for, with degrees of zero and without."""
+    irreps = "3x0e+3x1o+3x1e"
+    modes = [("uuw", "3x1e"), ("uuu", "3x1e"), ("uvu", "3x1e"), ("uvv", "3x1e"), ("uvuv", "9x1e")]
+    modes += [("uvw", "2x1e")] if weighted else []
+    couplings = [(0, 2), (2, 0), (1, 1), (2, 2)]
+    for number, (mode, block) in enumerate(modes):
+        if mode == "uuw" and not weighted:
+            block = "1x1e"
+        instructions = [(i, j, 0, mode, weighted) for i, j in couplings]
+        for kept in (instructions, instructions[:2], instructions[number % 2 :: 3]):
+            arguments = (irreps, irreps, block, kept)
+            original = e3nn.o3.TensorProduct(*arguments, **program, compile_right=True)
+            for ours in (
+                o3.TensorProduct(*arguments, **program, compile_right=True),
+                o3.TensorProduct.from_e3nn(original),
+            ):
+                assert ours.state_dict().keys() == original.state_dict().keys(), (mode, kept)
+                original.load_state_dict(ours.state_dict())
+                ours.load_state_dict(original.state_dict())
+
+
 def test_programs_of_torch_take_the_classes() -> None:
     product, linear = o3.FullyConnectedTensorProduct("2x0e+2x1o", "0e+1o", "3x0e+2x1o"), o3.Linear("2x1o", "3x1o")
     x, y = rows(5, 8, dtype=torch.float32), rows(1, 4, dtype=torch.float32)
