@@ -13,7 +13,7 @@ from eqaccel.patches.replacement import Replacement
 
 
 class PolynomialHarmonics(Replacement):
-    """An `e3nn.o3.SphericalHarmonics` of degree nine at most."""
+    """An `e3nn.o3.SphericalHarmonics` of degree eleven at most."""
 
     note = "replaced by eqaccel.Polynomial"
     gains_on_cpu = True
@@ -36,7 +36,7 @@ def polynomial_of(harmonics: Any) -> torch.nn.Module:
     """The polynomials of a `SphericalHarmonics`.
 
     Raises:
-        PatchError: If it has degrees above nine.
+        PatchError: If it has degrees above eleven.
     """
     try:
         return harmonics_polynomial(harmonics._ls_list, harmonics.normalization)

@@ -19,8 +19,8 @@ from eqaccel.ops.library import is_traced
 from eqaccel.roots import add, root
 from eqaccel.wigner import wigner_3j_squares
 
-MAX_DEGREE = MAX_POWER**2
-"""Largest degree of spherical harmonics: polynomials in those of degrees up to `MAX_POWER`."""
+MAX_DEGREE = 11
+"""Largest degree of spherical harmonics, which is that of couplings too."""
 
 _NORMALIZATIONS = ("integral", "component", "norm")
 
@@ -45,7 +45,7 @@ class SphericalHarmonics(nn.Module):
     Raises:
         IrrepsError: If irreps cannot be read.
         SpecError: If degrees, parities or the normalisation make no sense.
-        UnsupportedError: If a degree is above nine.
+        UnsupportedError: If a degree is above `MAX_DEGREE`.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ def _input_parity(wanted: Any, irreps_in: Any) -> int:
 
 
 class HighHarmonics(torch.nn.Module):
-    """Spherical harmonics of degrees up to nine: polynomials in those of degrees one to three, which are such too.
+    """Spherical harmonics of high degrees: polynomials in those of degrees up to three, or four, which are such too.
 
     Args:
         degrees: Of the outputs, in order.
@@ -166,8 +166,9 @@ class HighHarmonics(torch.nn.Module):
 
     def __init__(self, degrees: list[int], normalization: str) -> None:
         super().__init__()
-        self.lower = Polynomial(_harmonics(list(range(1, MAX_POWER + 1)), "norm"))
-        self.higher = Polynomial(_harmonics_of_harmonics(degrees, normalization))
+        most = MAX_POWER if max(degrees) <= MAX_POWER**2 else MAX_POWER + 1
+        self.lower = harmonics_polynomial(range(1, most + 1), "norm")
+        self.higher = Polynomial(_harmonics_of_harmonics(degrees, normalization, most))
         self.num_outputs = self.higher.num_outputs
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
@@ -220,15 +221,15 @@ def _norm(degree: int, normalization: str) -> tuple[int, float]:
     return {"norm": (1, 1.0), "component": (size, 1.0), "integral": (size, 4 * math.pi)}[normalization]
 
 
-def _harmonics_of_harmonics(degrees: list[int], normalization: str) -> PolynomialSpec:
-    """Harmonics as polynomials in those of degrees one to three, whose squares add up to one.
+def _harmonics_of_harmonics(degrees: list[int], normalization: str, most: int) -> PolynomialSpec:
+    """Harmonics as polynomials in those of degrees one to `most`, whose squares add up to one.
 
     A degree is the sum of at most three such degrees, the highest ones that are, coupled one after the other. On the
     axis that the middle component belongs to, all others are zero and it is one, which gives factor and sign.
     """
     terms, output = [], 0
     for degree in degrees:
-        parts = [MAX_POWER] * (degree // MAX_POWER) + [degree % MAX_POWER] * (degree % MAX_POWER > 0)
+        parts = [most] * (degree // most) + [degree % most] * (degree % most > 0)
         polynomials: list[dict[tuple[int, ...], float]] = [{(): 1.0}]
         total = 0
         for part in parts:
@@ -244,7 +245,7 @@ def _harmonics_of_harmonics(degrees: list[int], normalization: str) -> Polynomia
         for polynomial in polynomials:
             terms += [Term(output, 0, f, math.sqrt(norm / area) * c) for f, c in polynomial.items()]
             output += 1
-    return PolynomialSpec((MAX_POWER + 1) ** 2 - 1, 1, output, tuple(terms))
+    return PolynomialSpec((most + 1) ** 2 - 1, 1, output, tuple(terms))
 
 
 def _couple(lower: list[_Squares], coupling: Mapping[tuple[int, int, int], Fraction]) -> list[_Squares]:
