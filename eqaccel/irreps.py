@@ -9,12 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, count
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeAlias, overload
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, overload
 
 from eqaccel.errors import IrrepsError
-
-if TYPE_CHECKING:
-    import torch
 
 _IRREP = re.compile(r"\s*(\d+)\s*([eoy])\s*", re.ASCII)
 _TERM = re.compile(r"\s*(?:(\d+)\s*x)?\s*(\d+)\s*([eoy])\s*", re.ASCII)
@@ -186,39 +183,6 @@ class Irreps(tuple[MulIrrep, ...]):
         """The multiplicity of an irrep, of all its blocks together."""
         wanted = Irrep.parse(ir)
         return sum(block.mul for block in self if block.ir == wanted)
-
-    def randn(
-        self,
-        *size: int,
-        normalization: str = "component",
-        requires_grad: bool = False,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> torch.Tensor:
-        """Random rows with these irreps.
-
-        Args:
-            size: Shape of the tensor, in which -1 stands for `dim`.
-            normalization: "component", elements of variance one, or "norm", irreps of norm one.
-            requires_grad: Whether it is to be differentiated by.
-            dtype: Its type, torch's default if None.
-            device: Where it is, torch's default if None.
-
-        Raises:
-            IrrepsError: If the normalization is unknown, or no -1 or several are in the size.
-        """
-        import torch
-
-        if normalization not in ("component", "norm") or size.count(-1) != 1:
-            expected = "-1 once in size, and the normalization component or norm"
-            raise IrrepsError(f"randn: expected {expected}, got {size} and {normalization!r}")
-        at = size.index(-1)
-        rows = torch.randn(*size[:at], self.dim, *size[at + 1 :], dtype=dtype, device=device)
-        if normalization == "norm":
-            for part, (mul, ir) in zip(self.slices(), self, strict=True):
-                block = rows.narrow(at, part.start, mul * ir.dim).unflatten(at, (mul, ir.dim))
-                block.div_(block.norm(dim=at + 1, keepdim=True))
-        return rows.requires_grad_(requires_grad)
 
     def offsets(self) -> tuple[int, ...]:
         """Index of the first element of each block within a row."""

@@ -9,7 +9,6 @@ os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads
 import pickle
 
 import pytest
-import torch
 from e3nn import o3
 
 from eqaccel.errors import IrrepsError
@@ -100,34 +99,12 @@ def test_what_networks_ask_of_irreps_is_answered_as_by_e3nn() -> None:
     assert Irrep("2y") == Irrep(o3.Irrep("2e")) == Irrep((2, 1)) == Irrep(2, 1)
 
 
-@pytest.mark.parametrize("size", [(-1,), (5, -1), (5, -1, 3)])
-@pytest.mark.parametrize("normalization", ["component", "norm"])
-def test_random_rows_are_those_of_e3nn(size: tuple[int, ...], normalization: str) -> None:
-    options = {"normalization": normalization, "dtype": torch.float64, "requires_grad": True}
-    rows = []
-    for irreps in (Irreps("2x0e+0x1e+3x1o"), o3.Irreps("2x0e+0x1e+3x1o")):
-        torch.manual_seed(0)
-        rows.append(irreps.randn(*size, **options))
-    mine, theirs = rows
-    assert (mine.shape, mine.dtype, mine.requires_grad) == (theirs.shape, torch.float64, True)
-    if normalization == "component":
-        assert torch.equal(mine, theirs)
-    else:
-        at = size.index(-1)
-        vectors = mine.narrow(at, 2, 9).unflatten(at, (3, 3)).norm(dim=at + 1)
-        torch.testing.assert_close(vectors, torch.ones_like(vectors))
-        torch.testing.assert_close(mine.narrow(at, 0, 2).abs(), torch.ones_like(mine.narrow(at, 0, 2)))
-
-
 def test_errors_of_what_is_asked() -> None:
     irreps = Irreps("2x0e+1o")
     with pytest.raises(IrrepsError, match="lmax: expected at least one irrep"):
         _ = Irreps("0x1o").lmax
     with pytest.raises(IrrepsError, match="expected one of keep, drop and lmax, got several"):
         irreps.filter("0e", lmax=1)
-    for size, normalization in (((3,), "component"), ((-1, -1), "component"), ((-1,), "element")):
-        with pytest.raises(IrrepsError, match="randn: expected -1 once"):
-            irreps.randn(*size, normalization=normalization)
     with pytest.raises(IrrepsError, match="parity p: expected"):
         Irrep(1)
     with pytest.raises(IrrepsError, match="cannot read irrep 'x'"):

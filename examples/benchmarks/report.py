@@ -148,7 +148,7 @@ def heading(results: Results) -> str:
     for row in (row for row in results["rows"] if "commit" in row):
         name = next(row[key] for key in ("model", "problem", "layer", "implementation") if row.get(key))
         others.setdefault(row["commit"], {})[name] = None
-    commits = "; ".join([facts["commit"], *(f"of {commit}: {', '.join(of)}" for commit, of in others.items())])
+    commits = "; ".join([str(facts["commit"]), *(f"of {commit}: {', '.join(of)}" for commit, of in others.items())])
     parts = [facts["device"], f"{facts['threads']} threads", results["dtype"], found, f"commit {commits}"]
     if facts.get("load_average") is not None:
         parts.append(f"load {facts['load_average']:.1f}")
