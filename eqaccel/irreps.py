@@ -28,7 +28,11 @@ class Irrep(_DegreeAndParity):
     It is the tuple (l, p), so e3nn reads it wherever it takes an irrep.
 
     Args:
-        l: Degree, 0, 1, 2, ...; or, without `p`, whatever `parse` reads.
+        l: The degree; or, without `p`, whatever `parse` reads.
+        p: The parity.
+
+    Attributes:
+        l: Degree, 0, 1, 2, ...
         p: Parity, +1 (even, ``e``) or -1 (odd, ``o``).
 
     Raises:
@@ -175,9 +179,10 @@ class Irreps(tuple[MulIrrep, ...]):
         Raises:
             IrrepsError: If there is no irrep.
         """
-        if not self.ls:
+        degrees = self.ls
+        if not degrees:
             raise IrrepsError(f"lmax: expected at least one irrep, got {self!r}")
-        return max(self.ls)
+        return max(degrees)
 
     def count(self, ir: IrrepLike) -> int:  # type: ignore[override]
         """The multiplicity of an irrep, of all its blocks together."""
@@ -224,7 +229,7 @@ class Irreps(tuple[MulIrrep, ...]):
         if keep is None and drop is None:
             return self
         is_chosen = _chooser(drop if keep is None else keep)
-        return Irreps(block for block in self if is_chosen(block) == (keep is not None))
+        return Irreps(block for block in self if bool(is_chosen(block)) == (keep is not None))
 
     def regroup(self) -> Irreps:
         """Sorts the blocks and joins those of the same irrep."""

@@ -157,9 +157,9 @@ class Comparison(ABC):
             right, value = run(self.original, subject if short is None else short), run(patched, subject)
             self._refuse_nan(right)
             bounds = dict.fromkeys(right.values, unit)
-            if short is not None and next(_excesses(value, right, bounds), None) is not None:
+            if short is not None and _exceeds(value, right, bounds):
                 right = run(self.original, subject)
-            if next(_excesses(value, right, bounds), None) is not None:
+            if _exceeds(value, right, bounds):
                 # A model may multiply rounding by more than usual. How much is seen where its input is rounded anew.
                 sensitivity = self._sensitivity(run, self.original, subject, right)
                 bounds = {name: unit + FACTOR * eps * sensitivity[name] for name in bounds}
@@ -184,15 +184,15 @@ class Comparison(ABC):
             value = run(self.model, subject)
             bounds = dict.fromkeys(right.noise, eps * floor)
             lowered = dict.fromkeys(right.noise, 0.0)
-            if precision_of(self.model) and next(_excesses(value, right.results, bounds), None) is not None:
+            if precision_of(self.model) and _exceeds(value, right.results, bounds):
                 lowered = _lowered(run, patched, subject, right.results)
                 bounds = {name: bound + lowered[name] for name, bound in bounds.items()}
-            if next(_excesses(value, right.results, bounds), None) is not None:
+            if _exceeds(value, right.results, bounds):
                 # In float64 a copy says the same about a large subject, where rounding is small.
                 known = dtype == torch.float64 and self.is_large(subject)
                 noise = right.noise if known else _apart(run(self._before, subject), right.results, eps)
                 bounds = {name: lowered[name] + eps * (floor + FACTOR * units) for name, units in noise.items()}
-            if next(_excesses(value, right.results, bounds), None) is not None:
+            if _exceeds(value, right.results, bounds):
                 sensitivity = self._sensitivity(run, patched, subject, right.results)
                 factor = FACTOR if dtype == torch.float64 else 1.0  # in which the truth is rounded as much
                 bounds = {
@@ -288,6 +288,10 @@ def _excesses(value: Results, truth: Results, bounds: Mapping[str, float]) -> It
         error, bound = distance(value.values[name], expected), bounds[name] * truth.scales[name]
         if not error <= bound:  # written so that NaN fails
             yield name, error, bound
+
+
+def _exceeds(value: Results, truth: Results, bounds: Mapping[str, float]) -> bool:
+    return next(_excesses(value, truth, bounds), None) is not None
 
 
 def _lowered(run: Run, patched: torch.nn.Module, subject: Any, truth: Results) -> dict[str, float]:

@@ -86,6 +86,7 @@ def test_what_networks_ask_of_irreps_is_answered_as_by_e3nn() -> None:
             (Irrep("1o") + Irrep("0e"), o3.Irrep("1o") + o3.Irrep("0e")),
             (ours.filter(lambda block: block.mul > 1), [block for block in theirs if block.mul > 1]),
             (ours.filter(drop=lambda block: block.mul > 1), [block for block in theirs if block.mul <= 1]),
+            (ours.filter(lambda block: block.mul), [block for block in theirs if block.mul]),
             (ours.filter(["0e", "1e"]), [block for block in theirs if block.ir in o3.Irreps("0e+1e")]),
             (ours.filter(drop="7x0e+1e"), [block for block in theirs if block.ir not in o3.Irreps("0e+1e")]),
             (ours.filter(lmax=0), [block for block in theirs if block.ir.l == 0]),

@@ -216,7 +216,7 @@ def _paths(
 
 
 def _biases(irreps_out: Irreps, biases: bool | Sequence[bool] | None) -> list[LinearInstruction]:
-    are_scalars = [ir.l == 0 and ir.p == 1 for _, ir in irreps_out]
+    are_scalars = [ir.is_scalar() for _, ir in irreps_out]
     chosen = (
         [bool(biases) and scalar for scalar in are_scalars] if biases is None or isinstance(biases, bool) else biases
     )

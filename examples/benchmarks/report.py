@@ -144,17 +144,23 @@ def heading(results: Results) -> str:
     facts = results["environment"]
     found = ", ".join(f"{name} {number}" for name, number in facts["versions"].items() if number)
     limits = ", ".join(f"{name} {value:.0f}" for name, value in results.get("roofline", {}).items() if value)
-    others: dict[str, dict[str, None]] = {}
-    for row in (row for row in results["rows"] if "commit" in row):
-        name = next(row[key] for key in ("model", "problem", "layer", "implementation") if row.get(key))
-        others.setdefault(row["commit"], {})[name] = None
-    commits = "; ".join([str(facts["commit"]), *(f"of {commit}: {', '.join(of)}" for commit, of in others.items())])
-    parts = [facts["device"], f"{facts['threads']} threads", results["dtype"], found, f"commit {commits}"]
+    parts = [facts["device"], f"{facts['threads']} threads", results["dtype"], found, f"commit {_commits(results)}"]
     if facts.get("load_average") is not None:
         parts.append(f"load {facts['load_average']:.1f}")
     if facts.get("device_time"):
         parts.append("times of the device alone")
     return "; ".join([*parts, facts["date"], *([limits] if limits else [])])
+
+
+def _commits(results: Results) -> str:
+    """The commit of the results, and what was measured at others."""
+    others: dict[str, dict[str, None]] = {}  # names in order, each once
+    for row in results["rows"]:
+        if "commit" in row:
+            name = next(row[key] for key in ("model", "problem", "layer", "implementation") if row.get(key))
+            others.setdefault(row["commit"], {})[name] = None
+    found = (f"of {commit}: {', '.join(names)}" for commit, names in others.items())
+    return "; ".join([str(results["environment"]["commit"]), *found])
 
 
 def product_table(results: Results) -> str:
