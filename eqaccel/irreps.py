@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate, count
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, overload
 
@@ -66,7 +67,7 @@ class Irrep(_DegreeAndParity):
             return cls._from_text(*match.groups())
         # Attributes first: e3nn's Irrep is a tuple, but one that refuses to tell its length.
         irrep: Any = value
-        if hasattr(irrep, "l") and hasattr(irrep, "p"):
+        if _is_irrep(irrep):
             return cls(int(irrep.l), int(irrep.p))
         if isinstance(value, tuple) and len(value) == 2:
             return cls(*value)
@@ -106,6 +107,8 @@ class Irrep(_DegreeAndParity):
     def __str__(self) -> str:
         return f"{self.l}{'e' if self.p == 1 else 'o'}"
 
+    __repr__ = __str__
+
 
 class MulIrrep(NamedTuple):
     """A block of irreps: the same irrep `mul` times; `mul` may be 0, as in e3nn."""
@@ -121,14 +124,17 @@ class MulIrrep(NamedTuple):
     def __str__(self) -> str:
         return f"{self.mul}x{self.ir}"
 
+    def __repr__(self) -> str:
+        return str(self)
+
 
 class Irreps(tuple[MulIrrep, ...]):
     """A direct sum of irreps: an immutable sequence of `MulIrrep` blocks, in order, never merged or sorted.
 
     Args:
-        value: Text (``128x0e + 1o``; a missing multiplicity is 1, empty text is the empty sum), another `Irreps`, an
-            `Irrep`, an iterable of (mul, irrep) pairs or of single irreps, or an e3nn-like object with the attributes
-            `dim` and `num_irreps` whose text has this form.
+        value: Text (``128x0e + 1o``; a missing multiplicity is 1, empty text is the empty sum, as None is), another
+            `Irreps`, an `Irrep`, an iterable of (mul, irrep) pairs or of single irreps, or an e3nn-like object with the
+            attributes `dim` and `num_irreps` whose text has this form.
 
     Raises:
         IrrepsError: If `value` is none of these; the message quotes the part that was not understood.
@@ -136,11 +142,13 @@ class Irreps(tuple[MulIrrep, ...]):
 
     __slots__ = ()
 
-    def __new__(cls, value: IrrepsLike = ()) -> Irreps:  # noqa: D102
+    def __new__(cls, value: IrrepsLike | None = ()) -> Irreps:  # noqa: D102
         if isinstance(value, Irreps):
             return value
-        if isinstance(value, Irrep):
-            return super().__new__(cls, (MulIrrep(1, value),))
+        if value is None:
+            return super().__new__(cls)
+        if _is_irrep(value):
+            return super().__new__(cls, (MulIrrep(1, Irrep.parse(value)),))
         if isinstance(value, str):
             return super().__new__(cls, _parse_terms(value))
         if hasattr(value, "num_irreps") and hasattr(value, "dim"):
@@ -181,7 +189,7 @@ class Irreps(tuple[MulIrrep, ...]):
         """
         degrees = self.ls
         if not degrees:
-            raise IrrepsError(f"lmax: expected at least one irrep, got {self!r}")
+            raise IrrepsError(f"lmax: expected at least one irrep, got '{self}'")
         return max(degrees)
 
     def count(self, ir: IrrepLike) -> int:  # type: ignore[override]
@@ -193,9 +201,14 @@ class Irreps(tuple[MulIrrep, ...]):
         """Index of the first element of each block within a row."""
         return tuple(accumulate((block.dim for block in self), initial=0))[:-1]
 
-    def slices(self) -> tuple[slice, ...]:
+    def slices(self) -> list[slice]:
         """The elements of each block within a row."""
-        return tuple(slice(start, start + block.dim) for start, block in zip(self.offsets(), self, strict=True))
+        return [slice(start, start + block.dim) for start, block in zip(self.offsets(), self, strict=True)]
+
+    @property
+    def slice_by_mul(self) -> SliceByMul:
+        """The irreps counted with their multiplicities: ``irreps.slice_by_mul[1:3]`` are the second and the third."""
+        return SliceByMul(self)
 
     def simplify(self) -> Irreps:
         """Joins neighbouring blocks of the same irrep, and drops those of multiplicity 0, as e3nn does."""
@@ -267,8 +280,31 @@ class Irreps(tuple[MulIrrep, ...]):
     def __str__(self) -> str:
         return "+".join(map(str, self))
 
-    def __repr__(self) -> str:
-        return f"Irreps('{self}')"
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class SliceByMul:
+    """What `Irreps.slice_by_mul` gives.
+
+    Attributes:
+        irreps: The irreps that are sliced.
+    """
+
+    irreps: Irreps
+
+    def __getitem__(self, index: slice) -> Irreps:
+        """The irreps of a slice.
+
+        Raises:
+            IrrepsError: If it is no slice, or one with a step.
+        """
+        if not isinstance(index, slice) or index.step not in (None, 1):
+            raise IrrepsError(f"slice_by_mul: expected a slice without a step, got {index!r}")
+        start, stop, _ = index.indices(self.irreps.num_irreps)
+        ends = accumulate(block.mul for block in self.irreps)
+        parts = [(min(stop, end) - max(start, end - mul), ir) for (mul, ir), end in zip(self.irreps, ends, strict=True)]
+        return Irreps((mul, ir) for mul, ir in parts if mul > 0)
 
 
 class SortedIrreps(NamedTuple):
@@ -298,8 +334,18 @@ Chosen: TypeAlias = IrrepsLike | Callable[[MulIrrep], bool]
 def _chooser(chosen: Any) -> Callable[[MulIrrep], bool]:
     if callable(chosen):
         return chosen
-    wanted = {ir for _, ir in Irreps(chosen)}
+    if isinstance(chosen, MulIrrep) or _is_irrep(chosen):
+        chosen = [chosen]
+    elif isinstance(chosen, str):
+        chosen = Irreps(chosen)
+    # In a list a pair of numbers is a degree and a parity, as in e3nn.
+    wanted = {Irrep.parse(getattr(item, "ir", item)) for item in chosen}
     return lambda block: block.ir in wanted
+
+
+def _is_irrep(value: object) -> bool:
+    """Whether it is an irrep, of eqaccel or of e3nn."""
+    return hasattr(value, "l") and hasattr(value, "p")
 
 
 def _is_int(value: object) -> bool:
@@ -321,7 +367,7 @@ def _parse_terms(text: str) -> Iterator[MulIrrep]:
 
 
 def _parse_block(block: Any) -> MulIrrep:
-    if isinstance(block, str) or (hasattr(block, "l") and hasattr(block, "p")):
+    if isinstance(block, str) or _is_irrep(block):
         return MulIrrep(1, Irrep.parse(block))
     try:
         mul, ir = block

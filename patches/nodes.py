@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -123,6 +124,8 @@ def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[t
         raise PatchError(f"its forward method is that of {owner}, not of e3nn's {name}")
     if ADDED in vars(module) or ADDED in module._modules:
         raise PatchError(f"it has an attribute `{ADDED}` of its own")
+    if (dtype := _dtype(model, module)) not in (torch.float32, torch.float64):
+        raise PatchError(f"its numbers are {dtype}, and kernels take torch.float32 or torch.float64")
     try:
         with default_dtype(torch.float64):
             replacement, added, examples = forms[name].build(model, module)
@@ -136,6 +139,12 @@ def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[t
         # A module of another version of e3nn may look different; the model works with it as it is.
         raise PatchError(f"its structure is unknown here ({type(error).__name__}: {error})") from error
     return replacement, added
+
+
+def _dtype(model: torch.nn.Module, module: torch.nn.Module) -> torch.dtype:
+    """The type of numbers of a module; of its model, if it has none of its own."""
+    tensors = chain.from_iterable((*owner.parameters(), *owner.buffers()) for owner in (module, model))
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
 
 
 def _compare(replacement: Any, examples: tuple[Any, ...]) -> None:
@@ -176,16 +185,16 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def random_rows(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
-    """Operands to compare a form on, of the dtype and device of `like`."""
-    generator = torch.Generator().manual_seed(0)  # a generator of its own: the global RNG stays untouched
+def random_rows(rows: int, columns: int, like: torch.Tensor, operand: int = 0) -> torch.Tensor:
+    """An operand to compare a form on, of the dtype and device of `like`; operands of other numbers are other ones."""
+    generator = torch.Generator().manual_seed(operand)  # a generator of its own: the global RNG stays untouched
     return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(like)
 
 
 def random_attributes(columns: int, like: torch.Tensor) -> torch.Tensor:
     """Attributes to compare a form on: one-hot ones, a row of zeros, and mixtures."""
     one_hot = torch.eye(columns)[[0, columns - 1]].to(like)
-    return torch.cat([one_hot, torch.zeros_like(one_hot[:1]), random_rows(2, columns, like)])
+    return torch.cat([one_hot, torch.zeros_like(one_hot[:1]), random_rows(2, columns, like, operand=1)])
 
 
 def _linear(_: torch.nn.Module, linear: Any) -> Form:

@@ -33,7 +33,7 @@ def test_reads_what_e3nn_reads(text: str) -> None:
     assert str(ours) == str(theirs)
     assert [(mul, ir.l, ir.p) for mul, ir in ours] == [(mul, ir.l, ir.p) for mul, ir in theirs]
     assert (ours.dim, ours.num_irreps) == (theirs.dim, theirs.num_irreps)
-    assert list(ours.slices()) == list(theirs.slices())
+    assert ours.slices() == theirs.slices()
     assert list(ours.offsets()) == [part.start for part in theirs.slices()]
     assert Irreps(theirs) == Irreps(list(theirs)) == Irreps(str(ours)) == Irreps(ours) == ours
     assert hash(Irreps(theirs)) == hash(ours)
@@ -44,7 +44,8 @@ def test_other_forms() -> None:
     assert Irreps([(2, "0e"), "1o"]) == Irreps([(2, (0, 1)), (1, Irrep(1, -1))]) == expected
     assert Irreps([MulIrrep(2, Irrep(0, 1)), o3.Irrep("1o")]) == expected
     assert Irreps(Irrep(2, 1)) == Irreps("2e")
-    assert Irreps() == Irreps("")
+    assert Irreps(o3.Irrep("2e")) == Irreps([o3.Irrep("2e")]) == Irreps("2e")
+    assert Irreps() == Irreps(None) == Irreps("")
 
 
 def test_is_a_sequence() -> None:
@@ -54,7 +55,8 @@ def test_is_a_sequence() -> None:
     assert isinstance(irreps[1:], Irreps)
     assert str(irreps[1:]) == "3x1o+1x2e"
     assert irreps[:1] + "4x1e" == Irreps("2x0e+4x1e")
-    assert repr(irreps) == "Irreps('2x0e+3x1o+1x2e')"
+    assert (repr(irreps), repr(irreps[1]), repr(irreps[1].ir)) == ("2x0e+3x1o+1x2e", "3x1o", "1o")
+    assert Irreps(repr(irreps)) == irreps
     assert pickle.loads(pickle.dumps(irreps)) == irreps
     assert Irreps.spherical_harmonics(3) == Irreps(o3.Irreps.spherical_harmonics(3))
 
@@ -89,6 +91,11 @@ def test_what_networks_ask_of_irreps_is_answered_as_by_e3nn() -> None:
             (ours.filter(lambda block: block.mul), [block for block in theirs if block.mul]),
             (ours.filter(["0e", "1e"]), [block for block in theirs if block.ir in o3.Irreps("0e+1e")]),
             (ours.filter(drop="7x0e+1e"), [block for block in theirs if block.ir not in o3.Irreps("0e+1e")]),
+            (ours.filter([(0, 1), (1, -1)]), [block for block in theirs if block.ir in o3.Irreps("0e+1o")]),
+            (ours.filter(ours[0]), [block for block in theirs if block.ir == theirs[0].ir]),
+            (ours.filter(o3.Irrep("1o")), [block for block in theirs if block.ir == o3.Irrep("1o")]),
+            (ours.filter(drop=theirs[:1]), [block for block in theirs if block.ir != theirs[0].ir]),
+            (ours.filter([]), []),
             (ours.filter(lmax=0), [block for block in theirs if block.ir.l == 0]),
             (ours.filter(), theirs),
         ):
@@ -100,12 +107,25 @@ def test_what_networks_ask_of_irreps_is_answered_as_by_e3nn() -> None:
     assert Irrep("2y") == Irrep(o3.Irrep("2e")) == Irrep((2, 1)) == Irrep(2, 1)
 
 
+def test_slices_by_multiplicity_hold_single_irreps() -> None:
+    irreps = Irreps("2x0e+3x1o+0x2e+1e")
+    single = [Irreps(ir) for mul, ir in irreps for _ in range(mul)]
+    for start in (None, 0, 1, 4, -2, 9):
+        for stop in (None, 0, 2, 6, -1):
+            part = slice(start, stop)
+            assert irreps.slice_by_mul[part].simplify() == sum(single[part], Irreps()).simplify()
+    assert irreps.slice_by_mul[1:4] == Irreps("1x0e+2x1o")
+
+
 def test_errors_of_what_is_asked() -> None:
     irreps = Irreps("2x0e+1o")
     with pytest.raises(IrrepsError, match="lmax: expected at least one irrep"):
         _ = Irreps("0x1o").lmax
     with pytest.raises(IrrepsError, match="expected one of keep, drop and lmax, got several"):
         irreps.filter("0e", lmax=1)
+    for index in (1, slice(0, 2, 2)):
+        with pytest.raises(IrrepsError, match="slice_by_mul: expected a slice without a step, got"):
+            _ = irreps.slice_by_mul[index]  # type: ignore[index]
     with pytest.raises(IrrepsError, match="parity p: expected"):
         Irrep(1)
     with pytest.raises(IrrepsError, match="cannot read irrep 'x'"):

@@ -171,7 +171,7 @@ Tensor SiluRecipe::make() const {
 
 std::optional<SiluRecipe> silu_recipe(const Tensor& t) {
   const auto& producer = t.grad_fn();
-  if (!producer) return std::nullopt;
+  if (!producer || t._version() > 0) return std::nullopt;  // it may have been written to without a record
   auto recipe = silu_file::recipe_of<silu_file::Differentiable::Forward>(producer.get());
   return recipe ? recipe : silu_file::recipe_of<silu_file::Differentiable::Backward>(producer.get());
 }

@@ -109,8 +109,8 @@ class Linear(Weighted):
         Args:
             features: (..., irreps_in.dim) float32 or float64, or (..., f_in, irreps_in.dim).
             weight: In the place of the module's own: of the shape of `weight` if they are shared, else with leading
-                dimensions, which are broadcast.
-            bias: Likewise.
+                dimensions, whatever their shape: a row for each of `features`, one after another, or one for all.
+            bias: In the place of the module's own, of the shape of `bias`.
 
         Returns:
             (..., irreps_out.dim), or (..., f_out, irreps_out.dim)
@@ -159,9 +159,9 @@ class Linear(Weighted):
         for name, value, numel, more in zip(
             ("weight", "bias"), (weight, bias), (self.weight_numel, self.bias_numel), channels, strict=True
         ):
-            self._set_weight(name, value, (*more, numel) if internal and numel else None)
-        if bias is None and internal and self.bias_numel:
-            nn.init.zeros_(self.bias)
+            # Biases begin with zeros, which draw no random numbers.
+            fill = torch.randn if name == "weight" else torch.zeros
+            self._set_weight(name, value, (*more, numel) if internal and numel else None, fill)
         reached = {item.i_out for item in self.instructions if 0 not in item.path_shape}
         self.register_buffer("output_mask", output_mask(self.irreps_out, reached))
 

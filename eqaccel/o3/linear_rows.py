@@ -12,7 +12,7 @@ from eqaccel import ops
 from eqaccel.families.linear import LinearPath, LinearSpec
 from eqaccel.families.tensor_product import ConnectionMode, Instruction, TensorProductSpec
 from eqaccel.irreps import Irreps
-from eqaccel.o3.rows import as_rows, common_shape
+from eqaccel.o3.rows import as_rows
 
 
 class LinearInstruction(NamedTuple):
@@ -87,14 +87,16 @@ class LinearRows(nn.Module):
         return z
 
     def _mapped(self, x: Tensor, w: Tensor) -> Tensor:
-        """The map of (..., in) to (..., out) by weights in one row, or in one each."""
+        """The map of (..., in) to (..., out) by weights in one row, or as many rows of them as x has."""
+        shape = list(x.size()[:-1])
+        rows = as_rows(x, shape)
         if self.has_rows_of_weights:
-            shape = common_shape(x, x, w)
-            rows = as_rows(x, shape)
-            z = self.kernel(rows, torch.ones_like(rows[:, :1]), as_rows(w, shape))
+            weights = as_rows(w, list(w.size()[:-1]))
+            if weights.size(0) == 1:
+                weights = weights.expand(rows.size(0), weights.size(1))
+            z = self.kernel(rows, torch.ones_like(rows[:, :1]), weights)
         else:
-            shape = list(x.size()[:-1])
-            z = self.kernel(as_rows(x, shape), w.reshape(-1))
+            z = self.kernel(rows, w.reshape(-1))
         return z.view(shape + [z.size(-1)])  # noqa: RUF005 (TorchScript)
 
     def _folded(self, x: Tensor) -> Tensor:

@@ -127,7 +127,11 @@ class TensorSquare(TensorProduct):
         product.irreps_in = product.irreps_in1
         return product
 
-    def forward(self, x: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # type: ignore[override]  # noqa: UP045
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        weight: Optional[Tensor] = None,  # noqa: UP045 (TorchScript)
+    ) -> Tensor:
         """Multiplies (..., irreps_in.dim) by itself; see `TensorProduct.forward`."""
         return self.kernel(x, x, self._get_weights(weight))
 

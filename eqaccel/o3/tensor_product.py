@@ -141,7 +141,8 @@ class TensorProduct(Weighted):
         """
         return self.kernel(x, y, self._get_weights(weight))
 
-    def right(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    @torch.jit.export
+    def right(self, y: Tensor, weight: Optional[Tensor] = None) -> Tensor:  # noqa: UP045 (TorchScript)
         """What is left when y is known: a matrix for each row of y, by which x is multiplied.
 
         Args:
@@ -151,7 +152,7 @@ class TensorProduct(Weighted):
         Returns:
             (..., irreps_in1.dim, irreps_out.dim)
         """
-        unit = torch.eye(self.irreps_in1.dim, dtype=y.dtype, device=y.device)
+        unit = torch.eye(self._in1_dim, dtype=y.dtype, device=y.device)
         w = self._get_weights(weight)
         return self.kernel(unit, y.unsqueeze(-2), w if self.shared_weights else w.unsqueeze(-2))
 
@@ -184,6 +185,7 @@ class TensorProduct(Weighted):
         """Sets all but the weights; children that hold constants are named as e3nn's."""
         self.spec = spec
         self.irreps_in1, self.irreps_in2, self.irreps_out = spec.irreps_in1, spec.irreps_in2, spec.irreps_out
+        self._in1_dim = spec.x_dim  # TorchScript does not know irreps
         self.instructions = instructions
         self.weight_numel = spec.weight_numel
         self.shared_weights = spec.shared_weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,10 +72,16 @@ class Weighted(nn.Module):
     def _has_weight(self, item: Any) -> bool:
         return bool(item.has_weight)
 
-    def _set_weight(self, name: str, value: Tensor | None, shape: tuple[int, ...] | None) -> None:
+    def _set_weight(
+        self,
+        name: str,
+        value: Tensor | None,
+        shape: tuple[int, ...] | None,
+        fill: Callable[[tuple[int, ...]], Tensor] = torch.randn,
+    ) -> None:
         """Sets a parameter: a given one, or a new one of a shape; or an empty buffer, as e3nn has it, if neither is."""
         if value is None and shape is not None:
-            value = nn.Parameter(torch.randn(shape))
+            value = nn.Parameter(fill(shape))
         if isinstance(value, nn.Parameter):
             setattr(self, name, value)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, ClassVar, Optional
 
@@ -117,8 +118,23 @@ class TensorProduct(_Product):
             return torch.ops.eqaccel.tensor_product(
                 self.payload, self.key, x, y, weights, graph, x.size(0), self.z_dim, self.mul_ir, True
             )
+        elif torch.jit.is_tracing():
+            product = _product_for_traces()
+            return product(self.payload, self.key, x, y, weights, graph, self.z_dim, self.mul_ir)
         else:
             return call_operator(torch.ops.eqaccel.tensor_product, *self._arguments(x, y, weights, graph, x.size(0)))
+
+
+@functools.cache
+def _product_for_traces() -> Any:
+    """The product of rows as a scripted function: a trace takes the sizes that an operator is given for constants."""
+
+    def product(
+        payload: Tensor, key: int, x: Tensor, y: Tensor, w: Tensor, graph: Tensor, z_dim: int, mul_ir: bool
+    ) -> Tensor:
+        return torch.ops.eqaccel.tensor_product(payload, key, x, y, w, graph, x.size(0), z_dim, mul_ir, True)
+
+    return torch.jit.script(product)
 
 
 class TensorProductConv(_Product):

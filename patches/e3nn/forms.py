@@ -114,7 +114,7 @@ def _rows(product: Any) -> ProductRows:
 
 def _product(_: torch.nn.Module, product: Any) -> Form:
     like = product.output_mask
-    operands = [random_rows(3, product.irreps_in1.dim, like), random_rows(3, product.irreps_in2.dim, like)]
+    operands = [random_rows(3, product.irreps_in1.dim, like), random_rows(3, product.irreps_in2.dim, like, operand=1)]
     rows = _rows(product)
     return ScalarProduct if rows.is_linear else Product, rows, (*operands, *_given_weights(product))
 
@@ -128,7 +128,7 @@ def _given_weights(module: Any) -> tuple[Tensor, ...]:
     """Weights to compare both forms with, where the module has none of its own."""
     if module.internal_weights or not module.weight_numel:
         return ()
-    weights = random_rows(3, module.weight_numel, module.output_mask)
+    weights = random_rows(3, module.weight_numel, module.output_mask, operand=2)
     return (weights[0] if module.shared_weights else weights,)
 
 
@@ -139,7 +139,7 @@ def _linear(_: torch.nn.Module, linear: Any) -> Form:
     rows = LinearRows(Irreps(linear.irreps_in), Irreps(linear.irreps_out), found, linear.shared_weights)
     operands = [random_rows(3, linear.irreps_in.dim, linear.output_mask), *_given_weights(linear)]
     if not linear.internal_weights and linear.bias_numel:
-        operands.append(random_rows(1, linear.bias_numel, linear.output_mask)[0])
+        operands.append(random_rows(1, linear.bias_numel, linear.output_mask, operand=3)[0])
     return LinearOfRows, rows.to(linear.output_mask.device), tuple(operands)
 
 

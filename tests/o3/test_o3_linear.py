@@ -69,11 +69,33 @@ def test_given_weights() -> None:
         o3.Linear.from_e3nn(e3nn.o3.Linear("0e", "0e", f_in=2, f_out=2, internal_weights=False))
 
 
-def test_initial_weights_are_those_of_e3nn() -> None:
-    torch.manual_seed(3)
-    expected = e3nn.o3.Linear("4x0e", "3x0e").weight
-    torch.manual_seed(3)
-    assert torch.equal(o3.Linear("4x0e", "3x0e").weight, expected)
+SHAPES = [((2, 3), (6,)), ((6,), (2, 3)), ((3, 1), (3,)), ((3,), (1, 3)), ((2, 1), (2, 1)), ((2, 3), (1,)), ((), (1,))]
+
+
+@pytest.mark.parametrize(("leading", "of_weights"), SHAPES)
+@pytest.mark.parametrize("channels", [{}, {"f_in": 3, "f_out": 2}])
+def test_weights_of_rows_are_taken_one_after_another(
+    leading: tuple[int, ...], of_weights: tuple[int, ...], channels: dict[str, int]
+) -> None:
+    pair = made_alike("Linear", "4x0e+3x1o", "5x0e+2x1o", shared_weights=False, **channels)
+    further = tuple(channels.values())
+    assert_alike(pair, [rows(*leading, *further[:1], 13), rows(*of_weights, *further, 26, seed=1)])
+
+
+def test_weights_of_other_rows_are_refused() -> None:
+    ours = o3.Linear("4x0e+3x1o", "5x0e+2x1o", shared_weights=False)
+    with pytest.raises(OperandError, match="'w'"):
+        ours(rows(2, 3, 13), rows(3, 26))
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_initial_weights_are_those_of_e3nn(biases: bool) -> None:
+    made = []
+    for library in (e3nn.o3, o3):
+        torch.manual_seed(3)
+        first, second = (library.Linear("4x0e", "3x0e", biases=biases) for _ in range(2))
+        made.append([*first.parameters(), *second.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
 
 
 def test_bad_arguments_are_named() -> None:

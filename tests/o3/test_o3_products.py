@@ -182,6 +182,52 @@ def test_programs_of_torch_take_the_classes() -> None:
     assert torch.equal(torch.func.vmap(linear)(x[:, :6]), linear(x[:, :6]))
 
 
+TRACED = [
+    ("FullyConnectedTensorProduct", ("2x0e+3x1o", "0e+1o", "2x0e+1o"), {}),
+    ("FullyConnectedTensorProduct", ("2x0e+3x1o", "0e+1o", "2x0e+1o"), {"shared_weights": False}),
+    ("FullTensorProduct", ("2x0e+1o", "0e+1o"), {}),
+    ("TensorSquare", ("2x0e+1o",), {}),
+    ("Linear", ("2x0e+1o", "0e+1o"), {"shared_weights": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "options"), TRACED)
+def test_traces_take_any_number_of_rows(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    module = getattr(o3, name)(*args, **options).double()
+
+    def inputs(count: int) -> tuple[Tensor, ...]:
+        sides = [getattr(module, side) for side in ("irreps_in", "irreps_in1", "irreps_in2") if hasattr(module, side)]
+        dims = [side.dim for side in (sides[:1] if name in ("TensorSquare", "Linear") else sides)]
+        return tuple(rows(count, dim, seed=dim) for dim in [*dims, *([module.weight_numel] if options else [])])
+
+    traced = torch.jit.trace(module, inputs(5))
+    for count in (5, 3, 8, 0):
+        assert torch.equal(traced(*inputs(count)), module(*inputs(count)))
+
+
+class OfRight(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.product = o3.FullyConnectedTensorProduct("2x0e+3x1o", "0e+1o", "2x0e+1o", **options)
+
+    def forward(self, y: Tensor, w: Tensor) -> Tensor:
+        return self.product.right(y, w)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_scripted_products_have_their_right(shared: bool) -> None:
+    parent = OfRight(shared_weights=shared).double()
+    y, w = rows(3, 4), rows(*(() if shared else (3,)), parent.product.weight_numel, seed=1)
+    assert torch.equal(torch.jit.script(parent)(y, w), parent(y, w))
+    assert torch.equal(torch.jit.script(parent.product).right(y, w), parent(y, w))
+    assert_same(torch.einsum("zi,zio->zo", rows(3, 11), parent(y, w)), parent.product(rows(3, 11), y, w), torch.float64)
+
+
+def test_squares_can_be_scripted() -> None:
+    square = o3.TensorSquare("2x0e+1o").double()
+    assert torch.equal(torch.jit.script(square)(rows(4, 5)), square(rows(4, 5)))
+
+
 def test_signs_of_another_version_are_refused() -> None:
     old, new = (o3.FullTensorProduct("2x1o", "2e", convention=c) for c in ("e3nn<0.5", "e3nn>=0.5"))
     x, y = rows(3, 6, dtype=torch.float32), rows(3, 5, dtype=torch.float32)

@@ -66,6 +66,19 @@ def test_large_activations_are_not_kept(rows: int, holders: int, device: torch.d
     assert float((of_weight - expected).detach().abs().max()) <= bound
 
 
+@pytest.mark.parametrize("rows", [LARGE, SMALL])
+def test_an_activation_that_was_written_to_is_kept(rows: int, device: torch.device) -> None:
+    x = torch.randn(rows, WIDTH, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.randn(WIDTH, 2, dtype=torch.float64, device=device, requires_grad=True)
+    hidden = ScaledSilu(SiluSpec(FACTOR, SCALE)).to(device)(x)
+    with torch.no_grad():
+        hidden.mul_(1.5)  # as a hook of a user's may
+    (found,) = torch.autograd.grad(MatrixProduct().to(device)(hidden, weight).sum(), weight)
+    expected = hidden.detach().sum(0)[:, None].expand_as(weight)
+    bound = 64 * torch.finfo(torch.float64).eps * hidden.detach().abs().sum()
+    assert float((found - expected).abs().max()) <= bound
+
+
 def test_what_a_backward_pass_has_given_back_is_not_needed(device: torch.device) -> None:
     """The gradient of the weights alone, of activations that have been differentiated before."""
     product, activation = MatrixProduct().to(device), ScaledSilu(SiluSpec(FACTOR, SCALE)).to(device)

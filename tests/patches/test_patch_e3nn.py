@@ -155,6 +155,42 @@ def test_a_wrong_replacement_is_found_and_taken_back(monkeypatch: pytest.MonkeyP
     assert int(network.norm.state_dict().get("num_batches_tracked", 0)) == 0
 
 
+class Holder(nn.Module):
+    """A network of one module."""
+
+    def __init__(self, held: nn.Module) -> None:
+        super().__init__()
+        self.held = held
+
+
+CROSS = [
+    lambda: o3.TensorProduct("4x1o", "4x1o", "4x1e", [(0, 0, 0, "uuu", True)]),
+    lambda: o3.FullTensorProduct("1o", "1o", ["1e"]),
+    lambda: o3.FullyConnectedTensorProduct("2x1o", "2x1o", "4x1e", shared_weights=False),
+    lambda: o3.TensorProduct("2e", "2e", "1e+3e", [(0, 0, 0, "uuu", False), (0, 0, 1, "uuu", False)]),
+]
+
+
+@pytest.mark.parametrize("make", CROSS)
+def test_operands_of_one_shape_are_compared_apart(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cross product is zero where both operands are the same, and which is which cannot be seen there."""
+    network = Holder(make())
+    eqaccel.patch(network)
+    eqaccel.unpatch(network)
+    monkeypatch.setattr(
+        forms.Product, "dense", lambda self, x, y, weight=None: self.eqaccel(y, x, self._get_weights(weight))
+    )
+    with pytest.raises(VerificationError, match="held: its dense form gives other numbers"):
+        eqaccel.patch(network)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_that_kernels_do_not_take_are_left(dtype: torch.dtype) -> None:
+    for held in (o3.Linear("2x0e", "2x0e"), o3.FullTensorProduct("1o", "1o")):
+        with pytest.raises(PatchError, match=f"held .*its numbers are {dtype}, and kernels take torch.float32"):
+            eqaccel.patch(Holder(held).to(dtype))
+
+
 def test_the_original_can_be_asked_in_its_own_dtype() -> None:
     network, example = docking()
     check = ExampleVerification(network, example)
