@@ -1,5 +1,6 @@
 #include "recording.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -31,6 +32,8 @@ class OperatorNode final : public torch::autograd::CppNode<AnyOperator> {
   explicit OperatorNode(const std::type_info& op) : op_(op) {}
   std::string name() const override { return c10::demangle(op_.name()); }
 
+  bool packed = false;  // whether hooks have what it saved
+
  private:
   const std::type_info& op_;
 };
@@ -43,6 +46,9 @@ Pointer make_node(const std::type_info& op) {
     return c10::make_intrusive<OperatorNode>(op);
   else return Pointer(new OperatorNode(op), [](auto* node) { deleteNode(node); });
 }
+
+// Hooks on saved tensors, of a checkpoint for example, which expects to be asked for each once, in the backward pass.
+bool has_hooks() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
 
 }  // namespace
 
@@ -66,11 +72,16 @@ void Recording::give(at::ArrayRef<at::Tensor> results) const {
   }
 }
 
-void Recording::finish() const { operator_node(*node_).save_variables_to_ctx(); }
+void Recording::finish() const {
+  OperatorNode& node = operator_node(*node_);
+  node.packed = has_hooks();
+  node.save_variables_to_ctx();
+}
 
 AutogradContext* context_of(torch::autograd::Node* node, GradientFunction* backward) {
   auto* const known = dynamic_cast<OperatorNode*>(node);
-  return known != nullptr && backward_of(known->ctx_) == backward ? &known->ctx_ : nullptr;
+  const bool is_open = known != nullptr && !known->packed && !has_hooks();
+  return is_open && backward_of(known->ctx_) == backward ? &known->ctx_ : nullptr;
 }
 
 }  // namespace eqaccel::ops

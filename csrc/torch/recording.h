@@ -32,7 +32,8 @@ class Recording {
   Node node_;
 };
 
-// What a node keeps if `backward` computes its gradients; otherwise null.
+// What a node keeps if `backward` computes its gradients, to be looked at before these are asked for. Otherwise null, and
+// where hooks of a checkpoint or another program pack what is saved, or have done so for this node.
 AutogradContext* context_of(torch::autograd::Node* node, GradientFunction* backward);
 
 }  // namespace eqaccel::ops

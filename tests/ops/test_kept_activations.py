@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
 
 from eqaccel import MatrixProduct, ScaledSilu, SiluSpec
 
@@ -77,6 +78,45 @@ def test_an_activation_that_was_written_to_is_kept(rows: int, device: torch.devi
     expected = hidden.detach().sum(0)[:, None].expand_as(weight)
     bound = 64 * torch.finfo(torch.float64).eps * hidden.detach().abs().sum()
     assert float((found - expected).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("takes_gradient", [False, True])
+def test_checkpoints_compute_again_once(takes_gradient: bool, device: torch.device) -> None:
+    """Under hooks on saved tensors nothing is looked at before the backward pass."""
+    x = torch.randn(LARGE, 5, dtype=torch.float64, device=device, requires_grad=True)
+    weights = [torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in ((5, WIDTH), (WIDTH, 3))]
+    product, activation = MatrixProduct().to(device), ScaledSilu(SiluSpec(FACTOR, SCALE)).to(device)
+    calls = []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append(len(calls))
+        value = network(product, activation, x, *weights).square().sum()
+        if takes_gradient:  # as for forces
+            (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+            value = value + gradient.square().sum()
+        return value
+
+    expected = torch.autograd.grad(function(x), (x, *weights))
+    result = checkpoint(function, x, use_reentrant=False)
+    assert len(calls) == 2 or takes_gradient  # a gradient that is taken inside asks for what the checkpoint has
+    for ours, theirs in zip(torch.autograd.grad(result, (x, *weights)), expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12 * float(theirs.abs().max()))
+    assert len(calls) == 3 or takes_gradient
+
+
+def test_what_a_checkpoint_has_saved_is_left_to_it(device: torch.device) -> None:
+    x = torch.randn(LARGE, WIDTH, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.randn(WIDTH, 2, dtype=torch.float64, device=device, requires_grad=True)
+    calls = []
+
+    def hidden(x: Tensor) -> Tensor:
+        calls.append(len(calls))
+        return ScaledSilu(SiluSpec(FACTOR, SCALE)).to(device)(x)
+
+    result = MatrixProduct().to(device)(checkpoint(hidden, x, use_reentrant=False), weight)
+    assert len(calls) == 1
+    result.sum().backward()
+    assert len(calls) == 2
 
 
 def test_what_a_backward_pass_has_given_back_is_not_needed(device: torch.device) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from eqaccel import MatrixProduct, TensorProductConv, TensorProductSpec
 
@@ -49,6 +50,21 @@ def assert_same(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], terms: 
     """Sums in another order, of so many terms of the size of the largest result or smaller."""
     for ours, theirs in zip(found, expected, strict=True):
         assert float((ours - theirs).abs().max()) <= terms * EPS * float(theirs.abs().max())
+
+
+def test_checkpoints_compute_again_once(device: torch.device) -> None:
+    problem, calls = Problem(LARGE, device), []
+
+    def function(y: Tensor) -> Tensor:
+        calls.append(len(calls))
+        return problem.convolve(problem.weights()).square().sum() + 0 * y.sum()
+
+    wanted = (problem.x, problem.y, problem.hidden, problem.matrix)
+    expected = torch.autograd.grad(function(problem.y), wanted)
+    result = checkpoint(function, problem.y, use_reentrant=False)
+    assert len(calls) == 2
+    assert_same(torch.autograd.grad(result, wanted), expected, 1024)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("edges", [LARGE, SMALL])
