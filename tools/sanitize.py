@@ -35,6 +35,9 @@ TOOLS = ("memcheck", "racecheck")
 ROWS = (1, 41)
 """Of batches, and edges of graphs."""
 
+ABORTED_AT_EXIT, ATTEMPTS = "terminate called without an active exception", 4
+"""What a process says whose autograd thread ends after Python, as torch's do at times on a busy machine; run again then."""
+
 
 def main() -> int:
     """Runs what the command line asks for; returns 1 if a tool or a comparison finds a fault."""
@@ -68,7 +71,10 @@ def run(tool: str, name: str, kind: tuple[str, str], device: str) -> str:
     if tool:
         options = ["--kernel-name", "kernel_substring=eq_", "--error-exitcode", "9"]
         command = ["compute-sanitizer", "--tool", tool, *options, *command]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    for _ in range(ATTEMPTS):
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode == 0 or ABORTED_AT_EXIT not in ran.stderr:
+            break
     title = f"{tool or 'no tool'}, {name}, {', '.join(kind)}"
     return "" if ran.returncode == 0 else f"{title}: {ran.stdout[-2000:]}{ran.stderr[-2000:]}"
 
