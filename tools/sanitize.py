@@ -36,7 +36,7 @@ ROWS = (1, 41)
 """Of batches, and edges of graphs."""
 
 ABORTED_AT_EXIT, ATTEMPTS = "terminate called without an active exception", 4
-"""What a process says whose autograd thread ends after Python, as torch's do at times on a busy machine; run again then."""
+"""What a process says whose autograd thread ends after Python, as torch's may on a busy machine; it is run again."""
 
 
 def main() -> int:
