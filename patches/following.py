@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import ExportError
+from eqaccel.patches.agreement import check_agreement
 from eqaccel.patches.copying import duplicated
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
@@ -69,6 +70,8 @@ class Followed(ABC, Generic[Kept]):
         device, dtype = model_device(models[0]), self.kind.dtype(models[0])
         try:
             potentials = [shared_potential(self.kind, model, head) for model in models]
+            for model, potential in zip(models, potentials, strict=True):
+                check_agreement(self.kind, model, head, potential)
         except ExportError as error:
             return str(error)
         functions: list[PotentialFunction] = [*potentials]

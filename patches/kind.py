@@ -10,8 +10,9 @@ Each kind has a folder here, and a place in the table of `eqaccel.patches.finder
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,33 @@ Outputs = dict[str, Tensor]
 def class_names(module: object) -> set[str]:
     """Names of the class of an object and of all its bases: how models are recognised without importing theirs."""
     return {cls.__name__ for cls in type(module).__mro__}
+
+
+_COMPUTING = frozenset({"forward", "__call__", "_preprocess"})
+"""Methods by which a module of a library computes, `_preprocess` in SevenNet's sequences."""
+
+
+def own_methods(module: nn.Module, library: str, names: Collection[str]) -> str:
+    """Why a module may compute something else than the classes of a library do; empty if it computes just that.
+
+    What stands in for such a module has to know the very methods. A class that derives from one of these classes has
+    them as long as it overrides none, whatever name it has; what eqaccel makes of a class counts as that class.
+
+    Args:
+        module: A module, or what is in its place.
+        library: The package of the classes.
+        names: Of the classes.
+    """
+    if not isinstance(module, nn.Module) or not _COMPUTING.isdisjoint(vars(module)):
+        return f"{type(module).__name__} is not one of {library}'s own modules as it came"
+    for cls in type(module).__mro__:
+        package = re.sub(r"^<torch_package_\d+>\.", "", cls.__module__).partition(".")[0]
+        if package == library and cls.__name__ in names:
+            return ""
+        changed = sorted(_COMPUTING & vars(cls).keys())
+        if changed and package != "eqaccel":
+            return f"{cls.__name__} has a {changed[0]} method of its own"
+    return f"{type(module).__name__} is no {' or '.join(sorted(names))} of {library}"
 
 
 class ModuleKind(ABC):
@@ -350,4 +378,14 @@ def check_replaced(path: str, convolution: nn.Module) -> None:
         raise ExportError(
             f"model: expected a patched model, got {path} = {type(convolution).__name__}; call eqaccel.patch(model) "
             f"first"
+        )
+
+
+def check_own_methods(path: str, module: nn.Module, library: str, names: Collection[str]) -> None:
+    """Raises `ExportError` unless a module computes just what a class of a library does, see `own_methods`."""
+    reason = own_methods(module, library, names)
+    if reason:
+        raise ExportError(
+            f"model: expected {path} to compute what {library}'s own {' or '.join(sorted(names))} does, but {reason}; "
+            f"use the model from Python"
         )

@@ -90,6 +90,12 @@ def precision_of(model: nn.Module) -> tuple[LowPrecision, ...]:
     return tuple(name for name, modules in kinds.items() if any(True for _ in modules))
 
 
+def rounding_of(model: nn.Module) -> float:
+    """The largest unit roundoff of what is less precise in a patched model; zero if nothing is."""
+    units = {WEIGHTS: _BFLOAT16_UNIT, PRODUCTS: _TENSOR_FLOAT_UNIT}
+    return max((units[name] for name in precision_of(model)), default=0.0)
+
+
 def precision_note(low_precision: Collection[LowPrecision]) -> str:
     """What a report says of it."""
     return "; ".join(meaning for name, meaning in _MEANING.items() if name in low_precision)

@@ -21,10 +21,10 @@ from eqaccel.integrations.export.loading import FORMAT, METADATA, PACKAGE_KEY, E
 from eqaccel.integrations.export.precompiled import add_entries, check_targets, precompiled_entries
 from eqaccel.integrations.export.sources import DTYPES, chosen_dtype, chosen_head, single_model
 from eqaccel.ops import KernelModule, NeighborKernels
+from eqaccel.patches.agreement import difference, edges_of
 from eqaccel.patches.copying import duplicated
 from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.precision import precision_of
-from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.scripting import script
 from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import default_dtype, model_device
@@ -190,25 +190,11 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 def _compare(exported: Exported, structure: Structure, expected: Mapping[str, Tensor]) -> None:
     """Compares a file with the model; bounds are rounding of the absolute contributions, as when patching."""
-    dtype, device = DTYPES[exported.metadata["dtype"]], exported.metadata["device"]
-    senders, receivers = structure.edge_index
-    shifts = structure.unit_shifts @ structure.cell
-    vectors = structure.positions[receivers] - structure.positions[senders] + shifts
+    dtype = DTYPES[exported.metadata["dtype"]]
     with torch.jit.optimized_execution(False):
-        energies, gradient = exported(
-            vectors.to(device, dtype), structure.edge_index.to(device), structure.species.to(device)
+        found = exported(*edges_of(structure, exported.metadata["device"], dtype))
+    reason = difference(structure, found, expected, torch.finfo(dtype).eps)
+    if reason:
+        raise ExportError(
+            f"model: the file does not reproduce the model: {reason}; no file was written. Please report this"
         )
-    gradient = gradient.to("cpu", torch.float64)
-    forces = torch.zeros_like(structure.positions).index_add(0, senders, gradient).index_add(0, receivers, -gradient)
-    values = (energies.to("cpu", torch.float64), forces)
-    wanted = (expected["node_energy"].reshape(-1), expected["forces"])
-    work = float(wanted[1].abs().sum()) * structure.cutoff
-    scales = (float(wanted[0].abs().sum()) + work, float(wanted[1].abs().sum()))
-    for name, value, reference, scale in zip(("node energies", "forces"), values, wanted, scales, strict=True):
-        error, bound = float((value - reference).abs().max()), ROUNDING * torch.finfo(dtype).eps * scale
-        if not error <= bound:  # written so that NaN fails
-            raise ExportError(
-                f"model: the file does not reproduce the model: {name} of the {structure.name} differ by {error:.3e} "
-                f"where at most {bound:.3e} is rounding; no file was written. If the model has a forward method of its "
-                "own, it cannot be exported; otherwise please report this"
-            )

@@ -8,6 +8,8 @@ means.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, List, Optional  # noqa: UP035 (TorchScript)
 
 import torch
@@ -16,13 +18,25 @@ from torch import Tensor, nn
 from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights, depend_on_lengths
 from eqaccel.patches.elements import SYMBOLS
-from eqaccel.patches.kind import Exporting, check_replaced, class_names
+from eqaccel.patches.kind import Exporting, check_own_methods, check_replaced, class_names
 from eqaccel.patches.mace.reshaping import PermutedIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from eqaccel.patches.torch_state import model_device
 from eqaccel.prepare import model_dtype
+
+_MODELS = frozenset({"MACE", "ScaleShiftMACE"})
+"""Classes of the models in whose place a potential has something of its own."""
+
+_PARTS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "atomic_energies_fn": frozenset({"AtomicEnergiesBlock"}),
+        "pair_repulsion_fn": frozenset({"ZBLBasis"}),
+        "scale_shift": frozenset({"ScaleShiftBlock"}),
+    }
+)
+"""The same of parts of them, by their names."""
 
 
 class ExportedConvolution(Convolution):
@@ -235,6 +249,10 @@ class MaceExporting(Exporting):
                 f"model: expected a model whose energy depends on the structure alone, within the cutoff; "
                 f"{type(model).__name__} {reason}, so use it from Python"
             )
+        check_own_methods("the model", model, "mace", _MODELS)
+        for name, known in _PARTS.items():
+            if hasattr(model, name):
+                check_own_methods(name, getattr(model, name), "mace", known)
         for i, block in enumerate(model.interactions):
             check_replaced(f"interactions.{i}.conv_tp", block.conv_tp)
 

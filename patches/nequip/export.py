@@ -15,9 +15,12 @@ from torch.overrides import TorchFunctionMode
 
 from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights
-from eqaccel.patches.kind import Exporting, check_replaced, class_names
+from eqaccel.patches.kind import Exporting, check_own_methods, check_replaced, class_names
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
+
+_SUM = ("atomic_energy", "total_energy", "sum", 1.0)
+"""What the total energy is made of, into which field, and how."""
 
 
 class ExportedConvolution(Convolution):
@@ -144,6 +147,7 @@ class NequipExporting(Exporting):
         """See `Exporting.check`."""
         for path, block in _blocks(model):
             check_replaced(f"{path}.tp_scatter", block.tp_scatter)
+        _check_around(model)
         for path, module in model.named_modules():
             fields = getattr(module, "categorical_graph_field_embed_shifts", None)
             if fields:
@@ -172,6 +176,23 @@ class NequipExporting(Exporting):
                 f"{dtype}; leave dtype out, or build the model with another model_dtype"
             )
         return model.to(device)
+
+
+def _check_around(model: Any) -> None:
+    """Raises `ExportError` unless all that a model does with the energies of atoms is to add and differentiate them."""
+    check_own_methods("the model", model, "nequip", {"CompileGraphModel", "GraphModel"})
+    if hasattr(model.model, "func"):
+        check_own_methods("model.model", model.model, "nequip", {"ForceStressOutput", "PartialForceOutput"})
+    network = getattr(model.model, "func", model.model)
+    check_own_methods("the energy model", network, "nequip", {"SequentialGraphNetwork"})
+    name, total = list(network.named_children())[-1]
+    check_own_methods(f"{name}, its last module,", total, "nequip", {"AtomwiseReduce"})
+    found = (total.field, total.out_field, total.reduce, total.constant)
+    if found != _SUM:
+        raise ExportError(
+            f"model: expected {name} to add up the energies of atoms, {_SUM} of field, out_field, reduce and constant, "
+            f"got {found}; use the model from Python"
+        )
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, Any]]:

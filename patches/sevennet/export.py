@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights
 from eqaccel.patches.elements import SYMBOLS
-from eqaccel.patches.kind import Exporting, check_replaced
+from eqaccel.patches.kind import Exporting, check_own_methods, check_replaced
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
 from eqaccel.patches.sevennet import keys
@@ -214,13 +214,16 @@ class SevennetExporting(Exporting):
         """See `Exporting.check`."""
         for path, _, convolution in convolutions(model):
             check_replaced(path, convolution)
+        check_own_methods("the model", model, "sevenn", {"AtomGraphSequential"})
         for name, module in model.named_children():
-            if type(module).__name__ not in _NETWORK | _AROUND:
+            known = type(module).__name__
+            if known not in _NETWORK | _AROUND:
                 raise ExportError(
-                    f"model: expected modules of SevenNet's own classes, got {name} = {type(module).__name__}; use "
-                    f"the model from Python"
+                    f"model: expected modules of SevenNet's own classes, got {name} = {known}; use the model from "
+                    f"Python"
                 )
-        rescale = _one(model, _SCALES)
+            check_own_methods(name, module, "sevenn", {known})
+        rescale, total = _one(model, _SCALES), _one(model, {"AtomReduce"})
         reads = [(module, name) for _, _, module in convolutions(model) for name in _READS]
         if any(getattr(module, name) != _READS[name] for module, name in reads):
             raise ExportError("model: expected layers that read what SevenNet's do, got others; use it from Python")
@@ -228,8 +231,9 @@ class SevennetExporting(Exporting):
             raise ExportError(
                 "model: expected a type_map, the index of each atomic number, which this model lacks; set it"
             )
-        is_scaled = rescale is not None and rescale.key_input == keys.UNSCALED_ENERGIES
-        if not is_scaled or getattr(_one(model, {"AtomReduce"}), "constant", 1.0) != 1.0:
+        is_scaled = rescale is not None and _fields(rescale) == (keys.UNSCALED_ENERGIES, keys.ENERGIES)
+        is_summed = total is None or (_fields(total) == (keys.ENERGIES, keys.ENERGY) and total.constant == 1.0)
+        if not is_scaled or not is_summed:
             raise ExportError(
                 "model: expected energies that are scaled per atom and summed, got a model that does something else; "
                 "use it from Python"
@@ -258,6 +262,11 @@ def _modality(model: Any, head: int) -> int:
 
 def _one(model: nn.Module, names: frozenset[str] | set[str]) -> Any:
     return next((module for module in model.children() if type(module).__name__ in names), None)
+
+
+def _fields(module: Any) -> tuple[str, str]:
+    """What a module reads, and what it writes."""
+    return module.key_input, module.key_output
 
 
 def _of_types(model: Any, name: str, modality: int) -> Tensor:
