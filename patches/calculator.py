@@ -101,7 +101,6 @@ class StepState(Reported[Step], FollowedStep):
     def finish(self, calculator: Any, system: System) -> dict[str, Any]:
         """The results for what `begin` gave."""
         assert self.step is not None
-        assert self.constants is not None
         results = self.stepping.results(calculator, system, self.step(system), self.constants)
         self.calls += 1
         return results

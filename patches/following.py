@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
 from eqaccel.patches.agreement import check_agreement
@@ -44,7 +44,6 @@ class Followed(ABC, Generic[Kept]):
         skin: See `Evaluation`.
         patient: See `Step`.
         step: The step; None until it is first needed, and after the models have changed.
-        constants: (num_types,) float64, energies of isolated atoms that the first model adds; None without a step.
         renewals: How often the models had changed.
     """
 
@@ -52,10 +51,19 @@ class Followed(ABC, Generic[Kept]):
     skin: float | None = None
     patient: bool = False
     step: Kept | None = None
-    constants: NDArray[np.float64] | None = None
     renewals: int = 0
     _watch: Watch | None = None
     _settings: tuple[Any, ...] = ()
+    _constants: Tensor | None = None
+
+    @property
+    def constants(self) -> NDArray[np.float64]:
+        """Energies of isolated atoms that the first model adds, (num_types,), as they are now; there has to be a step.
+
+        It waits for a GPU.
+        """
+        assert self._constants is not None
+        return self._constants.to("cpu", torch.float64).numpy()
 
     def follow(self, models: Sequence[nn.Module], head: int, cutoff: float) -> str:
         """Makes the step anew if models or settings have changed; returns what keeps it from being made."""
@@ -79,7 +87,7 @@ class Followed(ABC, Generic[Kept]):
             programs = [partial(shared_program, self.kind, model, head) for model in models]
             functions = list(map(HostPotential, potentials, programs))
         self.step = self.make(functions, cutoff, device, dtype)
-        self.constants = potentials[0].constants.cpu().numpy()
+        self._constants = potentials[0].constants
         self._watch, self._settings = watch, settings
         return ""
 
@@ -166,7 +174,8 @@ def step_note(step: Evaluation | None, calls: int, renewals: int = 0) -> str:
 def shared_potential(kind: ModelKind, model: nn.Module, head: int) -> Potential:
     """A potential of the parameters and buffers of a model, which stays as it is.
 
-    Parameters that are trained are there as tensors without gradients, in the same memory: no step has a use for them.
+    It reads them where they are, in each call, so that whatever is written there counts. Parameters that are trained
+    are there as tensors without gradients, in the same memory: no step has a use for them.
 
     Raises:
         ExportError: If the model is none whose energy depends on the structure alone.
@@ -197,11 +206,11 @@ def _bare_potential(kind: ModelKind, model: nn.Module, head: int) -> Iterator[Po
     with torch.inference_mode(False), default_dtype(kind.dtype(model)):
         tensors = {id(tensor): _untrained(tensor) for tensor in chain(model.parameters(), model.buffers())}
         duplicate = duplicated(model, tensors)
-        constants = exporting.constants(model, head).to(model_device(model), torch.float64, copy=True)
+        constants = exporting.constants(model, head).to(model_device(model))
         yield exporting.potential(duplicate, head, constants).eval()
 
 
-def _untrained(tensor: torch.Tensor) -> torch.Tensor:
+def _untrained(tensor: Tensor) -> Tensor:
     if not tensor.requires_grad or not tensor.is_leaf:
         return tensor
-    return torch.Tensor._make_subclass(type(tensor), tensor.detach(), False)
+    return Tensor._make_subclass(type(tensor), tensor.detach(), False)

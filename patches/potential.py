@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Tuple  # noqa: UP035 (Tor
 import torch
 from torch import Tensor, nn
 
-from eqaccel.ops import EdgeWeights, KernelModule, LastProduct, TensorProductConv, convolve_in_pieces
+from eqaccel.ops import EdgeWeights, KernelModule, TensorProductConv, convolve_in_pieces
 from eqaccel.prepare import scalar_name
 
 
@@ -55,8 +55,8 @@ class Potential(nn.Module):
     Args:
         dtype: Floating-point type of the arithmetic, the vectors and the gradient.
         exchange_widths: Columns of the features that are exchanged, an entry for each exchange, in order.
-        constants: (num_types,) float64, energies of isolated atoms in eV, which are added in float64: they are
-            thousands of eV where models are trained on all electrons, and float32 has seven digits.
+        constants: (num_types,), energies of isolated atoms in eV, float64 in files. They are added in float64, because
+            they are thousands of eV where models are trained on all electrons, and float32 has seven digits.
     """
 
     if TYPE_CHECKING:
@@ -116,9 +116,9 @@ class Potential(nn.Module):
         self.check(vectors, edge_index, types, num_local)
         if num_local == 0:
             self.exchange_nothing(vectors, types.size(0), exchange)
-            return self.constants[types[:0]], torch.zeros_like(vectors)
+            return self.constants[types[:0]].to(torch.float64), torch.zeros_like(vectors)
         energies, gradient = self.differentiate(vectors, edge_index, types, num_local, exchange)
-        return self.constants[types[:num_local]] + energies, gradient
+        return self.constants[types[:num_local]].to(torch.float64) + energies, gradient
 
     def differentiate(
         self, vectors: Tensor, edge_index: Tensor, types: Tensor, num_local: int, exchange: int
@@ -180,18 +180,16 @@ class Convolution(KernelModule):
 
     Args:
         conv: The convolution of a patched model.
-        last: The end of the network that makes its weights, if the network leaves that to the convolution, as
+        last: The last layer of the network that makes its weights, if the network leaves that to the convolution, as
             `FirstLayers` does, and gives (rows, terms). So a step can make weights once for an edge and its reverse.
+            It has a `MatrixProduct` as its `eqaccel`, which multiplies by its `factors()`, (terms, weights).
     """
 
     family = TensorProductConv.family
-    if TYPE_CHECKING:  # a buffer
-        matrix: Tensor
 
-    def __init__(self, conv: TensorProductConv, last: Optional[LastProduct] = None) -> None:  # noqa: UP045 (TorchScript)
+    def __init__(self, conv: TensorProductConv, last: Any = None) -> None:
         super().__init__(conv.spec)
-        self.product = None if last is None else last.product
-        self.register_buffer("matrix", None if last is None else last.matrix.detach().clone())
+        self.last = last
         self.tuned, self.key, self.payload = conv.tuned, conv.key, conv.payload.clone()
         self.z_dim = conv.z_dim
         self.mul_ir = conv.mul_ir
@@ -199,16 +197,16 @@ class Convolution(KernelModule):
 
     def convolve(self, x: Tensor, y: Tensor, w: Tensor, receiver: Tensor, sender: Tensor) -> Tensor:
         """The convolution over edges from `sender` to `receiver`, (num_edges,) each; as `TensorProductConv`."""
-        if self.product is not None:
+        if self.last is not None:
             return torch.ops.eqaccel.weighted_convolution(
                 self.payload,
                 self.key,
-                self.product.payload,
-                self.product.key,
+                self.last.eqaccel.payload,
+                self.last.eqaccel.key,
                 x,
                 y,
                 w,
-                self.matrix,
+                self.last.factors(),
                 receiver,
                 sender,
                 self.z_dim,

@@ -56,13 +56,13 @@ class RadialPart(Replacement):
             return self.dense(x)
         return self.plain_forward(x)
 
-    def matrix(self) -> Tensor | None:
-        """What rows are multiplied by, (inputs, outputs), if that is all that the layer does with them."""
-        return None
+    def multiplies_alone(self) -> bool:
+        """Whether all that the layer does with rows is to multiply them by its `factors`."""
+        return False
 
     @staticmethod
     def shape_of(layer: Any) -> tuple[int, int] | None:
-        """Inputs and outputs of such a layer, if it has a `matrix`."""
+        """Inputs and outputs of such a layer, if it has no bias."""
         return None
 
     def factors(self) -> Tensor:
@@ -82,9 +82,9 @@ class RadialProduct(RadialPart):
         y = self.eqaccel(x, self.factors())
         return y if self.bias is None else y + self.bias
 
-    def matrix(self) -> Tensor | None:
-        """See `RadialPart.matrix`."""
-        return self.factors() if self.bias is None else None
+    def multiplies_alone(self) -> bool:
+        """See `RadialPart.multiplies_alone`."""
+        return self.bias is None
 
 
 class RadialLinear(RadialProduct):
@@ -270,7 +270,7 @@ class DeferredNetwork(torch.nn.Module):
         """Maps (num_edges, inputs) to the weights that are to come."""
         if self.of_lengths:
             depend_on_lengths(x)
-        last = last_product(self.network)
+        last = _last_product(self.network)
         return EdgeWeights(self.network if last is None else last.weights, x, last=last)
 
 
@@ -280,7 +280,7 @@ class FirstLayers(torch.nn.Module):
     What it gives has a row for each edge, or fewer where a step shares them between an edge and its reverse.
 
     Args:
-        network: The network, of which there is a `last_product`.
+        network: The network, of which there is a `last_layer`.
         of_lengths: As for `DeferredNetwork`.
     """
 
@@ -296,18 +296,19 @@ class FirstLayers(torch.nn.Module):
         return self.layers(torch.ops.eqaccel.once_a_pair(x))
 
 
-def last_product(network: torch.nn.Module) -> LastProduct | None:
+def last_layer(network: torch.nn.Module) -> RadialPart | None:
     """The end of a radial network, if that is a product alone."""
-    layers = list(network) if isinstance(network, torch.nn.Sequential) else []
-    last = layers[-1] if layers else None
-    if not isinstance(last, RadialPart):
+    last = network[-1] if isinstance(network, torch.nn.Sequential) and len(network) else None
+    return last if isinstance(last, RadialPart) and last.multiplies_alone() else None
+
+
+def _last_product(network: Any) -> LastProduct | None:
+    last = last_layer(network)
+    if last is None:
         return None
-    matrix = last.matrix()
-    if matrix is None:
-        return None
-    first = merged(layers[:-1])
+    first = merged(list(network)[:-1])
     keeps_inputs_alone = len(first) == 1 and isinstance(first[0], (NarrowLayer, MergedLayers))
-    return LastProduct(functools.partial(_apply, first), last.eqaccel, matrix, keeps_inputs_alone)
+    return LastProduct(functools.partial(_apply, first), last.eqaccel, last.factors(), keeps_inputs_alone)
 
 
 def _apply(layers: Sequence[torch.nn.Module], x: Tensor) -> Tensor:

@@ -59,16 +59,16 @@ class E3nnRadialLayer(RadialPart):
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
         if self.act is None:
-            return self.eqaccel(x, self.scaled_weight())
+            return self.eqaccel(x, self.factors())
         y = self.act(self.eqaccel(x, self.weight * (self.h_in * self.var_in) ** -0.5))
         return y if self.var_out == 1.0 else y * self.var_out**0.5
 
-    def matrix(self) -> Tensor | None:
-        """See `RadialPart.matrix`."""
-        return self.scaled_weight() if self.act is None else None
+    def multiplies_alone(self) -> bool:
+        """See `RadialPart.multiplies_alone`."""
+        return self.act is None
 
-    def scaled_weight(self) -> Tensor:
-        """Its weights with their factors, where it has no activation."""
+    def factors(self) -> Tensor:
+        """See `RadialPart.factors`; where it has no activation."""
         return self.weight * (self.h_in * self.var_in / self.var_out) ** -0.5
 
 

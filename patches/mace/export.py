@@ -22,7 +22,7 @@ from eqaccel.patches.kind import Exporting, check_own_methods, check_replaced, c
 from eqaccel.patches.mace.reshaping import PermutedIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
-from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
+from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_layer
 from eqaccel.patches.torch_state import model_device
 from eqaccel.prepare import model_dtype
 
@@ -98,23 +98,24 @@ class PairRepulsion(nn.Module):
     if TYPE_CHECKING:  # buffers
         coefficients: Tensor
         charges: Tensor
-        charge_powers: Tensor
+        exponent: Tensor
         radii: Tensor
-        length: Tensor
+        prefactor: Tensor
 
     def __init__(self, zbl: Any, charges: Tensor) -> None:
         super().__init__()
         numbers = charges.long()
         self.register_buffer("coefficients", zbl.c)
         self.register_buffer("charges", charges)
-        self.register_buffer("charge_powers", torch.pow(charges, zbl.a_exp))
+        self.register_buffer("exponent", zbl.a_exp.detach())
         self.register_buffer("radii", zbl.covalent_radii[numbers])
-        self.register_buffer("length", 0.529 * zbl.a_prefactor)
+        self.register_buffer("prefactor", zbl.a_prefactor.detach())
         self.power = float(zbl.p)
 
     def forward(self, lengths: Tensor, sender: Tensor, receiver: Tensor) -> Tensor:
         """Half the repulsion of each edge, (num_edges,) eV, from lengths (num_edges,) and the types at both ends."""
-        x = lengths * (self.charge_powers[sender] + self.charge_powers[receiver]) / self.length
+        powers = torch.pow(self.charges, self.exponent)
+        x = lengths * (powers[sender] + powers[receiver]) / (0.529 * self.prefactor)
         screening = self.coefficients[0] * torch.exp(-3.2 * x) + self.coefficients[1] * torch.exp(-0.9423 * x)
         screening = (
             screening + self.coefficients[2] * torch.exp(-0.4028 * x) + self.coefficients[3] * torch.exp(-0.2016 * x)
@@ -160,10 +161,8 @@ class MacePotential(Potential):
         self.register_buffer("head_number", torch.tensor([head], device=model.r_max.device))
         scale_shift = getattr(model, "scale_shift", None)
         one = model.r_max.new_ones(())
-        self.register_buffer("scale", one if scale_shift is None else torch.atleast_1d(scale_shift.scale)[head].clone())
-        self.register_buffer(
-            "shift", 0 * one if scale_shift is None else torch.atleast_1d(scale_shift.shift)[head].clone()
-        )
+        self.register_buffer("scale", one if scale_shift is None else torch.atleast_1d(scale_shift.scale)[head])
+        self.register_buffer("shift", 0 * one if scale_shift is None else torch.atleast_1d(scale_shift.shift)[head])
 
     def make_piecewise(self) -> None:
         """See `Potential.make_piecewise`."""
@@ -174,7 +173,7 @@ class MacePotential(Potential):
     def make_scriptable(self) -> None:
         """See `Potential.make_scriptable`."""
         for block in self.interactions:
-            last = last_product(block.conv_tp_weights)
+            last = last_layer(block.conv_tp_weights)
             block.conv_tp = ExportedConvolution(block.conv_tp.eqaccel, last)
             if last is not None:
                 block.conv_tp_weights = FirstLayers(block.conv_tp_weights)

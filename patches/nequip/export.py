@@ -17,7 +17,7 @@ from eqaccel.errors import ExportError
 from eqaccel.ops import EdgeWeights
 from eqaccel.patches.kind import Exporting, check_own_methods, check_replaced, class_names
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
-from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
+from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_layer
 
 _SUM = ("atomic_energy", "total_energy", "sum", 1.0)
 """What the total energy is made of, into which field, and how."""
@@ -115,7 +115,7 @@ class NequipPotential(Potential):
         """See `Potential.make_scriptable`."""
         for _, block in _blocks(self.network):
             network = getattr(block.edge_mlp, "mlp", block.edge_mlp)
-            last = last_product(network)
+            last = last_layer(network)
             block.tp_scatter = ExportedConvolution(block.tp_scatter.eqaccel, last)
             if last is not None:
                 block.edge_mlp = FirstLayers(network, of_lengths=True)

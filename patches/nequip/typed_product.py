@@ -89,12 +89,11 @@ class TypeMatrices(torch.nn.Module):
             for mul_out, group in groupby(shapes, operator.itemgetter(2))
         ]
         self.sizes = [math.prod(shape) for shape in self.shapes]
-        self.register_buffer("table", None, persistent=False)
-        self.take_table()
+        self.register_buffer("table", embedding.weight.detach().clone(), persistent=False)
 
     def take_table(self) -> None:
-        """Copies the scalars of each type from the embedding."""
-        self.table = self.embedding[0].weight.detach().clone()
+        """Takes the scalars of each type from the embedding, by the memory that they are in."""
+        self.table = self.embedding[0].weight.detach()
 
     def forward(self, features: Tensor, scalars: Tensor, weight: Tensor) -> Tensor:
         """The products (num_nodes, irreps_out.dim) of `features` and `scalars`, under the weights of the product."""

@@ -19,7 +19,7 @@ from eqaccel.ops import EdgeWeights
 from eqaccel.patches.elements import SYMBOLS
 from eqaccel.patches.kind import Exporting, check_own_methods, check_replaced
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
-from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_product
+from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_layer
 from eqaccel.patches.sevennet import keys
 from eqaccel.patches.sevennet.parts import atomic_numbers, convolutions, modalities
 from eqaccel.prepare import model_dtype
@@ -162,7 +162,7 @@ class SevennetPotential(Potential):
         like = next(model.parameters())
         self.register_buffer("one_hot", torch.eye(len(model.type_map)).to(like))
         self.register_buffer("modality", torch.eye(max(1, len(model.modal_map or ())))[modality].to(like))
-        self.register_buffer("scale", _of_types(model, "scale", modality).to(like, copy=True))
+        self.register_buffer("scale", _of_types(model, "scale", modality).to(like))
 
     def _has_layer(self) -> bool:
         return any(isinstance(module, Layer) for module in self.network)
@@ -178,7 +178,7 @@ class SevennetPotential(Potential):
         """See `Potential.make_scriptable`."""
         for layer in self.network:
             if isinstance(layer, Layer):
-                last = last_product(layer.weight_nn)
+                last = last_layer(layer.weight_nn)
                 layer.convolution = ExportedConvolution(layer.convolution, last)
                 if last is not None:
                     layer.weight_nn = FirstLayers(layer.weight_nn, of_lengths=True)

@@ -211,6 +211,18 @@ def test_changes_of_the_model_are_noticed(water: Atoms, device: torch.device, mo
         cc.results_of(found, water)
 
 
+def test_writes_that_torch_does_not_count(water: Atoms, device: torch.device) -> None:
+    """ASE does not know of them, so a structure that stays is computed anew after a reset."""
+    found, changed = calculator(device=device), mm.energy_model()
+    before = cc.results_of(found, water)
+    for model in (found.model, changed):
+        for tensor in (*model.parameters(), model.scale_shift.shift, model.atomic_energies_fn.atomic_energies):
+            tensor.data.copy_(1.05 * tensor.data)
+    found.reset()
+    cc.assert_same_on(found, library(changed), [water])
+    assert abs(cc.results_of(found, water)["energy"] - before["energy"]) > 1e-3
+
+
 def test_copies(source: Any, water: Atoms) -> None:
     found = calculator(source)
     cc.assert_copies(found, water, [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])

@@ -23,7 +23,12 @@ from ase.optimize import BFGS
 from mace.calculators import MACECalculator
 from patch_checks import RELATIVE
 from recordings import record_on_cpus
-from stepping_checks import assert_programs_are_the_same, assert_same_in_pieces, without_pairs
+from stepping_checks import (
+    assert_programs_are_the_same,
+    assert_same_in_pieces,
+    assert_uncounted_writes_are_noticed,
+    without_pairs,
+)
 from structures import crystal_and_molecule
 
 import eqaccel
@@ -294,6 +299,13 @@ def test_a_changed_model_is_noticed(
     expected = results(plain, atoms)
     assert abs(expected["energy"] - before["energy"]) > 1e-6
     assert_same(results(fast, atoms), expected, torch.float64)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pair_repulsion": True, "distance_transform": "Agnesi"}])
+def test_writes_that_torch_does_not_count(changes: dict[str, Any], device: torch.device) -> None:
+    made = [MACECalculator(models=[model(**changes)], device=str(device), default_dtype="float64") for _ in range(2)]
+    atoms = structures(device)[0]
+    assert_uncounted_writes_are_noticed(patch(made[0]), made[1], lambda c: c.models[0], atoms, 1e-3, "float64")
 
 
 def test_another_model_another_type_and_no_patch(device: torch.device) -> None:

@@ -60,6 +60,14 @@ def test_a_changed_model_is_noticed(device: torch.device) -> None:
     assert not any(parameter.requires_grad for parameter in potential.parameters())
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_writes_that_torch_does_not_count(trained: bool, device: torch.device) -> None:
+    options = {"per_type_energy_scales_trainable": trained, "per_type_energy_shifts_trainable": trained}
+    made = [NequIPCalculator(nm.model(**options), device=device, transforms=nm.transforms()) for _ in range(2)]
+    atoms = nm.structures()[0]
+    sc.assert_uncounted_writes_are_noticed(patched(made[0]), made[1], lambda c: c.model, atoms, 1e-3, "float64")
+
+
 class Recording(NequIPCalculator):
     """A user's own calculator."""
 

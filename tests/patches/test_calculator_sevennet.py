@@ -78,6 +78,13 @@ def test_changes_are_noticed(device: torch.device) -> None:
     assert step_state(fast).calls == 3
 
 
+@pytest.mark.parametrize("kind", ["0", "mf-ompa", "omni"])
+def test_writes_that_torch_does_not_count(kind: str, device: torch.device) -> None:
+    plain, fast = (sm.calculator(sm.model(kind), device=device) for _ in range(2))
+    atoms = sm.structures()[0]
+    sc.assert_uncounted_writes_are_noticed(patched(fast), plain, lambda c: c.model, atoms, 1e-3, "float32")
+
+
 class Own(SevenNetCalculator):
     """A user's own calculator."""
 

@@ -86,7 +86,7 @@ def test_programs_keep_no_more_weights_than_they_may(shares: bool, monkeypatch: 
     monkeypatch.setattr("eqaccel.ops.graph.Portions", Noted)
     step = new_step(model, torch.device("cpu"))
     rows = step(system(types)).num_edges // (2 if shares else 1)
-    layer_bytes = float(rows * model.conv.matrix.numel() // 3 * 8)
+    layer_bytes = float(rows * model.conv.last.factors().numel() // 3 * 8)
     for room in (layers, 1):
         step.limits.get = lambda room=room: MemoryLimits(room * layer_bytes, layer_bytes / 2)
         results.append(step(system(types)))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from eqaccel import TensorProductSpec
-from eqaccel.ops import LastProduct, MatrixProduct, NeighborKernels, TensorProductConv
+from eqaccel.ops import MatrixProduct, NeighborKernels, TensorProductConv
 from eqaccel.patches.potential import Convolution
 
 
@@ -15,6 +15,18 @@ class ToyConvolution(Convolution):
 
     def forward(self, x: Tensor, y: Tensor, rows: Tensor, edge_index: Tensor) -> Tensor:
         return self.convolve(x, y, rows, edge_index[1], edge_index[0])
+
+
+class ToyLayer(nn.Module):
+    """The end of a network that makes weights."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.eqaccel = MatrixProduct()
+        self.register_buffer("weight", weight)
+
+    def factors(self) -> Tensor:
+        return self.weight
 
 
 class OneSided(nn.Module):
@@ -32,7 +44,7 @@ class OneSided(nn.Module):
         generator = torch.Generator().manual_seed(0)
         made = {"generator": generator, "dtype": torch.float64}
         spec = TensorProductSpec.channelwise(f"{channels}x0e", "1x0e+1x1o", f"{channels}x0e+{channels}x1o")
-        last = LastProduct(torch.tanh, MatrixProduct(), torch.randn(3, spec.weight_numel, **made))
+        last = ToyLayer(torch.randn(3, spec.weight_numel, **made))
         self.conv, self.search = ToyConvolution(TensorProductConv(spec), last), NeighborKernels()
         self.register_buffer("embedding", torch.randn(3, channels, **made))
 

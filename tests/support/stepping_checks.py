@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -132,3 +133,47 @@ def assert_changes_are_noticed(fast: Any, plain: Any, atoms: Atoms, least: float
     expected = results_of(plain, atoms)
     assert abs(expected["energy"] - before["energy"]) > least
     assert_same(results_of(fast, atoms), expected, dtype)
+
+
+_LIVE = re.compile(r"(scale|shift|scales|shifts|atomic_energies|a_exp|a_prefactor|alpha)$")
+"""Buffers that are numbers of a model, and no coefficients that kernels are made of."""
+
+
+def _through_data(tensor: torch.Tensor) -> None:
+    tensor.data.copy_(tensor.data * 1.05)
+
+
+def _through_numpy(tensor: torch.Tensor) -> None:
+    tensor.detach().numpy()[...] *= 1.05
+
+
+def assert_uncounted_writes_are_noticed(
+    fast: Any, plain: Any, model_of: Callable[[Any], torch.nn.Module], atoms: Atoms, least: float, dtype: str
+) -> None:
+    """What is written past torch's count of versions changes the results, as without a patch, on any way of computing.
+
+    Args:
+        fast: A patched calculator.
+        plain: The same, not patched.
+        model_of: The model of a calculator.
+        atoms: A structure.
+        least: What energies change by at least.
+        dtype: That of the model.
+    """
+    is_on_cpu = next(model_of(fast).parameters()).is_cpu
+    for worth in (1000, 2):
+        with patch.object(program, "WORTH_A_PROGRAM", worth):
+            step_state(fast).drop()
+            before, step = [results_of(fast, atoms) for _ in range(3)][-1], step_state(fast).step
+            assert ("run as a program without Python" in step_state(fast).note()) == (worth == 2 and is_on_cpu)
+            for write in (_through_data, _through_numpy)[: 1 + is_on_cpu]:
+                for calculator in (plain, fast):
+                    model = model_of(calculator)
+                    buffers = [buffer for name, buffer in model.named_buffers() if _LIVE.search(name)]
+                    for tensor in (*model.parameters(), *buffers):
+                        write(tensor)
+                expected = results_of(plain, atoms)
+                assert abs(expected["energy"] - before["energy"]) > least
+                before = results_of(fast, atoms)
+                assert_same(before, expected, dtype)
+            assert step_state(fast).step is step  # which reads the model where it is
