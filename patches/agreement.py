@@ -12,7 +12,7 @@ from eqaccel.errors import ExportError
 from eqaccel.patches.kind import ModelKind
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.precision import rounding_of
-from eqaccel.patches.rounding import ROUNDING
+from eqaccel.patches.rounding import FACTOR, ROUNDING
 from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import model_device, rounding_unit, untouched_state
 
@@ -30,13 +30,13 @@ def check_agreement(kind: ModelKind, model: nn.Module, head: int, potential: Pot
         ExportError: If they differ by more than rounding.
     """
     device, dtype = model_device(model), kind.dtype(model)
-    structure = _structure(*kind.extent(model))
     with untouched_state(model):
+        structure = _structure(*kind.extent(model))
         expected = kind.evaluate(model, structure, head)
         vectors, edge_index, types = edges_of(structure, device, dtype)
         found = potential(vectors, edge_index, types, len(types), 0)
-    unit = max(rounding_unit(dtype, device), rounding_of(model))
-    reason = difference(structure, found, expected, unit)
+    unit = max(rounding_unit(dtype, device), rounding_of(model))  # of what may be less precise than the dtype
+    reason = difference(structure, found, expected, ROUNDING * torch.finfo(dtype).eps + FACTOR * unit)
     if reason and all(bool(value.isfinite().all()) for value in expected.values()):
         raise ExportError(
             f"model: expected a model that adds up energies of atoms, which depend on the vectors of edges alone, but "
@@ -56,25 +56,28 @@ def edges_of(structure: Structure, device: torch.device | str, dtype: torch.dtyp
     return vectors.to(device, dtype), structure.edge_index.to(device), structure.species.to(device)
 
 
-def difference(structure: Structure, found: tuple[Tensor, Tensor], expected: Mapping[str, Tensor], unit: float) -> str:
+def difference(
+    structure: Structure, found: tuple[Tensor, Tensor], expected: Mapping[str, Tensor], relative: float
+) -> str:
     """In what a potential and a model differ; empty if by no more than rounding of the absolute contributions.
 
     Args:
         structure: The structure.
         found: Energies of atoms and the gradient in the vectors of edges, as the potential gives them.
         expected: What `ModelKind.evaluate` gives.
-        unit: Relative rounding of the arithmetic.
+        relative: What rounding may come to, relative to these contributions.
     """
     energies, gradient = (value.to("cpu", torch.float64) for value in found)
     senders, receivers = structure.edge_index
     forces = torch.zeros_like(structure.positions).index_add(0, senders, gradient).index_add(0, receivers, -gradient)
-    wanted = (expected["node_energy"].reshape(-1), expected["forces"])
-    pull = float(wanted[1].abs().sum())
-    scales = (float(wanted[0].abs().sum()) + pull * structure.cutoff, pull)
-    for name, value, reference, scale in zip(
-        ("node energies", "forces"), (energies, forces), wanted, scales, strict=True
+    node_energies, pull = expected["node_energy"].reshape(-1), float(expected["forces"].abs().sum())
+    work = float(node_energies.abs().sum()) + pull * structure.cutoff
+    for name, value, reference, scale in (
+        ("node energies", energies, node_energies, work),
+        ("energy", energies.sum(), expected["energy"].sum(), work),
+        ("forces", forces, expected["forces"], pull),
     ):
-        error, bound = float((value - reference).abs().max()), ROUNDING * unit * scale
+        error, bound = float((value - reference).abs().max()), relative * scale
         if not error <= bound:  # written so that NaN fails
-            return f"{name} of the {structure.name} differ by {error:.3e} where at most {bound:.3e} is rounding"
+            return f"{name} of the {structure.name} off by {error:.3e} where at most {bound:.3e} is rounding"
     return ""

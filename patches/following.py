@@ -56,7 +56,6 @@ class Followed(ABC, Generic[Kept]):
     _settings: tuple[Any, ...] = ()
     _constants: Tensor | None = None
 
-    @property
     def constants(self) -> NDArray[np.float64]:
         """Energies of isolated atoms that the first model adds, (num_types,), as they are now; there has to be a step.
 

@@ -34,6 +34,9 @@ from eqaccel.step import Outcome, System
 Outputs = dict[str, Tensor]
 """What a model predicts, by names that all kinds share: energy, node_energy, forces, stress, ..."""
 
+Constants = Callable[[], NDArray[np.float64]]
+"""Gives energies of isolated atoms."""
+
 
 def class_names(module: object) -> set[str]:
     """Names of the class of an object and of all its bases: how models are recognised without importing theirs."""
@@ -232,17 +235,15 @@ class Stepping(ABC):
         """What the models call the elements, (num_atoms,); raises `StructureError` for one that they do not know."""
 
     @abstractmethod
-    def results(
-        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
-    ) -> dict[str, Any]:
+    def results(self, calculator: Any, system: System, outcome: Outcome, constants: Constants) -> dict[str, Any]:
         """What the calculator's own `calculate` would put into its `results`.
 
         Args:
             calculator: The calculator.
             system: The structure.
             outcome: What its models give, in eV and angstrom.
-            constants: (num_types,), energies of isolated atoms that the first model adds; zeros if it is another part
-                of the model that adds them.
+            constants: Gives (num_types,), energies of isolated atoms that the first model adds; zeros if it is another
+                part of the model that adds them. It waits for a GPU.
         """
 
 

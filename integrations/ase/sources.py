@@ -157,6 +157,8 @@ class ModelSource(Source):
         """See `Source.step`; made anew if the model has changed."""
         obstacle = self._followed.follow([self.model], self._number, self.cutoff)
         step = self._followed.step
+        if step is None and obstacle.startswith("model: "):  # one that cannot be exported either
+            raise CalculatorError(obstacle)
         if step is None:
             raise CalculatorError(
                 f"model: expected a patched model with nothing added to it, but {obstacle}; call "

@@ -25,6 +25,7 @@ from eqaccel.patches.agreement import difference, edges_of
 from eqaccel.patches.copying import duplicated
 from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.precision import precision_of
+from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.scripting import script
 from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import default_dtype, model_device
@@ -193,7 +194,7 @@ def _compare(exported: Exported, structure: Structure, expected: Mapping[str, Te
     dtype = DTYPES[exported.metadata["dtype"]]
     with torch.jit.optimized_execution(False):
         found = exported(*edges_of(structure, exported.metadata["device"], dtype))
-    reason = difference(structure, found, expected, torch.finfo(dtype).eps)
+    reason = difference(structure, found, expected, ROUNDING * torch.finfo(dtype).eps)
     if reason:
         raise ExportError(
             f"model: the file does not reproduce the model: {reason}; no file was written. Please report this"

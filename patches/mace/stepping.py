@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.patches.calculator import overridden, types_of, voigt
-from eqaccel.patches.kind import Stepping
+from eqaccel.patches.kind import Constants, Stepping
 from eqaccel.prepare import model_dtype, scalar_name
 from eqaccel.step import Outcome, System
 
@@ -48,9 +48,7 @@ class MaceStepping(Stepping):
         table[known] = np.arange(len(known))
         return types_of(numbers, table)
 
-    def results(
-        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
-    ) -> dict[str, Any]:
+    def results(self, calculator: Any, system: System, outcome: Outcome, constants: Constants) -> dict[str, Any]:
         """See `Stepping.results`; forces and stress are of the dtype of the model, as MACE's."""
         energy, length = calculator.energy_units_to_eV, calculator.length_units_to_A
         scalar = np.dtype(scalar_name(model_dtype(calculator.models[0])))
@@ -74,7 +72,7 @@ class MaceStepping(Stepping):
             results["energy_var"] = float(results["energy_var"])
         results["free_energy"] = results["energy"]
         results["energies"] = results["node_energy"].copy()
-        results["node_energy"] -= constants[system.types]
+        results["node_energy"] -= constants()[system.types]
         results["stress"] = voigt(results["stress"])
         return results
 

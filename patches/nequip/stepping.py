@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.patches.calculator import overridden, types_of, voigt
-from eqaccel.patches.kind import Stepping, class_names
+from eqaccel.patches.kind import Constants, Stepping, class_names
 from eqaccel.step import Outcome, System
 
 _METHODS = ("calculate", "atoms_to_data", "call_model", "save_extra_outputs")
@@ -38,9 +38,7 @@ class NequipStepping(Stepping):
         table = _transform(calculator, "ChemicalSpeciesToAtomTypeMapper").lookup_table.cpu().numpy()
         return types_of(numbers, table)
 
-    def results(
-        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
-    ) -> dict[str, Any]:
+    def results(self, calculator: Any, system: System, outcome: Outcome, constants: Constants) -> dict[str, Any]:
         """See `Stepping.results`."""
         energy, length = calculator.energy_units_to_eV, calculator.length_units_to_A
         results: dict[str, Any] = {"energy": energy * np.asarray(outcome.energies[0].sum())}

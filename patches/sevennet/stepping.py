@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.patches.calculator import overridden, types_of, voigt
-from eqaccel.patches.kind import Stepping, class_names
+from eqaccel.patches.kind import Constants, Stepping, class_names
 from eqaccel.patches.sevennet.parts import modalities
 from eqaccel.prepare import model_dtype, scalar_name
 from eqaccel.step import Outcome, System
@@ -51,9 +51,7 @@ class SevennetStepping(Stepping):
         table[list(calculator.type_map)] = list(calculator.type_map.values())
         return types_of(numbers, table)
 
-    def results(
-        self, calculator: Any, system: System, outcome: Outcome, constants: NDArray[np.float64]
-    ) -> dict[str, Any]:
+    def results(self, calculator: Any, system: System, outcome: Outcome, constants: Constants) -> dict[str, Any]:
         """See `Stepping.results`; arrays are of the dtype of the model, as SevenNet's."""
         scalar = np.dtype(scalar_name(model_dtype(calculator.model)))
         energy = float(outcome.energies[0].sum())

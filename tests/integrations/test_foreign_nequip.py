@@ -21,6 +21,7 @@ from nequip.nn import GraphModel, GraphModuleMixin
 from stepping_checks import patched, results_of
 
 import eqaccel
+from eqaccel.patches.agreement import _structure
 from eqaccel.patches.calculator import step_state
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
@@ -79,7 +80,7 @@ def _instance(model: Any) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "module after the sum": (_after_the_sum, "but Added has a forward method of its own"),
-    "module that reads positions": (_of_positions, "node energies of the periodic structure differ"),
+    "module that reads positions": (_of_positions, "node energies of the periodic structure off by"),
     "module around all": (_nested, "does not predict forces and stress alone|Outer has a forward method of its own"),
     "mean": (_sum_of("reduce", "mean"), "expected total_energy_sum to add up the energies of atoms"),
     "constant": (_sum_of("constant", 0.5), "expected total_energy_sum to add up the energies of atoms"),
@@ -132,6 +133,17 @@ def test_a_wrapper_class_of_a_model_builder() -> None:
         fm.assert_same(results_of(fast, atoms), results_of(plain, atoms), "float64")
         assert (step_state(fast).calls == 1) == computes
         assert eqaccel.report(fast).rows[0].accelerated == computes
+
+
+def test_calls_in_inference_mode() -> None:
+    """The first of which makes the step, and the structure that it is compared on."""
+    _structure.cache_clear()
+    fast, atoms = patched(_calculator(nm.model())), nm.structures()[0]
+    with torch.inference_mode():
+        found = results_of(fast, atoms)
+    step_state(fast).drop()
+    fm.assert_same(results_of(fast, atoms), found, "float64")
+    assert eqaccel.report(fast).rows[0].accelerated
 
 
 def test_a_class_that_is_changed_later() -> None:

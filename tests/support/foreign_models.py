@@ -50,8 +50,9 @@ def assert_goes_the_ordinary_way(fast: Any, plain: Any, known: Any, atoms: Atoms
 
 def assert_nothing_stands_in(model: torch.nn.Module, reason: str, path: Any) -> None:
     """`eqaccel.Calculator` and `eqaccel.export` refuse a model, and say why."""
-    with pytest.raises(CalculatorError, match=reason):
+    with pytest.raises(CalculatorError, match=reason) as caught:
         eqaccel.Calculator(model, verify=False, device="cpu")
+    assert "nothing added to it" not in str(caught.value)  # nothing that may be taken away is meant
     with pytest.raises(ExportError, match=reason):
         eqaccel.export(eqaccel.patch(model, verify=False), path)
     assert not path.exists()
