@@ -43,12 +43,20 @@ class FusedEdgeEmbedding(Replacement):
         return self.eqaccel(lengths.unsqueeze(1), self.basis_function.coeffs.to(lengths))
 
     def remake(self) -> torch.nn.Module:
-        """See `Replacement`."""
-        return RadialBasis(_spec(self)).to(self.eqaccel.payload.device)
+        """See `Replacement`; another cutoff than a polynomial has no kernel."""
+        return RadialBasis(self.spec_of(self)).to(self.eqaccel.payload.device)
+
+    @staticmethod
+    def spec_of(embedding: Any) -> RadialBasisSpec:
+        """The functions of an embedding that the kernel computes; raises `PatchError` if there is none for them."""
+        cutoff = embedding.cutoff_function
+        if not _is_polynomial(cutoff):
+            raise PatchError(f"no kernel for its {type(cutoff).__name__}")
+        return _spec(embedding, polynomial_power(cutoff))
 
 
 class SplitEdgeEmbedding(FusedEdgeEmbedding):
-    """An `EdgeEmbedding` of Bessel functions with another cutoff, which stays SevenNet's."""
+    """An `EdgeEmbedding` of Bessel functions with any cutoff, which stays SevenNet's."""
 
     note = "replaced by eqaccel.RadialBasis, but for its cutoff"
 
@@ -61,27 +69,34 @@ class SplitEdgeEmbedding(FusedEdgeEmbedding):
         data[keys.EDGE_ATTRIBUTES] = self.spherical(vectors)
         return data
 
+    @staticmethod
+    def spec_of(embedding: Any) -> RadialBasisSpec:
+        """See `FusedEdgeEmbedding`; the functions have no cutoff."""
+        return _spec(embedding, 0)
 
-def _spec(embedding: Any) -> RadialBasisSpec:
-    """The functions of an embedding, with their cutoff if that is a polynomial."""
-    basis, cutoff = embedding.basis_function, embedding.cutoff_function
+
+def _is_polynomial(cutoff: Any) -> bool:
+    return type(cutoff).__name__ == "PolynomialCutoff"
+
+
+def _spec(embedding: Any, power: int) -> RadialBasisSpec:
+    """The functions of an embedding, with its cutoff if that is a polynomial of such a power; 0 leaves it out."""
+    basis = embedding.basis_function
     if type(basis).__name__ != "BesselBasis":
         raise PatchError(f"no kernel for its {type(basis).__name__}")
-    factor, power = float(basis.prefactor), 0
-    if type(cutoff).__name__ == "PolynomialCutoff":
-        power = polynomial_power(cutoff)
-    r_max = float(cutoff.cutoff_length) if power else 2.0 / factor
+    factor = float(basis.prefactor)
+    r_max = float(embedding.cutoff_function.cutoff_length) if power else 2.0 / factor
     # SevenNet divides by lengths: two atoms in one place give NaN, which tells that something is wrong.
     return RadialBasisSpec(basis.num_basis, r_max, power, factor, is_undefined_at_zero=True)
 
 
 def _embedding(_: torch.nn.Module, embedding: Any) -> Form:
-    spec, like = _spec(embedding), embedding.basis_function.coeffs
+    form = FusedEdgeEmbedding if _is_polynomial(embedding.cutoff_function) else SplitEdgeEmbedding
+    spec, like = form.spec_of(embedding), embedding.basis_function.coeffs
     # Beyond the cutoff, where no edges are, the polynomial of SevenNet is not zero.
     lengths = spec.r_max * torch.linspace(0.05, 0.999, 22).to(like)
     directions = torch.stack([torch.cos(lengths), torch.sin(lengths), torch.sin(3 * lengths)], 1)
     vectors = torch.nn.functional.normalize(directions) * lengths.unsqueeze(1)
-    form = FusedEdgeEmbedding if spec.power else SplitEdgeEmbedding
     return form, RadialBasis(spec).to(like.device), ({keys.EDGE_VECTORS: vectors},)
 
 

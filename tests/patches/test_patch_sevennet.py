@@ -26,6 +26,7 @@ from patch_checks import (
 from sevenn.checkpoint import SevenNetCheckpoint
 from sevenn.model_build import build_E3_equivariant_model
 from sevenn.nn.convolution import IrrepsScatterGatterFusedConvolution
+from sevenn.nn.edge_embedding import PolynomialCutoff, XPLORCutoff
 
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
@@ -34,6 +35,7 @@ from eqaccel.patches.gate import FusedGate
 from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.rounding import FACTOR, ROUNDING
+from eqaccel.patches.sevennet.embedding import FusedEdgeEmbedding, SplitEdgeEmbedding
 from eqaccel.patches.sevennet.swapping import SevennetConvolution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -130,6 +132,33 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert sm.replaced_layers(read) == sm.replaced_layers(model)
     for name, value in found.items():
         assert torch.equal(value, expected[name])
+
+
+@pytest.mark.parametrize("kind", ["0", "omni"])
+def test_cutoffs_that_are_exchanged(kind: str) -> None:
+    """By another function or power, or with a wrapper around it, which becomes a part of the same form or ends it."""
+    kinds = {"0": SplitEdgeEmbedding, "omni": FusedEdgeEmbedding}
+    plain, fast = sm.model(kind, "float64"), patched(sm.model(kind, "float64"))
+    assert isinstance(fast.edge_embedding, kinds[kind])
+    for cutoff in (PolynomialCutoff(sm.CUTOFF, 4), XPLORCutoff(sm.CUTOFF, 1.7), Halved(PolynomialCutoff(sm.CUTOFF, 6))):
+        for model in (plain, fast):
+            model.edge_embedding.cutoff_function = cutoff
+        found, expected = (sm.outputs(model, sm.data(model)) for model in (fast, plain))
+        for name, value in found.items():
+            assert_close(value, expected[name])
+        is_same = kind == "0" or type(cutoff) is PolynomialCutoff
+        assert isinstance(fast.edge_embedding, kinds[kind]) is is_same
+
+
+class Halved(torch.nn.Module):
+    """Half of what a function gives."""
+
+    def __init__(self, function: torch.nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * self.function(x)
 
 
 @pytest.mark.parametrize("prepared", [False, True])
