@@ -33,7 +33,7 @@ class TypedProduct(AttributeProduct):
         if torch.jit.is_scripting():  # TorchScript reads the branch that is taken
             return not y.requires_grad
         else:
-            return not y.requires_grad or are_looked_up(y, self.eqaccel.embedding[0])
+            return not y.requires_grad or looked_up_types(y, self.eqaccel.embedding[0]) is not None
 
     def dense(self, x: Tensor, y: Tensor) -> Tensor:
         """`forward` by the kernel; gradients in `y` go to the embedding, and not through `y`."""
@@ -45,17 +45,28 @@ class TypedProduct(AttributeProduct):
         return super().__prepare_scriptable__()
 
 
-def are_looked_up(scalars: Tensor, embedding: torch.nn.Embedding) -> bool:
-    """Whether rows that need a gradient are those of an embedding, whose weight alone asks for that gradient."""
+def looked_up_types(scalars: Tensor, embedding: torch.nn.Embedding) -> Tensor | None:
+    """The types (num_nodes,) whose rows of an embedding scalars with a gradient are, if that is for its weight alone.
+
+    None of other scalars, and where torch may have to compute anew what autograd has kept of the lookup.
+    """
     plain = embedding.padding_idx is None and not embedding.scale_grad_by_freq
     if not plain or torch.compiler.is_compiling() or scalars.retains_grad or scalars._backward_hooks:
-        return False
-    node = scalars.grad_fn
-    while node is not None and node.name() == "SliceBackward0":
+        return None
+    node: Any = scalars.grad_fn
+    slices = []
+    while node is not None and node.name() == "SliceBackward0" and node._saved_dim == 0:
+        slices.append(slice(node._saved_start, node._saved_end, node._saved_step))
         node = node.next_functions[0][0]
     if node is None or node.name() != "EmbeddingBackward0":
-        return False
-    return getattr(node.next_functions[0][0], "variable", None) is embedding.weight
+        return None
+    is_for_weight = getattr(node.next_functions[0][0], "variable", None) is embedding.weight
+    if not is_for_weight or node._raw_saved_indices.unpack_hook is not None:
+        return None
+    types: Tensor = node._saved_indices
+    for rows in reversed(slices):
+        types = types[rows]
+    return types
 
 
 def shares_of_types(scalars: Tensor, table: Tensor) -> Tensor:
@@ -67,7 +78,8 @@ def shares_of_types(scalars: Tensor, table: Tensor) -> Tensor:
 class TypeMatrices(torch.nn.Module):
     """Multiplies the features of each node by the matrices of its type.
 
-    Types are told by comparing scalars with the rows of the embedding, so rows of no type give NaN.
+    Types are told by comparing scalars with the rows of the embedding, so rows of no type give NaN. Where the embedding
+    is trained they are those that were looked up: types whose rows are equal have gradients of their own.
 
     Args:
         embedding: Module of the model whose `weight` (num_types, num_scalars) holds the scalars of each type.
@@ -102,9 +114,12 @@ class TypeMatrices(torch.nn.Module):
             share = shares_of_types(scalars, table)
         else:
             table = self.embedding[0].weight.to(weight)
-            if not scalars.requires_grad:
+            types = looked_up_types(scalars, self.embedding[0]) if scalars.requires_grad else None
+            if types is None:
                 table = table.detach()
-            share = computed_once(shares_of_types, scalars.detach(), table.detach())
+                share = computed_once(shares_of_types, scalars.detach(), table)
+            else:
+                share = (types.unsqueeze(1) == torch.arange(table.size(0), device=types.device)).to(table.dtype)
         of_types: list[Tensor] = []
         for part, shape in zip(weight.split(self.sizes), self.shapes):  # noqa: B905 (TorchScript)
             of_types.append((table @ part.view(shape)).flatten())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from nequip.nn.compile import ListInputOutputWrapper
 from nequip.utils.fx import nequip_make_fx
 from patch_checks import assert_close, assert_same_gradients, duplicated, patched
 from torch.autograd import grad
+from torch.utils.checkpoint import checkpoint
 
 from eqaccel import export, load_exported, patch, report, unpatch
 from eqaccel.errors import VerificationError
@@ -119,10 +121,14 @@ def test_typed_product(irreps_in: str, irreps_out: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 7])
-def test_typed_product_in_training(rows: int) -> None:
+@pytest.mark.parametrize("has_equal_rows", [False, True])
+def test_typed_product_in_training(rows: int, has_equal_rows: bool) -> None:
     """Gradients of the embedding are those of the plain form, whether all of its rows are taken or some."""
     model = Typed("8x0e+4x1o", "12x0e+4x1o")
     module, table = built(model.sc, model), model.embed.embed_module.weight
+    if has_equal_rows:  # as of a new element that starts as a copy of another one
+        with torch.no_grad():
+            table[2] = table[0]
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(rows, model.sc.irreps_in1.dim, generator=generator, requires_grad=True)
     operands = [features, *module.parameters(), table]
@@ -163,6 +169,31 @@ def test_gradients_of_other_scalars_take_the_plain_form() -> None:
     assert gradient.abs().min() > 0
     looked_up.scale_grad_by_freq = True
     assert not module.fits(features, looked_up(types))
+
+
+def test_checkpointed_lookups_take_the_plain_form() -> None:
+    """What is looked up would be computed anew to tell the types."""
+    model = Typed("8x0e+4x1o", "8x0e+4x1o")
+    module, types, features = built(model.sc, model), torch.tensor([0, 2]), torch.randn(2, 20)
+    fits = []
+
+    def region(form: Callable[..., torch.Tensor]) -> torch.Tensor:
+        scalars = model.embed.embed_module(types)
+        fits.append(module.fits(features, scalars))
+        return form(features, scalars).square().sum()
+
+    loss = checkpoint(region, module, use_reentrant=False)
+    (gradient,) = grad(loss, model.embed.embed_module.weight)
+    assert_close(gradient, grad(region(module.plain_forward), model.embed.embed_module.weight)[0])
+    assert fits == [False, False, True]  # also when it is computed again
+
+
+def test_models_with_equal_rows_are_verified() -> None:
+    model = nm.model()
+    table = model.model.func.type_embed.embed_module.weight
+    with torch.no_grad():
+        table[2] = table[0]
+    assert all(row.accelerated for row in report(patch(model)).rows if row.path.endswith(".sc"))
 
 
 def test_types_are_told_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,12 +354,14 @@ def test_copies_follow_their_own_weights(duplicate: str) -> None:
 def test_tracing() -> None:
     """As nequip-compile traces a model on a GPU: energy and forces in one graph, of any size."""
     plain = nm.model("parity", num_layers=2).requires_grad_(False)
-    data = nm.data()
+    data, model = nm.data(), copy.deepcopy(plain)
     fields = ["pos", "edge_index", "edge_cell_shift", "cell", "atom_types", "batch", "num_atoms"]
     expected = plain(nm.data())["forces"]
     wrapped = ListInputOutputWrapper(patched(plain), fields, ["total_energy", "forces"])
     graph = nequip_make_fx(wrapped, data, fields)
     assert_close(graph(*[data[name] for name in fields])[1], expected)
+    data["atom_types"] = data["atom_types"].flip(0)
+    assert_close(graph(*[data[name] for name in fields])[1], model(data)["forces"])
 
 
 class Wrong(linear.LinearMap):
