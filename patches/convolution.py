@@ -14,6 +14,7 @@ from eqaccel.patches.kind import class_names
 from eqaccel.patches.precision import WEIGHTS, Options
 from eqaccel.patches.replacement import Replacement, Swap
 from eqaccel.patches.report import ReportRow
+from eqaccel.patches.snapshot import came_as
 from eqaccel.patches.torch_state import model_device
 
 
@@ -28,6 +29,9 @@ def check_product(path: str, product: Any) -> None:
             f"{path}: expected an e3nn TensorProduct, got {type(product).__name__}; load the model without another "
             f"accelerator"
         )
+    owner = next(cls.__name__ for cls in came_as(product).__mro__ if "forward" in vars(cls))
+    if owner != "TensorProduct":
+        raise PatchError(f"{path}: expected the forward method of e3nn's TensorProduct, got that of {owner}")
     if product.shared_weights or product.internal_weights:
         raise PatchError(f"{path}: expected weights per edge, got shared or internal weights; use the model unpatched")
 
@@ -88,6 +92,7 @@ def rebuilt_convolution(product: Any, conv: Any) -> torch.nn.Module:
     Raises:
         PatchError: If eqaccel has no kernel for it.
     """
+    check_product(type(product).__name__, product)
     options = Options(conv.deterministic, frozenset({WEIGHTS} if conv.spec.bfloat16_weights else ()))
     built: Any = build_convolution(type(product).__name__, product, options, conv.payload.device)
     if built.spec == conv.spec:

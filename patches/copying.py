@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from eqaccel.patches.replacement import Replacement, Snapshot
+from eqaccel.patches.replacement import Replacement
 from eqaccel.prepare import model_dtype
 
 _WAYS_OF_COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
@@ -61,7 +61,7 @@ def _copy_with_program(module: torch.nn.Module, memo: dict[int, Any]) -> None:
         memo[id(module._graph)] = module._graph
     other.__dict__.update(copy.deepcopy(module.__dict__, memo))
     if isinstance(other, Replacement):
-        other._made_from = Snapshot(other)
+        other._made_from = other.snapshot()
 
 
 def widened(model: torch.nn.Module) -> Any:

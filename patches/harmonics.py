@@ -31,6 +31,12 @@ class PolynomialHarmonics(Replacement):
             x = torch.ops.eqaccel.unit_vectors(x)[0]
         return self.eqaccel(x, x.new_ones(x.size(0), 1))
 
+    def remake(self) -> torch.nn.Module:
+        """See `Replacement`; another normalization may have been set, or vectors that have unit length already."""
+        made: Any = polynomial_of(self)
+        same: torch.nn.Module = self.eqaccel
+        return same if made.spec == self.eqaccel.spec else made.to(self.eqaccel.payload.device)
+
 
 def polynomial_of(harmonics: Any) -> torch.nn.Module:
     """The polynomials of a `SphericalHarmonics`.

@@ -374,7 +374,9 @@ class FileFormat(ABC):
 
 
 def check_replaced(path: str, convolution: nn.Module) -> None:
-    """Raises `ExportError` unless a convolution was replaced; `path` is where it is in the model."""
+    """Raises `ExportError` unless a convolution is replaced now; `path` is where it is in the model."""
+    if isinstance(convolution, Replacement):
+        convolution.update()
     if not isinstance(convolution, Replacement):
         raise ExportError(
             f"model: expected a patched model, got {path} = {type(convolution).__name__}; call eqaccel.patch(model) "

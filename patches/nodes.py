@@ -26,9 +26,10 @@ from eqaccel.patches.copying import widened
 from eqaccel.patches.gate import FusedGate, gate_spec
 from eqaccel.patches.harmonics import PolynomialHarmonics, polynomial_of
 from eqaccel.patches.linear import AttributeProduct, LinearMap, attribute_product, linear_map
-from eqaccel.patches.replacement import ADDED, Replacement, Swap, preview
+from eqaccel.patches.replacement import Replacement, Swap, preview
 from eqaccel.patches.report import ReportRow
 from eqaccel.patches.rounding import ROUNDING, distance
+from eqaccel.patches.snapshot import ADDED
 from eqaccel.patches.torch_state import default_dtype, first_not_finite, model_device
 
 OWN = (Linear, SphericalHarmonics, TensorProduct)
@@ -129,7 +130,9 @@ def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[t
     try:
         with default_dtype(torch.float64):
             replacement, added, examples = forms[name].build(model, module)
-            _compare(preview(module, replacement, added), examples)
+            twin = preview(module, replacement, added)
+            twin.check_children(twin.snapshot())
+            _compare(twin, examples)
     except PatchError:
         raise
     except (AssertionError, AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:

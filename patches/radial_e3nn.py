@@ -56,6 +56,8 @@ class _SiluLayer(Activating):
 class E3nnRadialLayer(RadialPart):
     """A layer of e3nn's `FullyConnectedNet`: linear, then another activation or none."""
 
+    calls = frozenset({"act"})
+
     def dense(self, x: Tensor) -> Tensor:
         """`forward` with eqaccel's product."""
         if self.act is None:

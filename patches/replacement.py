@@ -5,16 +5,16 @@ module had, and adds one child, `eqaccel`, which holds what the kind computes wi
 parametrizations, attributes and identity are the module's own, because it is the module: whatever reads it, assigns
 to it or wraps it finds what it knows. `restore` takes the class and the child away again.
 
-What is computed with may be made from buffers, such as coupling coefficients. Every call makes sure that these still
-are what they were (`Snapshot`), whatever kind of replacement it is.
+What is computed with may be made from buffers, such as coupling coefficients, and stands for children that are not
+called any more. Every call makes sure that these still are what they were (`Snapshot`), whatever kind of replacement it
+is.
 """
 
 from __future__ import annotations
 
 import copyreg
 import functools
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,8 @@ from torch.nn.utils import parametrize
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
 from eqaccel.patches.indexing import few_kernels
+from eqaccel.patches.snapshot import ADDED, Snapshot
 from eqaccel.prepare import scalar_name
-
-ADDED = "eqaccel"
-"""Name of the child that a replacement adds to a module."""
 
 
 class _AsBefore(type):
@@ -103,6 +101,9 @@ class Replacement(Changed):
     switches: Mapping[str, Any] = MappingProxyType({})
     """Attributes that the parent of the module gets along with the replacement, and loses with it."""
 
+    calls: frozenset[str] = frozenset()
+    """Names of the children that the kind calls as the module did, whatever they are."""
+
     plain_forward: Callable[..., Any]
     if TYPE_CHECKING:
         _made_from: Snapshot
@@ -122,7 +123,7 @@ class Replacement(Changed):
         return super().__call__(*args, **kwargs)
 
     def update(self) -> None:
-        """Makes what it computes with anew, if buffers or children that the module came with have changed since.
+        """Makes what it computes with anew, if buffers, children or attributes of the module have changed since.
 
         Where the kind cannot do that, the module becomes again what it came as. While a program is traced, in which
         tensors are stand-ins, nothing is compared.
@@ -133,15 +134,16 @@ class Replacement(Changed):
         if torch._C._len_torch_dispatch_stack() > 0 or self._made_from.holds():
             return
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
-            now = Snapshot(self)
-            if not now.equals(self._made_from):
-                try:
+            now = self.snapshot()
+            try:
+                self.check_children(now)
+                if not now.equals(self._made_from):
                     setattr(self, ADDED, self.remake().train(self.training))
-                except PatchError:
-                    if self.switches:
-                        raise
-                    restore(self)
-                    return
+            except PatchError:
+                if self.switches:
+                    raise
+                restore(self)
+                return
             self._made_from = now
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -153,7 +155,24 @@ class Replacement(Changed):
         # e3nn's modules add their compiled children when they are restored. What was added last stays the last, because
         # averaged models (`torch.optim.swa_utils`) go through the buffers of a model and its copy side by side.
         self._modules[ADDED] = self._modules.pop(ADDED)
-        self._made_from = Snapshot(self)  # e3nn may arrange buffers and children of copies in another way
+        self._made_from = self.snapshot()  # e3nn may arrange buffers and children of copies in another way
+
+    def snapshot(self) -> Snapshot:
+        """What it computes from, as that is now."""
+        return Snapshot(self, type(self).calls, self.elsewhere())
+
+    def elsewhere(self) -> Mapping[str, nn.Module]:
+        """Modules outside of this one that its kind computes from, by names for messages."""
+        return {}
+
+    def check_children(self, now: Snapshot) -> None:
+        """Raises `PatchError` if a child would do what the kind leaves out, because it does not call it."""
+        unheard = now.unheard(self._made_from)
+        if unheard:
+            raise PatchError(
+                f"{type(self).__name__}: it has {unheard}, which eqaccel does not call; take that away, or use the "
+                f"model unpatched"
+            )
 
     def remake(self) -> nn.Module:
         """The child `eqaccel` for the buffers that the module has now.
@@ -161,7 +180,7 @@ class Replacement(Changed):
         Raises:
             PatchError: If there is none.
         """
-        raise PatchError(f"{type(self).__name__}: its buffers have changed since it was patched")
+        raise PatchError(f"{type(self).__name__}: it has changed since it was patched")
 
     def share_coefficients(self, module: Any, stored: torch.dtype) -> None:
         """Puts the coefficients that this replacement computes with into a module like the one it came as.
@@ -195,129 +214,13 @@ class Replacement(Changed):
             return self._apply(fn, recurse)
         super()._apply(fn, recurse)
         if torch._C._len_torch_dispatch_stack() == 0:
-            self._made_from = Snapshot(self)  # the same coefficients elsewhere, or rounded
+            self._made_from = self.snapshot()  # the same coefficients elsewhere, or rounded
         return self
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Called by `torch.jit.script`, whose programs keep what they were made with."""
         self.update()
         return self
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    """A buffer as it was: where it stands, the tensor, its version and address, and on a CPU a copy of its values.
-
-    Versions count what torch writes, but not what is written through `.data`, NumPy or shared memory; comparing values
-    finds that too. On a GPU it would wait for the device.
-    """
-
-    holder: Mapping[str, Any]
-    name: str
-    tensor: Tensor
-    version: int
-    address: int
-    values: Tensor | None
-
-    @classmethod
-    def of(cls, holder: Mapping[str, Any], name: str, tensor: Tensor) -> _Buffer:
-        version = 0 if tensor.is_inference() else tensor._version
-        values = tensor.detach().clone() if tensor.is_cpu else None
-        return cls(holder, name, tensor, version, tensor.data_ptr(), values)
-
-    def holds(self) -> bool:
-        return (
-            self.holder.get(self.name) is self.tensor
-            and self.tensor._version == self.version
-            and self.tensor.data_ptr() == self.address
-            and (self.values is None or torch.jit.is_tracing() or torch.equal(self.tensor, self.values))
-        )
-
-
-class Snapshot:
-    """What a replacement was made from: all buffers of the module, in its children too, and these children.
-
-    To see that nothing has changed takes a look at identities, and at the versions, addresses and, on a CPU, values of
-    tensors. Where these differ, the digest of all values tells whether that matters. Copies and pickles of a snapshot
-    keep the digest alone.
-
-    Args:
-        module: The replacement.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._buffers: list[_Buffer] = []
-        self._children: dict[str, tuple[Mapping[str, Any], str, nn.Module]] = {}
-        self._known = True
-        digest = hashlib.sha256()
-        for path, holder, name, value in sorted(_contents(module, ""), key=lambda entry: entry[0] + entry[2]):
-            if isinstance(value, nn.Module):
-                self._children[path + name] = (holder, name, value)
-                continue
-            self._known = self._known and not value.is_inference()  # those do not count their versions
-            digest.update(f"{path}{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            if not value.is_meta:
-                digest.update(_bytes(path + name, value))
-            self._buffers.append(_Buffer.of(holder, name, value))
-        self._digest = digest.digest()
-
-    def holds(self) -> bool:
-        """Whether nothing can have changed; False says that it is not known."""
-        if not self._known or any(holder.get(name) is not child for holder, name, child in self._children.values()):
-            return False
-        with torch._C._DisableFuncTorch():
-            return all(buffer.holds() for buffer in self._buffers)
-
-    def equals(self, earlier: Snapshot) -> bool:
-        """Whether all values are those of an earlier snapshot, and all children the same objects.
-
-        A scripted child is taken for what stood there before: compilers put it there, before they come to its parent.
-        """
-        return self._digest == earlier._digest and all(
-            path not in earlier._children or earlier._children[path][2] is child or _is_scripted(child)
-            for path, (_, _, child) in self._children.items()
-        )
-
-    def doubt(self) -> None:
-        """Has the values compared at the next look."""
-        self._known = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _remembered, (self._digest,)
-
-
-def _remembered(digest: bytes) -> Snapshot:
-    snapshot = Snapshot.__new__(Snapshot)
-    snapshot._buffers, snapshot._children, snapshot._known, snapshot._digest = [], {}, False, digest
-    return snapshot
-
-
-def _is_scripted(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule)
-
-
-def _contents(module: nn.Module, path: str) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
-    """The buffers and children of a module and of all in it: path of the owner, its dictionary, name, value."""
-    scripted = _is_scripted(module)
-    for holder in (module._buffers, module._modules):
-        entries = dict(holder.items()) if scripted else holder
-        for name, value in entries.items():
-            if value is None or (not path and name == ADDED) or name == "parametrizations":
-                continue
-            # What a scripted module has is given out by new objects; the module itself is one of the contents.
-            if not (scripted and isinstance(value, nn.Module)):
-                yield path, entries, name, value
-            if isinstance(value, nn.Module):
-                yield from _contents(value, f"{path}{name}.")
-
-
-def _bytes(name: str, tensor: Tensor) -> bytes:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        raise PatchError(
-            f"{name}: expected an ordinary tensor in a patched model, got one that a transformation of torch.func put "
-            f"there; call eqaccel.unpatch(model) before you transform its buffers"
-        )
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def become(module: nn.Module, kind: type[Changed], added: nn.Module | None = None) -> None:
@@ -378,7 +281,7 @@ def _become(module: Any, kind: type[Changed], added: nn.Module | None) -> None:
     _set_class(module, came_as, _changed_class(kind, came_as))
     if added is not None:
         module.add_module(ADDED, added.train(module.training))
-        module._made_from = Snapshot(module)
+        module._made_from = module.snapshot()
 
 
 def restore(module: Changed) -> None:

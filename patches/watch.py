@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any
 
 import torch
 from torch import nn
 
 from eqaccel.patches.replacement import Entrance
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from eqaccel.patches.snapshot import HOOKS, simple_attributes
 
 
 class Watch:
@@ -34,12 +33,16 @@ class Watch:
         self._names: list[Any] = []
         self._modules: list[nn.Module] = []
         self._tensors: list[torch.Tensor] = []
+        self._own: list[dict[str, Any]] = []
+        self._simple: list[tuple[dict[str, Any], str]] = []  # numbers and words, and where they are
         self._hooks: list[Any] = []
         everything = [module for model in models for module in model.modules()]
         for module in everything:
             if not isinstance(module, torch.jit.ScriptModule):  # those hand out what they hold in new dictionaries
                 own = vars(module)
-                self._hooks += [own[name] for name in _HOOKS if name in own]
+                self._own.append(own)
+                self._simple += [(own, name) for name in simple_attributes(module)]
+                self._hooks += [own[name] for name in HOOKS if name in own]
                 self._add(own["_modules"], self._modules)
         for module in everything:
             if isinstance(module, torch.jit.ScriptModule):
@@ -65,8 +68,9 @@ class Watch:
     def _now(self) -> list[Any]:
         # By functions of C alone: this is asked in every step.
         types, places = map(type, self._modules), map(torch.Tensor.data_ptr, self._tensors)
+        sizes, simple = map(len, self._own), starmap(dict.get, self._simple)
         modes, flags = map(_training, self._modes), map(_requires_grad, self._flags)
-        return [*types, *places, *map(_version, self._counted), *modes, *flags]
+        return [*types, *places, *map(_version, self._counted), *modes, *flags, *sizes, *simple]
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
@@ -89,6 +93,6 @@ def _obstacle(model: nn.Module) -> str:
     if len({t.device for t in model.parameters()}) > 1:
         return "its parameters are on several devices"
     hooked = next(
-        (name for name, module in model.named_modules() if any(getattr(module, h, None) for h in _HOOKS)), None
+        (name for name, module in model.named_modules() if any(getattr(module, h, None) for h in HOOKS)), None
     )
     return "" if hooked is None else f"{hooked or 'the model'} has hooks, which see the ordinary calls"

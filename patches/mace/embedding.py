@@ -34,12 +34,16 @@ class FusedEmbedding(Replacement):
         return self.eqaccel(edge_lengths, self.bessel_fn.bessel_weights), None
 
     def remake(self) -> torch.nn.Module:
-        """See `Replacement`."""
+        """See `Replacement`; what the kernel makes of lengths, it makes of those of edges, and with their cutoff."""
+        if _is_split(self):
+            raise PatchError("its cutoff is apart, or it changes lengths, which it did not when it was patched")
         return RadialBasis(_spec(self)).to(self.eqaccel.payload.device)
 
 
 class SplitEmbedding(FusedEmbedding):
     """A `RadialEmbeddingBlock` that gives the cutoff apart, or changes the lengths that its functions see."""
+
+    calls = frozenset({"distance_transform"})
 
     def dense(self, edge_lengths: Tensor, node_attrs: Tensor, edge_index: Tensor, atomic_numbers: Tensor) -> _Embedding:
         """`forward` with eqaccel's kernels."""
@@ -79,9 +83,14 @@ def _spec(block: Any) -> RadialBasisSpec:
     return RadialBasisSpec(len(functions.bessel_weights), r_max, power, factor, is_undefined_at_zero=True)
 
 
+def _is_split(block: Any) -> bool:
+    """Whether a block gives the cutoff apart, or changes lengths."""
+    return hasattr(block, "distance_transform") or not getattr(block, "apply_cutoff", True)
+
+
 def _embedding(_: torch.nn.Module, block: Any) -> Form:
     spec, like = _spec(block), block.bessel_fn.bessel_weights
-    is_split = hasattr(block, "distance_transform") or not getattr(block, "apply_cutoff", True)
+    is_split = _is_split(block)
     added = _Parts(spec) if is_split else RadialBasis(spec)
     lengths = spec.r_max * torch.linspace(0.05, 1.1, 22).to(like).view(-1, 1)
     edges = torch.arange(2 * len(lengths), device=like.device).view(2, -1) % 2

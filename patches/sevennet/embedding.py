@@ -23,6 +23,7 @@ class FusedEdgeEmbedding(Replacement):
 
     note = "replaced by eqaccel.RadialBasis"
     gains_on_cpu = True
+    calls = frozenset({"spherical"})
 
     def forward(self, data: _Data) -> _Data:
         """Adds lengths (num_edges,), functions (num_edges, num_basis) and spherical harmonics of edges to the data."""
@@ -59,6 +60,7 @@ class SplitEdgeEmbedding(FusedEdgeEmbedding):
     """An `EdgeEmbedding` of Bessel functions with any cutoff, which stays SevenNet's."""
 
     note = "replaced by eqaccel.RadialBasis, but for its cutoff"
+    calls = frozenset({"spherical", "cutoff_function"})
 
     def dense(self, data: _Data) -> _Data:
         """`forward` with eqaccel's kernel."""

@@ -49,6 +49,8 @@ RADIAL_FORMS = RadialForms(frozenset({E3NN_NETWORK}), E3NN_LAYERS)
 class SevennetConvolution(Replacement):
     """The `IrrepsConvolution` of a layer: gather, product and scatter in one operation."""
 
+    calls = frozenset({"weight_nn"})
+
     def forward(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:  # noqa: UP006 (TorchScript)
         """Puts the messages summed over the edges of each receiver, over the denominator, in place of the features."""
         weight = self.weight_nn(data[self.key_weight_input])

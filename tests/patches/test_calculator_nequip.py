@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,6 +67,43 @@ def test_writes_that_torch_does_not_count(trained: bool, device: torch.device) -
     made = [NequIPCalculator(nm.model(**options), device=device, transforms=nm.transforms()) for _ in range(2)]
     atoms = nm.structures()[0]
     sc.assert_uncounted_writes_are_noticed(patched(made[0]), made[1], lambda c: c.model, atoms, 1e-3, "float64")
+
+
+def own_forward(network: Any) -> None:
+    forward = network.bessel_encode.cutoff.forward
+    network.bessel_encode.cutoff.forward = lambda x: 0.5 * forward(x)
+
+
+def other_power(network: Any) -> None:
+    network.bessel_encode.cutoff.p = 4.0
+
+
+class Halved(torch.nn.Module):
+    """Half of what a module gives."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return 0.5 * self.module(*args)
+
+
+def wrapped_product(network: Any) -> None:
+    scatter = network.layer1_convnet.conv.tp_scatter
+    scatter.tp = Halved(scatter.tp)
+
+
+@pytest.mark.parametrize("change", [own_forward, other_power, wrapped_product])
+def test_changes_inside_of_replaced_modules_are_noticed(change: Callable[[Any], None], device: torch.device) -> None:
+    fast, plain, atoms = patched(calculator(device)), calculator(device), nm.structures()[0]
+    before = results_of(fast, atoms)
+    for calc in (fast, plain):
+        change(calc.model.model.func.to(device))
+        calc.reset()
+    found, expected = (results_of(calc, atoms) for calc in (fast, plain))
+    sc.assert_same(found, expected, "float64")
+    assert abs(found["energy"] - before["energy"]) > 1e-6
 
 
 class Recording(NequIPCalculator):

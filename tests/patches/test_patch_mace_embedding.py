@@ -142,6 +142,22 @@ def test_other_functions_are_left() -> None:
     assert "no kernel for its GaussianBasis" in row.note
 
 
+@pytest.mark.parametrize("name", ["apart", "Agnesi"])
+def test_options_that_are_set_afterwards(name: str) -> None:
+    """The kernel of functions with their cutoff has none for these."""
+    module, wanted = replaced(block()), block(**OPTIONS[name])
+    given = operands(torch.float64, torch.device("cpu"))
+    if name == "apart":
+        module.apply_cutoff = False
+    else:
+        module.distance_transform = wanted.distance_transform
+    for value, expected in zip(module(*given), wanted(*given), strict=True):
+        assert (value is None) == (expected is None)
+        if expected is not None:
+            assert_close(value, expected)
+    assert type(module) is RadialEmbeddingBlock
+
+
 def test_report(device: torch.device) -> None:
     model = mm.energy_model(dtype=torch.float32).to(device)
     for found, note in ((report(model), "left: not patched yet"), (report(patched(model)), "eqaccel.RadialBasis")):

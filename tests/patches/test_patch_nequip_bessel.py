@@ -92,6 +92,19 @@ def test_other_cutoffs_are_left(power: float) -> None:
         nodes.build_form(torch.nn.Linear(1, 1), encoding(power), FORMS)
 
 
+def test_powers_that_are_set() -> None:
+    """The cutoff is no module that the kernels call: its power is a number in it."""
+    plain, fast = encoding(), replaced(encoding())
+    results = []
+    for module in (plain, fast):
+        module.cutoff.p = 4.0
+        data = module({module.norm_length_field: lengths(torch.device("cpu"), 0.0)})
+        results.append((data["edge_cutoff"], data[module.edge_invariant_field]))
+    assert isinstance(fast, BesselEncoding)
+    for value, expected in zip(*results, strict=True):
+        assert_close(value, expected)
+
+
 def test_report(device: torch.device) -> None:
     model = nm.model(dtype="float32").to(device)
     for found, note in ((report(model), "left: not patched yet"), (report(patched(model)), "eqaccel.RadialBasis")):

@@ -36,6 +36,7 @@ from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import preview
 from eqaccel.patches.rounding import FACTOR, ROUNDING
 from eqaccel.patches.sevennet.embedding import FusedEdgeEmbedding, SplitEdgeEmbedding
+from eqaccel.patches.sevennet.parts import convolutions
 from eqaccel.patches.sevennet.swapping import SevennetConvolution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -148,6 +149,32 @@ def test_cutoffs_that_are_exchanged(kind: str) -> None:
             assert_close(value, expected[name])
         is_same = kind == "0" or type(cutoff) is PolynomialCutoff
         assert isinstance(fast.edge_embedding, kinds[kind]) is is_same
+
+
+def test_hooks_of_what_is_called() -> None:
+    """Of the radial network and the spherical harmonics, which keep eqaccel's kernels around them."""
+    plain, fast = sm.model("0", "float64"), patched(sm.model("0", "float64"))
+    for model in (plain, fast):
+        model.edge_embedding.spherical.register_forward_hook(lambda module, args, output: 0.5 * output)
+        for _, _, layer in convolutions(model):
+            layer.weight_nn.register_forward_hook(lambda module, args, output: 2 * output)
+    found, expected = (sm.outputs(model, sm.data(model)) for model in (fast, plain))
+    for name, value in found.items():
+        assert_close(value, expected[name])
+    assert sm.replaced_layers(fast) == 2
+    assert isinstance(fast.edge_embedding, SplitEdgeEmbedding)
+
+
+def test_numbers_in_children() -> None:
+    plain, fast = sm.model("omni", "float64"), patched(sm.model("omni", "float64"))
+    for model in (plain, fast):
+        model.edge_embedding.basis_function.prefactor *= 1.5
+        for _, _, layer in convolutions(model):
+            layer.weight_nn.layer0.var_in = 1.3
+    found, expected = (sm.outputs(model, sm.data(model)) for model in (fast, plain))
+    for name, value in found.items():
+        assert_close(value, expected[name])
+    assert report(fast).accelerated == report(patched(sm.model("omni", "float64"))).accelerated
 
 
 class Halved(torch.nn.Module):
