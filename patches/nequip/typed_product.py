@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,10 @@ class TypedProduct(AttributeProduct):
     def dense(self, x: Tensor, y: Tensor) -> Tensor:
         """`forward` by the kernel; gradients in `y` go to the embedding, and not through `y`."""
         return self.eqaccel(x, y, self.weight)
+
+    def elsewhere(self) -> Mapping[str, torch.nn.Module]:
+        """See `Replacement`; rows of another embedding, or those that a hook makes, are none that the kernel knows."""
+        return {"type_embed": self.eqaccel.owner[0]}
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """See `Replacement`; a scripted module cannot look at the embedding."""
@@ -82,16 +87,17 @@ class TypeMatrices(torch.nn.Module):
     is trained they are those that were looked up: types whose rows are equal have gradients of their own.
 
     Args:
-        embedding: Module of the model whose `weight` (num_types, num_scalars) holds the scalars of each type.
+        owner: Module of the model that looks up the scalars of each type, in its `embed_module`.
         linear: The product with one attribute for each type.
     """
 
     if TYPE_CHECKING:  # buffers
         table: Tensor
 
-    def __init__(self, embedding: Any, linear: Linear) -> None:
+    def __init__(self, owner: Any, linear: Linear) -> None:
         super().__init__()
-        self.embedding = (embedding,)  # in a tuple, since it is no child of this one
+        embedding: torch.nn.Embedding = owner.embed_module
+        self.owner, self.embedding = (owner,), (embedding,)  # in tuples, since they are no children of this one
         self.linear = linear
         num_scalars = embedding.weight.shape[1]
         shapes = [linear.spec.weight_shape(path) for path in linear.spec.paths]
@@ -127,25 +133,26 @@ class TypeMatrices(torch.nn.Module):
 
 
 def _typed(model: torch.nn.Module, product: Any) -> Form:
-    table = _type_embedding(model)
-    num_types, num_scalars = table.weight.shape
+    owner = _type_embedding(model)
+    weight = owner.embed_module.weight
+    num_types, num_scalars = weight.shape
     if str(product.irreps_in2) != f"{num_scalars}x0e":
         raise PatchError(f"its second operand is {product.irreps_in2}, not the embedding of atom types")
     linear = attribute_product(product, num_types)
     atom = torch.arange(2 * num_types) % num_types
-    attributes = table.weight.detach()[atom.to(table.weight.device)]
+    attributes = weight.detach()[atom.to(weight.device)]
     examples = (random_rows(len(atom), product.irreps_in1.dim, product.weight), attributes)
-    return TypedProduct, TypeMatrices(table, linear), examples
+    return TypedProduct, TypeMatrices(owner, linear), examples
 
 
 def _type_embedding(model: torch.nn.Module) -> Any:
-    """The embedding whose rows are the attributes of all nodes."""
+    """The module that makes rows of its embedding the attributes of all nodes."""
     embeds = [module for module in model.modules() if "NodeTypeEmbed" in class_names(module)]
     if len(embeds) != 1 or not isinstance(getattr(embeds[0], "embed_module", None), torch.nn.Embedding):
         raise PatchError("the model has no embedding of atom types, by which attributes would be told")
     if getattr(embeds[0], "do_categorical_graph_field_embed", False):
         raise PatchError("the attributes of nodes depend on more than the atom type")
-    return embeds[0].embed_module
+    return embeds[0]
 
 
 TYPED_FORM = NodeForm("irreps_in1", _typed)

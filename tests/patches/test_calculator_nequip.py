@@ -78,6 +78,10 @@ def other_power(network: Any) -> None:
     network.bessel_encode.cutoff.p = 4.0
 
 
+def other_embedding(network: Any) -> None:
+    network.type_embed.embed_module = torch.nn.Embedding.from_pretrained(network.type_embed.embed_module.weight * 0.9)
+
+
 class Halved(torch.nn.Module):
     """Half of what a module gives."""
 
@@ -94,7 +98,7 @@ def wrapped_product(network: Any) -> None:
     scatter.tp = Halved(scatter.tp)
 
 
-@pytest.mark.parametrize("change", [own_forward, other_power, wrapped_product])
+@pytest.mark.parametrize("change", [own_forward, other_power, other_embedding, wrapped_product])
 def test_changes_inside_of_replaced_modules_are_noticed(change: Callable[[Any], None], device: torch.device) -> None:
     fast, plain, atoms = patched(calculator(device)), calculator(device), nm.structures()[0]
     before = results_of(fast, atoms)

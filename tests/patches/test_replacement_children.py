@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("e3nn", reason="needs e3nn")
 
 from e3nn.nn import FullyConnectedNet
-from patch_checks import duplicated
-from replacement_cases import Case, Pair, harmonics, mace_convolution, nequip_convolution, radial
+from patch_checks import assert_close, duplicated
+from replacement_cases import Case, Pair, harmonics, mace_convolution, nequip_convolution, radial, random, typed
 from torch import nn
 
 from eqaccel.errors import PatchError
@@ -134,3 +134,24 @@ def test_an_activation_that_is_taken_away() -> None:
     pair.do(lambda part: setattr(part, "act", None))
     pair.check()
     assert not isinstance(pair.part(pair.fast), Replacement)
+
+
+def other_embedding(embed: Any) -> None:
+    embed.embed_module = nn.Embedding(3, 5)
+
+
+def hooked_embedding(embed: Any) -> None:
+    forward_hook(embed.embed_module)
+
+
+@pytest.mark.parametrize("change", [other_embedding, hooked_embedding, forward_hook, own_forward])
+def test_rows_of_no_type(change: Callable[[nn.Module], None]) -> None:
+    """Another embedding than the one that was there, or a hook on it, gives rows that `TypedProduct` does not know."""
+    pair = Pair(typed)
+    for parent in (pair.plain, pair.fast):
+        change(parent.embed)
+    pair.case.operands = (pair.case.operands[0], random(6, 5))
+    pair.check()
+    assert not isinstance(pair.part(pair.fast), Replacement)
+    scripted = torch.jit.script(pair.part(pair.fast))
+    assert_close(scripted(*pair.case.operands), pair.part(pair.plain)(*pair.case.operands))
