@@ -32,6 +32,7 @@ def enable_eqaccel(
     """Accelerate NequIP models with eqaccel, on CPUs and GPUs, for training and inference."""
     import eqaccel
 
+    eqaccel.unpatch(model)  # that of a checkpoint of training with this modifier is patched, with options of its own
     eqaccel.patch(model, verify=verify, deterministic=deterministic, low_precision=low_precision)
     if capture:
         eqaccel.training.capture(model)

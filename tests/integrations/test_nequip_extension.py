@@ -26,7 +26,6 @@ from nequip.train import NequIPLightningModule
 from patch_checks import RELATIVE, assert_close
 
 from eqaccel import patch, report
-from eqaccel.errors import AlreadyPatchedError
 from eqaccel.integrations import nequip_extension
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("nequip_defaults")]
@@ -41,13 +40,15 @@ def test_modifier(is_packaged: bool, tmp_path: Path) -> None:
     plain = model(nm.data())
     assert nm.replaced_layers(modify(model, MODIFIERS)) == 3
     assert_close(model(nm.data())["forces"], plain["forces"])
-    with pytest.raises(AlreadyPatchedError):
-        modify(model, MODIFIERS)
 
 
 def test_modifier_takes_the_options_of_patch() -> None:
     model = modify(nm.model(), [{"modifier": "enable_eqaccel", "verify": False, "deterministic": False}])
     assert not model.model.func.layer0_convnet.conv.tp_scatter.eqaccel.deterministic
+    again = modify(model, MODIFIERS)  # as around a model from a checkpoint of training with the modifier
+    assert again is model
+    assert nm.replaced_layers(model) == 3
+    assert model.model.func.layer0_convnet.conv.tp_scatter.eqaccel.deterministic
 
 
 def test_modifier_in_a_training_module() -> None:
@@ -124,6 +125,15 @@ def test_training_ends_where_it_does_without(checkpoint: Path, tmp_path: Path) -
     for name, value in states[1].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             assert float((states[0][name] - value).abs().max()) <= RELATIVE * float(value.abs().max()), name
+
+
+@pytest.mark.slow
+def test_fine_tuning_of_a_checkpoint_of_the_modifier(checkpoint: Path, tmp_path: Path) -> None:
+    """Its model is patched when the modifier comes to it."""
+    start = f"{{_target_: nequip.model.ModelFromCheckpoint, checkpoint_path: {checkpoint}}}"
+    tuned = train(tmp_path, "~training_module.model.model", f"+training_module.model.model={start}")
+    states = [torch.load(path, map_location="cpu", weights_only=False)["state_dict"] for path in (checkpoint, tuned)]
+    assert list(states[0]) == list(states[1])
 
 
 @pytest.mark.slow
