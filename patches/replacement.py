@@ -23,12 +23,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import _disable_current_modes
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
 from eqaccel.patches.indexing import few_kernels
 from eqaccel.patches.snapshot import ADDED, Snapshot
 from eqaccel.prepare import scalar_name
+
+_REAL = frozenset({Tensor, nn.Parameter, nn.Buffer})
+"""Types of tensors that are no stand-ins."""
 
 
 class _AsBefore(type):
@@ -131,7 +135,15 @@ class Replacement(Changed):
         Raises:
             PatchError: If it can neither be made anew nor taken back.
         """
-        if torch._C._len_torch_dispatch_stack() > 0 or self._made_from.holds():
+        if torch._C._len_torch_dispatch_stack() == 0:
+            self._compare()
+        elif all(type(buffer) in _REAL for buffer in self.buffers()):
+            with _disable_current_modes():  # those that count operations, or record them, have no part in this
+                self._compare()
+
+    def _compare(self) -> None:
+        """`update`, of tensors that have values."""
+        if self._made_from.holds():
             return
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
             now = self.snapshot()

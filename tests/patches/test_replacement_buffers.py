@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from replacement_cases import (
     typed,
 )
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eqaccel.errors import PatchError
 from eqaccel.patches.replacement import Replacement
@@ -87,6 +90,31 @@ def test_buffers_that_change(
         assert not torch.equal(pair.case.call(pair.fast, *pair.case.operands), before)
     pair.check()
     assert_restored(pair)
+
+
+class Counting(TorchDispatchMode):
+    """Sees every operation, as counters of operations and profilers of memory do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("change", [by_loading, in_place])
+def test_changes_are_seen_by_calls_whose_operations_are_counted(
+    change: Callable[[nn.Module], None], device: torch.device
+) -> None:
+    pair = Pair(mace_convolution, device=device)
+    pair.do(change)
+    with Counting():
+        pair.check()
+
+
+def test_programs_of_changed_buffers_have_the_new_values() -> None:
+    pair = Pair(mace_convolution)
+    pair.do(in_place)
+    x, *operands = pair.case.operands
+    traced = make_fx(lambda x: pair.case.call(pair.fast, x, *operands))(x)
+    assert_close(traced(x), pair.case.call(pair.plain, x, *operands))
 
 
 def test_assigned_buffers() -> None:
