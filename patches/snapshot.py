@@ -193,7 +193,12 @@ class Snapshot:
 
 
 def simple_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module itself that are numbers or words, but for those that no result depends on."""
+    """The attributes of a module itself that are numbers or words, but for those that no result depends on.
+
+    A graph of torch.fx has none: its text is written anew, in other words, by those who copy it.
+    """
+    if isinstance(module, torch.fx.GraphModule):
+        return {}
     return {name: value for name, value in vars(module).items() if type(value) in _SIMPLE and name not in _OF_TORCH}
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from eqaccel.errors import PatchError
 from eqaccel.patches.replacement import Replacement
+from eqaccel.patches.snapshot import Snapshot
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("dense_everywhere")]
 
@@ -155,3 +156,10 @@ def test_rows_of_no_type(change: Callable[[nn.Module], None]) -> None:
     assert not isinstance(pair.part(pair.fast), Replacement)
     scripted = torch.jit.script(pair.part(pair.fast))
     assert_close(scripted(*pair.case.operands), pair.part(pair.plain)(*pair.case.operands))
+
+
+def test_a_graph_whose_text_is_written_anew_is_the_same() -> None:
+    graph = torch.fx.symbolic_trace(nn.Linear(2, 2))
+    snapshot = Snapshot(nn.ModuleDict({"graph": graph}))
+    graph._code = f"# by another version\n{graph._code}"
+    assert snapshot.holds()
