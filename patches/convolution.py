@@ -9,6 +9,7 @@ import torch
 
 from eqaccel.errors import PatchError, SpecError
 from eqaccel.families.tensor_product import TensorProductSpec
+from eqaccel.o3.tensor_product import forward_owner
 from eqaccel.ops import TensorProductConv
 from eqaccel.patches.kind import class_names
 from eqaccel.patches.precision import WEIGHTS, Options
@@ -29,7 +30,7 @@ def check_product(path: str, product: Any) -> None:
             f"{path}: expected an e3nn TensorProduct, got {type(product).__name__}; load the model without another "
             f"accelerator"
         )
-    owner = next(cls.__name__ for cls in came_as(product).__mro__ if "forward" in vars(cls))
+    owner = forward_owner(came_as(product))
     if owner != "TensorProduct":
         raise PatchError(f"{path}: expected the forward method of e3nn's TensorProduct, got that of {owner}")
     if product.shared_weights or product.internal_weights:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from eqaccel.errors import CompileError, PatchError, VerificationError
 from eqaccel.o3 import Linear, SphericalHarmonics, TensorProduct
+from eqaccel.o3.tensor_product import forward_owner
 from eqaccel.ops import Gate
 from eqaccel.ops.library import translate
 from eqaccel.patches import dense
@@ -120,7 +121,7 @@ def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[t
         CompileError: If a kernel of it does not compile.
     """
     name = _class_with_form(module, forms)
-    owner = next((cls.__name__ for cls in type(module).__mro__ if "forward" in vars(cls)), "")
+    owner = forward_owner(type(module))
     if owner not in (name, "TensorProduct"):
         raise PatchError(f"its forward method is that of {owner}, not of e3nn's {name}")
     if ADDED in vars(module) or ADDED in module._modules:

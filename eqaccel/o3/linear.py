@@ -156,11 +156,10 @@ class Linear(Weighted):
         self.internal_weights = internal
         f_in, f_out = self.kernel.f_in, self.kernel.f_out
         channels = [(f_in, f_out), (f_out,)] if f_in else [(), ()]
-        for name, value, numel, more in zip(
-            ("weight", "bias"), (weight, bias), (self.weight_numel, self.bias_numel), channels, strict=True
+        numels, fills = (self.weight_numel, self.bias_numel), (torch.randn, torch.zeros)
+        for name, value, numel, more, fill in zip(
+            ("weight", "bias"), (weight, bias), numels, channels, fills, strict=True
         ):
-            # Biases begin with zeros, which draw no random numbers.
-            fill = torch.randn if name == "weight" else torch.zeros
             self._set_weight(name, value, (*more, numel) if internal and numel else None, fill)
         reached = {item.i_out for item in self.instructions if 0 not in item.path_shape}
         self.register_buffer("output_mask", output_mask(self.irreps_out, reached))

@@ -233,9 +233,14 @@ def check_class(cls: type, module: Any, owners: tuple[str, ...]) -> None:
     names = [base.__name__ for base in type(module).__mro__]
     if cls.__name__ not in names or not isinstance(module, nn.Module):
         raise SpecError(f"module: expected an e3nn.o3.{cls.__name__}, got {type(module).__name__}")
-    owner = next(base.__name__ for base in type(module).__mro__ if "forward" in vars(base))
+    owner = forward_owner(type(module))
     if owner not in owners:
         raise SpecError(f"module: expected the forward method of e3nn's {cls.__name__}, got that of {owner}")
+
+
+def forward_owner(cls: type) -> str:
+    """Name of the class, this one or a base, whose `forward` method a class has; empty if there is none."""
+    return next((base.__name__ for base in cls.__mro__ if "forward" in vars(base)), "")
 
 
 def _instructions(
