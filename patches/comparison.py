@@ -32,6 +32,7 @@ from eqaccel.patches.copying import converted, widened
 from eqaccel.patches.kind import Outputs
 from eqaccel.patches.precision import precision_of, rounded_at_random
 from eqaccel.patches.rounding import FACTOR, ROUNDING, STAGES, derivative_scales, distance
+from eqaccel.patches.scripting import run_as_python
 from eqaccel.patches.torch_state import first_not_finite, model_device, rounding_unit, untouched_state
 from eqaccel.prepare import scalar_name, warmup
 
@@ -88,6 +89,7 @@ class Comparison(ABC):
         subject, run = self.runs()[0]
         before = run(model, subject)
         self.original = widened(model)
+        run_as_python(self.original)
         # What is written into the copy later, and has to be as it was where it is asked what rounding does.
         self._buffers = {name: buffer.clone() for name, buffer in self.original.named_buffers()}
         self._refuse_nan(before)

@@ -1,8 +1,10 @@
-"""TorchScript of modules that are built on e3nn, without importing it: what to trace, what to script, what to mend."""
+"""TorchScript of modules that are built on e3nn, without importing it: what is traced, scripted, mended, left out."""
 
 from __future__ import annotations
 
+import types
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +30,33 @@ def script(module: nn.Module) -> torch.jit.ScriptModule:
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted: Any = _compile(module, "", "script")
         return scripted
+
+
+def run_as_python(model: nn.Module) -> None:
+    """Has the modules of a model call the Python of which their scripted functions were made, in place.
+
+    torch specialises a scripted function once for a whole process, and `torch.jit.optimized_execution(False)` does not
+    keep it from running what there is. That may give wrong derivatives: of e3nn's spherical harmonics from their second
+    call on, if several gradients of one result are differentiated once more (torch 2.13).
+    """
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        vars(module).update(_sources(vars(module)))
+        forward = type(module).forward
+        if not isinstance(forward, types.FunctionType) or "forward" in vars(module):
+            continue
+        names, code = forward.__globals__, forward.__code__
+        if sources := _sources({name: names[name] for name in code.co_names if name in names}):
+            own = types.FunctionType(code, names | sources, forward.__name__, forward.__defaults__, forward.__closure__)
+            own.__kwdefaults__ = forward.__kwdefaults__
+            module.forward = types.MethodType(own, module)
+
+
+def _sources(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The Python of those that are scripted functions."""
+    scripted = {name: value for name, value in named.items() if isinstance(value, torch.jit.ScriptFunction)}
+    return {name: getattr(value, "_torchdynamo_inline", value) for name, value in scripted.items()}
 
 
 def _compile(module: nn.Module, path: str, mode: str | None) -> nn.Module:

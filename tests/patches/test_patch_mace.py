@@ -154,15 +154,6 @@ def test_energy_dipole_model() -> None:
         assert_close(value[name], expected[name])
 
 
-def test_dielectric_model() -> None:
-    plain, fast = build(mm.dielectric_model), patch(build(mm.dielectric_model))
-    molecule = mm.structures()[1:]
-    expected = plain(mm.batch(plain, molecule), compute_dielectric_derivatives=True)
-    value = fast(mm.batch(fast, molecule), compute_dielectric_derivatives=True)
-    for name in ("charges", "dipole", "polarizability", "polarizability_sh", "dmu_dr", "dalpha_dr"):
-        assert_close(value[name], expected[name])
-
-
 @pytest.mark.slow
 def test_foundation_sized_model() -> None:
     fast = patch(mm.mp0_medium_like(num_elements=8))
