@@ -86,6 +86,14 @@ def e3nn_defaults() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def default_dtype_of_torch() -> Iterator[None]:
+    """Leaves torch's default dtype as it was: MACE's calculator sets it for the whole process."""
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
 def index_select_of_torch() -> None:
     """Puts back what torch_geometric, which SevenNet imports, replaces by what TorchScript cannot compile."""
     torch.index_select = _INDEX_SELECT

@@ -45,7 +45,7 @@ class Toy(nn.Module):
         length = vectors.square().sum(1, keepdim=True).sqrt()
         direction = vectors / length
         envelope = (1 - (length / self.cutoff).square()).pow(3)
-        nodes, none = self.embedding[types], torch.zeros(num_local, 1, dtype=vectors.dtype)
+        nodes, none = self.embedding[types], vectors.new_zeros(num_local, 1)
 
         repulsion = none.index_add(0, receiver, 0.1 * envelope * (1.5 / length).pow(4))
         first = none.expand(num_local, 4).index_add(0, receiver, envelope * nodes[sender])
