@@ -82,7 +82,7 @@ def test_a_step_sends_positions_alone(ranks, folder):
     """Three numbers of eight bytes an atom, of ghosts too, and the box; types where LAMMPS has made a new list."""
     atoms = frame_of("periodic")
     write_data(folder / "start.data", atoms, ELEMENTS, velocities=True)
-    simulate(folder, f"{NVE}run 30", ranks, stresses=False)
+    simulate(folder, f"{NVE}run 30", ranks, style="eqaccel device cpu", stresses=False)
     steps, lists, sent, _ = re.findall(NOTE, (folder / "log.lammps").read_text(), re.MULTILINE)[-1]
     assert int(steps) == 31
     least = len(atoms) // ranks - 5  # atoms that the first rank has, with its ghosts
@@ -201,7 +201,7 @@ def test_runs_after_runs_and_a_restart(folder):
 def test_steps_that_ask_for_virials_of_atoms_are_of_the_host(folder):
     atoms = frame_of("periodic")
     write_data(folder / "start.data", atoms, ELEMENTS, velocities=True)
-    for frame in simulate(folder, f"{NVE}run 9", every=3):
+    for frame in simulate(folder, f"{NVE}run 9", style="eqaccel device cpu", every=3):
         assert_frame(frame, placed(atoms, frame), rtol=RTOL_RUN)
     assert counts((folder / "log.lammps").read_text())[::2] == (6, "4 for virials of atoms")
 

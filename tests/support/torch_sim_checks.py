@@ -55,7 +55,8 @@ def state_of(wrapper: Any, structures: list[Atoms]) -> Any:
 
 def computed(wrapper: Any, structures: list[Atoms]) -> dict[str, np.ndarray]:
     """Energies, forces and stresses of one batch."""
-    return numbers(wrapper(state_of(wrapper, structures)))
+    with torch.jit.optimized_execution(False):  # e3nn's harmonics round otherwise once torch has specialised them
+        return numbers(wrapper(state_of(wrapper, structures)))
 
 
 def numbers(results: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
