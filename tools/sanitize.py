@@ -1,9 +1,14 @@
-"""Runs small tensor products on a GPU under compute-sanitizer, side by side, a process for each product and tool.
+"""Runs small tensor products and models on a GPU under compute-sanitizer, side by side, a process for each and tool.
 
-Each is a batch and a graph, of one row and of some, deterministic and not, with two derivatives that are compared with
-float64. `python tools/sanitize.py` takes products of all modes, in about a minute on 16 cores; `--products mace-large
---tools memcheck` takes others. Racecheck misreads kernels of several segments (CONTRIBUTING.md), so MACE's and NequIP's
-are not among those that it is given unasked.
+A product is a batch and a graph, of few rows and of some, deterministic and not, with two derivatives that are compared
+with float64. A model is patched, which runs all its kernels with their derivatives, and is taken for some steps of a
+calculator, as far as its library is installed. `python tools/sanitize.py` takes products of all modes and such models,
+in some minutes on 16 cores; `--of mace-large --tools memcheck` takes others. Racecheck misreads kernels of several
+segments (CONTRIBUTING.md), so MACE's and NequIP's products are not among those that it is given unasked, and models get
+memcheck alone.
+
+Under memcheck each tensor has an allocation of its own (PYTORCH_NO_CUDA_MEMORY_CACHING), so that what is read beyond
+its end is seen even where torch would have another tensor there.
 """
 
 from __future__ import annotations
@@ -12,28 +17,39 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 
+import eqaccel
 from eqaccel import TensorProduct, TensorProductConv, TensorProductSpec
 from eqaccel.benchmarks.problems import PROBLEMS
+from eqaccel.step import Evaluation
 from eqaccel.testing import assert_product, random_operands
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from mode_cases import CASES  # a folder, no package
 
-UNASKED = (*CASES, "tetris-1", "diffdock-l1", "diffdock-l2")
+MODELS = {"mace": "mace", "nequip": "nequip", "sevennet": "sevenn"}
+"""Models of tests/support, and the libraries that they are of; SevenNet's are in float32 alone."""
+
+UNASKED = (*CASES, "tetris-1", "diffdock-l1", "diffdock-l2", *filter(lambda name: find_spec(MODELS[name]), MODELS))
 KINDS = (("ir_mul", "float32"), ("mul_ir", "float64"), ("mul_ir", "float32"))
 """Layout and dtype, which products take in turns."""
 
+Case = tuple[str, tuple[str, str]]
+"""A name, and layout and dtype."""
+
 TOOLS = ("memcheck", "racecheck")
 
-ROWS = (1, 41)
-"""Of batches, and edges of graphs."""
+ROWS, NODES = (4, 44), 8
+"""Rows of batches or edges of graphs, and nodes: copies take 16 bytes at a time, which operands of these end with."""
 
 ABORTED_AT_EXIT, ATTEMPTS = "terminate called without an active exception", 4
 """What a process says whose autograd thread ends after Python, as torch's may on a busy machine; it is run again."""
@@ -42,37 +58,44 @@ ABORTED_AT_EXIT, ATTEMPTS = "terminate called without an active exception", 4
 def main() -> int:
     """Runs what the command line asks for; returns 1 if a tool or a comparison finds a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--products", nargs="+", choices=[*CASES, *PROBLEMS], default=UNASKED, metavar="NAME")
+    parser.add_argument("--of", nargs="+", choices=[*CASES, *PROBLEMS, *MODELS], default=UNASKED, metavar="NAME")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--alone", nargs=2, metavar=("LAYOUT", "DTYPE"), help="of one product, in this process")
+    parser.add_argument("--alone", nargs=2, metavar=("LAYOUT", "DTYPE"), help="of one, in this process")
     options = parser.parse_args()
     if options.alone:
-        for name in options.products:
-            check(name, *options.alone, options.device)
+        for name in options.of:
+            (check_model if name in MODELS else check)(name, *options.alone, options.device)
         return 0
-    kinds = dict(zip(options.products, cycle(KINDS), strict=False))
+    kinds = dict(zip([name for name in options.of if name not in MODELS], cycle(KINDS), strict=False))
+    cases = [*kinds.items()] + [
+        (name, ("", t)) for name in options.of if name in MODELS for t in ("float32", "float64")
+    ]
     # Without a tool first, which compiles the kernels, or tells that they do not work.
-    faults = run_all([""], kinds, options.device) or run_all(options.tools, kinds, options.device)
-    print("\n".join([*faults, f"{len(kinds)} products, {len(faults)} faults"]))
+    faults = run_all([""], cases, options.device) or run_all(options.tools, cases, options.device)
+    print("\n".join([*faults, f"{len(cases)} products and models, {len(faults)} faults"]))
     return 1 if faults else 0
 
 
-def run_all(tools: Sequence[str], kinds: Mapping[str, tuple[str, str]], device: str) -> list[str]:
-    """What is wrong with products, side by side, under each tool."""
+def run_all(tools: Sequence[str], cases: Sequence[Case], device: str) -> list[str]:
+    """What is wrong with products and models, side by side, under each tool that they get."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = [pool.submit(run, tool, name, kind, device) for tool in tools for name, kind in kinds.items()]
+        asked = [(tool, *case) for tool in tools for case in cases if case[0] not in MODELS or tool != "racecheck"]
+        runs = [pool.submit(run, *case, device) for case in asked]
         return [fault for ran in runs if (fault := ran.result())]
 
 
 def run(tool: str, name: str, kind: tuple[str, str], device: str) -> str:
-    """Checks one product in a process of its own, under a tool unless it is ""; returns what is wrong, or ""."""
-    command = [sys.executable, __file__, "--products", name, "--alone", *kind, "--device", device]
+    """Checks one of them in a process of its own, under a tool unless it is ""; returns what is wrong, or ""."""
+    command = [sys.executable, __file__, "--of", name, "--alone", *kind, "--device", device]
+    environment = dict(os.environ)
+    if tool == "memcheck":
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     if tool:
         options = ["--kernel-name", "kernel_substring=eq_", "--error-exitcode", "9"]
         command = ["compute-sanitizer", "--tool", tool, *options, *command]
     for _ in range(ATTEMPTS):
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if ran.returncode == 0 or ABORTED_AT_EXIT not in ran.stderr:
             break
     title = f"{tool or 'no tool'}, {name}, {', '.join(kind)}"
@@ -88,8 +111,30 @@ def check(name: str, layout: str, dtype: str, device: str) -> None:
     for rows in ROWS:
         assert_product(batch.to(device), random_operands(spec, rows, rows, batch=True, **kind))
         for convolution in convolutions:
-            assert_product(convolution.to(device), random_operands(spec, 5, rows, **kind))
+            assert_product(convolution.to(device), random_operands(spec, NODES, rows, **kind))
 
+
+def check_model(name: str, _: str, dtype: str, device: str) -> None:
+    """Patches a small model of a library, which compares it with what it was, and takes some steps."""
+    models = import_module(f"{name}_models")
+    if name == "mace":
+        model = models.energy_model(hidden_irreps="8x0e+8x1o", dtype=getattr(torch, dtype))
+    else:
+        model = models.model(dtype=dtype)
+    calculator = eqaccel.Calculator(model, device=device)
+    for atoms in models.structures():
+        atoms.calc = calculator
+        for _ in range(3):  # candidates for neighbours are found anew, and kept
+            atoms.get_forces()
+            atoms.rattle(0.01)
+
+
+def without_recordings(evaluation: Evaluation, *arguments: Any, **options: Any) -> None:
+    """Makes a step that records no CUDA graph, in which there are no allocations of tensors of their own."""
+    plain_init(evaluation, *arguments, **options | {"capture": False})
+
+
+plain_init, Evaluation.__init__ = Evaluation.__init__, without_recordings  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from folders import SUPPORT
+from guarded import guarded
 from hosts import compile_cpp
 from mode_cases import CASES
 from numpy.typing import NDArray
@@ -90,11 +91,11 @@ class Call:
         spec, edges, senders = self.spec, len(self.sender), len(self.arrays["x"])
         shapes = {"z": (self.receivers, spec.z_dim), "gx": (edges, spec.x_dim)}
         shapes |= {"gy": (edges, spec.y_dim), "gw": (edges, spec.weight_numel)}
-        results = {name: np.full(shape, np.nan, self.arrays["x"].dtype) for name, shape in shapes.items()}
-        given = {name: self.laid_out(name, array, to_mul_ir) for name, array in self.arrays.items()}
+        results = {name: guarded(np.full(shape, np.nan, self.arrays["x"].dtype)) for name, shape in shapes.items()}
+        given = {name: guarded(self.laid_out(name, array, to_mul_ir)) for name, array in self.arrays.items()}
         order = np.lexsort((self.sender, self.receiver))
         row_ptr = np.searchsorted(self.receiver[order], np.arange(self.receivers + 1))
-        index = [numbers.astype(np.int32) for numbers in (row_ptr, order, self.sender[order])]
+        index = [guarded(numbers.astype(np.int32)) for numbers in (row_ptr, order, self.sender[order])]
         places = (
             _places([given.get(name) for name in ("x", "y", "w", "gz", "a", "b", "c")]),
             _places(list(results.values())),

@@ -107,7 +107,7 @@ struct Block {
   static_assert(int64_t(largest(P::in_dim, P::out_dim)) * largest(Tile::block_rows, sorted_together) < 0x7fffffff,
                 "rows of a block are counted in 32 bits");
   // What this thread copies of the first terms: of x from the block's first row on, -1 for rows that there are not; null
-  // for columns that there are not.
+  // for columns and matrices that there are not.
   struct Sources {
     int x[X::count];
     const T* w[W::count];
@@ -136,6 +136,7 @@ struct Block {
   EQ_FN const T* first_row(const void* all, int dim) const { return static_cast<const T*>(all) + rows.first * dim; }
 
   EQ_FN void find(const Factor& f, int z, Sources& sources) const {
+    const bool has_matrix = P::attributes == 0 || z < P::attributes;
 #pragma unroll
     for (int n = 0; n < X::count; ++n) {
       const int row = X::is_one(n) ? rows.row(X::line(n)) : -1;
@@ -145,7 +146,7 @@ struct Block {
     for (int n = 0; n < W::count; ++n) {
       const int term = has_gradient ? W::element(n) : W::line(n);
       const int column = first_column + (has_gradient ? W::line(n) : W::element(n));
-      sources.w[n] = W::is_one(n) && column < out.mul ? f.weights(o.w, z, term, column) : nullptr;
+      sources.w[n] = has_matrix && W::is_one(n) && column < out.mul ? f.weights(o.w, z, term, column) : nullptr;
     }
   }
   // Copies the terms from `term` on.
@@ -206,7 +207,7 @@ struct Block {
   }
 
   // Adds the product with the matrix of an attribute to the rows that have it. Rows without any have the number behind the
-  // last: with them it is zero.
+  // last, which has no matrix: with them it is zero.
   EQ_FN void take(const Factor& f, int z, bool is_first) const {
     constexpr int stages = Tile::stages;
     Sums sum;
