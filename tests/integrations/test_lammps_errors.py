@@ -168,6 +168,18 @@ def test_atoms(after, message, ranks, folder):
     assert_error(error_of(folder, after=after, ranks=ranks), message)
 
 
+@pytest.mark.parametrize("lists", ["device", "host"])
+def test_another_model_in_a_run_without_set_up(lists, folder):
+    """Neighbours are those within the cutoff of the model before."""
+    save_toy(folder / "wide.pt", cutoff=5.0)
+    commands = "run 1\npair_coeff * * wide.pt H O Si\n"
+    message = "a run that follows pair_coeff has to find neighbours for its model: leave out `pre no`"
+    style = f"eqaccel device cpu lists {lists}"
+    assert_error(error_of(folder, style=style, after=f"{commands}run 1 pre no"), message)
+    script = {"before": "units metal", "style": style, "coeff": "* * toy.pt H O Si", "after": f"{commands}run 1"}
+    assert lmp(folder, SCRIPT.format(**script)).returncode == 0
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_model_that_gives_no_number(ranks, folder):
     class Nothing(torch.nn.Module):

@@ -170,6 +170,7 @@ void PairEqaccel::coeff(int narg, char **arg)
     for (int j = 1; j <= ntypes; ++j) setflag[i][j] = element_of_type[i] >= 0 && element_of_type[j] >= 0;
 
   nodes.expect_exchanges(info.exchange_widths, info.is_double);
+  is_set_up = false;
   if (comm->me == 0)
     utils::logmesg(lmp, "eqaccel: {} runs in {} on {}, cutoff {:.8} angstrom\n", arg[2],
                    info.is_double ? "float64" : "float32", info.device, info.cutoff);
@@ -221,6 +222,7 @@ void PairEqaccel::init_style()
   warn_of_heat_flux();
   stop_if_any(check_positions());
   neighbor->add_request(this, NeighConst::REQ_FULL);
+  is_set_up = true;
   owners_known = false;
   choose_way();
 }
@@ -251,6 +253,9 @@ double PairEqaccel::init_one(int i, int j)
 
 void PairEqaccel::compute(int eflag, int vflag)
 {
+  if (!is_set_up)
+    error->all(FLERR, "pair_style eqaccel: a run that follows pair_coeff has to find neighbours for its model: leave "
+                      "out `pre no`");
   ev_init(eflag, vflag);
   if (neighbor->ago == 0 || !owners_known) {
     nodes.find_owners();

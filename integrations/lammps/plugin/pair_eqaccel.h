@@ -82,6 +82,7 @@ class PairEqaccel : public Pair
   RankEdges edges;
   bool keeps_lists = false;    // whether lists stay on the device, as far as a step lets them
   std::string way;             // in words
+  bool is_set_up = false;      // whether LAMMPS has asked this model for its cutoff and its list
   bool owners_known = false;
   std::vector<char> takes_part;    // of every atom: whether it has an element and is not taken out of the system
 
