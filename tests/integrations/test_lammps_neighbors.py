@@ -135,17 +135,20 @@ def test_exclusions_between_elements_are_told(ranks, folder):
     other = "pair_style hybrid/overlay eqaccel lj/cut 3.0\npair_coeff * * eqaccel toy.pt H O NULL\n"
     other += "pair_coeff * * lj/cut 0.01 1.5"
     cases = [
-        (toy, "type 1 2", True),
-        (toy, "group some some", True),
-        (toy, "group none all", False),
-        (other, "type 1 3", False),
+        (toy, "exclude type 1 2", True),
+        (toy, "exclude group some some", True),
+        (toy, "exclude group none all", False),
+        (other, "exclude type 1 3", False),
+        (toy, "include known", True),
+        (other, "include known", False),
     ]
     script = "units metal\nread_data start.data\ngroup some id 1:9\ngroup none subtract some some\n"
-    for pairs, excluded, _ in cases:
-        script += f"{pairs}\nneigh_modify exclude none\nneigh_modify exclude {excluded}\nrun 0\nprint ended\n"
+    script += "group known type 1 2\natom_modify first known\n"
+    for pairs, modified, _ in cases:
+        script += f"{pairs}\nneigh_modify exclude none\nneigh_modify {modified}\nrun 0\nprint ended\n"
     done = lmp(folder, script, ranks)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = "neigh_modify exclude takes neighbours from atoms of the model"
+    told = "neigh_modify exclude or include takes neighbours from atoms of the model"
     assert [told in output for output in done.stdout.split("ended\n")[:-1]] == [expected for *_, expected in cases]
 
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// What `neigh_modify exclude` takes from a model: neighbours, or atoms as a whole.
+// What `neigh_modify exclude` and `include` take from a model: neighbours, or atoms as a whole.
 #ifndef EQACCEL_EXCLUSIONS_H
 #define EQACCEL_EXCLUSIONS_H
 
@@ -10,9 +10,9 @@ namespace LAMMPS_NS
 {
 class LAMMPS;
 
-// Whether atoms of the model have no edges between them because of an exclusion, which is another energy than the
-// model's. Collective. Pairs of types of the model have a flag; an atom of it has an element, which others have not
-// (-1).
+// Whether atoms of the model have no edges between them because of an exclusion, or because lists are for some of them
+// alone, which is another energy than the model's. Collective. Pairs of types of the model have a flag; an atom of it
+// has an element, which others have not (-1).
 bool excludes_neighbors(LAMMPS *lmp, const int *const *setflag, const std::vector<int> &element_of_type);
 
 // Of every atom, ghosts too, whether it takes part: it has an element, and is not excluded from all others. One that is

@@ -331,9 +331,10 @@ bool PairEqaccel::is_trial_move() const
 void PairEqaccel::warn_of_exclusions() const
 {
   if (excludes_neighbors(lmp, setflag, element_of_type) && comm->me == 0)
-    error->warning(FLERR, "pair_style eqaccel: neigh_modify exclude takes neighbours from atoms of the model, so that "
-                          "its energy and forces are not those of all atoms; to hold atoms still, leave them out of "
-                          "the group of the integrator, or fix setforce 0 0 0");
+    error->warning(FLERR,
+                   "pair_style eqaccel: neigh_modify exclude or include takes neighbours from atoms of the model, so "
+                   "that its energy and forces are not those of all atoms; to hold atoms still, leave them out of "
+                   "the group of the integrator, or fix setforce 0 0 0");
 }
 
 // What compute stress/atom gives an atom is half of every edge that it is at, as for pairs. Their sum is the virial,
