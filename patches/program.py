@@ -46,7 +46,7 @@ class HostPotential:
                 try:
                     self._potential = self._program(arguments, results)
                     self.note = "run as a program without Python"
-                except (ExportError, NotImplementedError, RuntimeError) as error:
+                except (ExportError, NotImplementedError, RuntimeError, torch.jit.Error) as error:
                     self.note = f"run in Python: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         return results
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.utils import parametrize
 
 from eqaccel.errors import ExportError
 
@@ -63,6 +64,7 @@ def _compile(module: nn.Module, path: str, mode: str | None) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         return module
     if mode != "trace":  # tracing runs through the children as they are
+        _check_weights(module, path)
         for name, child in module.named_children():
             compiled = _compile(child, f"{path}.{name}" if path else name, _mode(child))
             if compiled is not child:
@@ -83,6 +85,16 @@ def _compile(module: nn.Module, path: str, mode: str | None) -> nn.Module:
         f"model: {path or 'the model'} ({type(module).__name__}) says that it cannot be compiled ({_MODE} is "
         f"{mode!r}); use the model from Python"
     )
+
+
+def _check_weights(module: Any, path: str) -> None:
+    """Raises `ExportError` for weights that torch would script, and then refuse to compute."""
+    if parametrize.is_parametrized(module):
+        raise ExportError(
+            f"model: {path or 'the model'} ({type(module).__name__}) cannot be scripted: parametrizations make its "
+            f"{', '.join(module.parametrizations)}. Fix them with torch.nn.utils.parametrize.remove_parametrizations, "
+            "or use the model from Python"
+        )
 
 
 def _mode(module: nn.Module) -> str | None:

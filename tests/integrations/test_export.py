@@ -318,6 +318,18 @@ def test_a_model_that_can_not_be_scripted(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("path", ["readouts.0.linear", "interactions.0.conv_tp_weights.layer0"])
+def test_weights_that_parametrizations_make(path: str, tmp_path: Path) -> None:
+    """TorchScript reads them, and raises only when it computes."""
+    model = patched()
+    layer = model.get_submodule(path)
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Identity())
+    with pytest.raises(ExportError, match="cannot be scripted: parametrizations make its weight"):
+        eqaccel.export(model, tmp_path / "model.pt", verify=False)
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    eqaccel.export(model, tmp_path / "model.pt")
+
+
 def test_a_model_with_a_forward_of_its_own(tmp_path: Path) -> None:
     model = patched()
     model.__class__ = type("Doubled", (type(model),), {"forward": _doubled})

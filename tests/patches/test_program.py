@@ -63,7 +63,10 @@ def test_other_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert potential.note == "run in Python: its program gives other numbers"
 
 
-@pytest.mark.parametrize("error", [ExportError("layer cannot be scripted\nfor a reason"), RuntimeError("")])
+@pytest.mark.parametrize(
+    "error",
+    [ExportError("layer cannot be scripted\nfor a reason"), RuntimeError(""), torch.jit.Error("a program raises")],
+)
 def test_why_there_is_no_program(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> Any:
         raise error
