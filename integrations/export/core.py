@@ -32,6 +32,8 @@ from eqaccel.patches.torch_state import default_dtype, model_device
 from eqaccel.prepare import scalar_name
 
 
+@torch.inference_mode(False)  # the model is run with gradients, whatever the caller's mode is
+@torch.enable_grad()
 def export(
     model: Any,
     path: str | os.PathLike[str],

@@ -93,6 +93,7 @@ class Exported:
                 raise OperandError(f"{name}: expected entries from 0 to {limit - 1}, got {low if low < 0 else high}")
 
 
+@torch.inference_mode(False)  # tensors made inside of it could never take part in gradients
 def load_exported(
     path: str | os.PathLike[str], device: torch.device | str | None = None, *, allow_native_code: bool = True
 ) -> Exported:

@@ -306,6 +306,16 @@ def test_the_model_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["other.pt"]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_any_mode(mode: Any, tmp_path: Path) -> None:
+    model = patched()
+    with mode():
+        eqaccel.export(model, tmp_path / "model.pt")
+        loaded = eqaccel.load_exported(tmp_path / "model.pt")
+    energies, _ = loaded(*arguments(model))
+    assert_close(energies, model(mm.batch(model))["node_energy"].detach())
+
+
 def test_a_model_that_is_not_patched(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"interactions.0.conv_tp = TensorProduct; call eqaccel.patch\(model\) first"):
         eqaccel.export(_model("residual"), tmp_path / "model.pt")
