@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from eqaccel.errors import ExportError
+from eqaccel.patches.calculator import library_class, overridden
 from eqaccel.patches.finder import KINDS, find_models
 from eqaccel.patches.kind import Exporting, FileFormat, ModelKind
 from eqaccel.prepare import combined_calculators
@@ -139,6 +140,11 @@ def _addition(holder: Any) -> str | None:
         return f"{type(holder).__name__} has a forward method of its own" if computes else None
     if combined_calculators(holder):
         return f"{type(holder).__name__} combines calculators"
+    names = [kind.stepping.class_name for kind in KINDS if kind.stepping is not None]
+    derived = [name for name in names if library_class(holder, name)]
+    changed = next(filter(None, (overridden(holder, name, ("calculate",)) for name in derived)), None)
+    if changed:
+        return changed
     units = [name for name in ("energy_units_to_eV", "length_units_to_A") if getattr(holder, name, 1.0) != 1.0]
     return f"{type(holder).__name__} converts units ({', '.join(units)})" if units else None
 

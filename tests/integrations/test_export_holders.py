@@ -38,6 +38,14 @@ class Shifted(nn.Module):
         return outputs | {"energy": outputs["energy"] + 1.0}
 
 
+class Doubled(MACECalculator):
+    """Adds something to a calculator."""
+
+    def calculate(self, *arguments: Any, **options: Any) -> None:
+        super().calculate(*arguments, **options)
+        self.results["energy"] *= 2
+
+
 def test_holders_of_one_model(model: nn.Module, tmp_path: Path) -> None:
     metadata = eqaccel.export(model, tmp_path / "model.pt", verify=False)
     calculator = MACECalculator(models=[model], device="cpu", default_dtype="float64")
@@ -57,6 +65,10 @@ def test_holders_of_one_model(model: nn.Module, tmp_path: Path) -> None:
         (
             lambda m: MACECalculator(models=[m], device="cpu", default_dtype="float64", energy_units_to_eV=0.5),
             r"but MACECalculator converts units \(energy_units_to_eV\)",
+        ),
+        (
+            lambda m: Doubled(models=[m], device="cpu", default_dtype="float64"),
+            r"but Doubled has a calculate method of its own; pass the model inside \(models.0\)",
         ),
         (lambda m: None, "model: expected a torch.nn.Module or an ASE calculator with one"),
     ],
