@@ -52,12 +52,15 @@ class Exported:
     ) -> tuple[Tensor, Tensor]:
         """Calls the module; see `Potential.forward`. By default all nodes are local.
 
+        It computes in its own dtype, also where autocast is on.
+
         Raises:
             OperandError: If an operand does not fit an AOTInductor package (TorchScript: torch.jit.Error).
         """
         if self.metadata["kind"] == "torchscript":
             num_local = types.size(0) if num_local is None else num_local
-            return self.module(vectors, edge_index, types, num_local, exchange)
+            with torch.autocast(self.metadata["device"], enabled=False):
+                return self.module(vectors, edge_index, types, num_local, exchange)
         self._check_package_operands(vectors, edge_index, types, num_local)
         energies, gradient = self.module(vectors.contiguous(), edge_index.contiguous(), types.contiguous())
         return energies, gradient

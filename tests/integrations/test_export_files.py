@@ -158,6 +158,16 @@ def test_machine_code_is_refused_on_request(told: bool, file: Path, tmp_path: Pa
         eqaccel.load_exported(tmp_path / "package.pt2", allow_native_code=False)
 
 
+def test_autocast_takes_no_digits(tmp_path: Path) -> None:
+    loaded = eqaccel.load_exported(save_toy(tmp_path / "toy.pt", dtype="float32"))
+    edge_index = torch.combinations(torch.arange(5)).T
+    vectors, types = torch.randn(edge_index.shape[1], 3, generator=torch.manual_seed(0)), torch.arange(5) % 3
+    expected = loaded(vectors, edge_index, types)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loaded(vectors, edge_index, types)
+    torch.testing.assert_close(found, expected)
+
+
 def test_an_operator_that_is_missing_is_named(tmp_path: Path) -> None:
     library = torch.library.Library("eqaccel_test_elsewhere", "DEF")
     library.define("twice(Tensor x) -> Tensor")
