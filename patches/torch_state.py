@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -31,15 +32,20 @@ def first_not_finite(model: torch.nn.Module) -> str | None:
     return None
 
 
+_one_at_a_time = threading.RLock()
+"""All threads have one default dtype: another would find that of the first, and put it back when it is long gone."""
+
+
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets torch's default dtype, in which MACE and e3nn build their constants."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    """Sets torch's default dtype, in which MACE and e3nn build their constants; other threads wait to set theirs."""
+    with _one_at_a_time:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager

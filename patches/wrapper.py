@@ -24,7 +24,7 @@ from eqaccel.errors import PatchError
 from eqaccel.patches.following import Reported
 from eqaccel.patches.kind import ModelKind, Wrapping, class_names
 from eqaccel.patches.replacement import Changed, become, plain_class, restore
-from eqaccel.patches.torch_state import default_dtype, model_device
+from eqaccel.patches.torch_state import model_device
 from eqaccel.prepare import held_modules
 from eqaccel.step import Given, PotentialFunction, ResidentStep, System
 
@@ -90,17 +90,16 @@ class WrapperState(Reported[ResidentStep]):
         if self.obstacle:
             return None
         assert self.step is not None
-        with default_dtype(self.step.dtype):  # models create small constants in the default dtype
-            same = self._types is not None and np.array_equal(wrapping.types(wrapper, self._types[0]), self._types[1])
-            results = self.step.take(given) if same else None
-            if results is None:
-                arrays = _Arrays.of(state)
-                self.obstacle = arrays.obstacle
-                if self.obstacle:
-                    return None
-                types = wrapping.types(wrapper, arrays.numbers)
-                self._types = arrays.numbers, types
-                results = self.step.compute(given, replace(arrays.system, types=types))
+        same = self._types is not None and np.array_equal(wrapping.types(wrapper, self._types[0]), self._types[1])
+        results = self.step.take(given) if same else None
+        if results is None:
+            arrays = _Arrays.of(state)
+            self.obstacle = arrays.obstacle
+            if self.obstacle:
+                return None
+            types = wrapping.types(wrapper, arrays.numbers)
+            self._types = arrays.numbers, types
+            results = self.step.compute(given, replace(arrays.system, types=types))
         return results
 
     def _named(self, wrapper: Any, results: Tensor, num_atoms: int, num_structures: int) -> dict[str, Tensor]:

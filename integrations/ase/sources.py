@@ -23,7 +23,7 @@ from eqaccel.patches import ModelKind, ReportRow, patch, unpatch
 from eqaccel.patches.following import FollowedStep, step_note
 from eqaccel.patches.precision import LowPrecision, precision_of
 from eqaccel.patches.replacement import Entrance
-from eqaccel.patches.torch_state import default_dtype, model_device
+from eqaccel.patches.torch_state import model_device
 from eqaccel.step import Outcome, Step, System
 
 
@@ -98,9 +98,7 @@ class Source(ABC):
 
     def evaluate(self, system: System) -> Outcome:
         """Energies, forces and virials of one structure; raises `StructureError` if it cannot be computed."""
-        step = self.step()
-        with default_dtype(step.dtype):  # models create small constants in the default dtype
-            outcome = step(system)
+        outcome = self.step()(system)
         self._calls += 1
         return outcome
 
@@ -110,8 +108,7 @@ class Source(ABC):
         if many is None or many.potentials != step.potentials:
             many = Step(step.potentials, step.cutoff, step.device, step.dtype, skin=self.skin, patient=True)
             self._batch_step = many
-        with default_dtype(step.dtype):
-            outcome = many(system)
+        outcome = many(system)
         self._batches += 1
         return outcome
 
