@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,11 +27,22 @@ def script(module: nn.Module) -> torch.jit.ScriptModule:
     Raises:
         ExportError: If a part cannot be scripted; the message names it.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _own_index_select():
         # torch.jit is deprecated in favour of torch.export, which programs without Python can not extend yet.
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted: Any = _compile(module, "", "script")
         return scripted
+
+
+@contextmanager
+def _own_index_select() -> Iterator[None]:
+    """Torch's own function, where torch_geometric, which SevenNet imports, has put one that does not compile."""
+    found = torch.index_select
+    torch.index_select = torch._C._VariableFunctions.index_select
+    try:
+        yield
+    finally:
+        torch.index_select = found
 
 
 def run_as_python(model: nn.Module) -> None:
