@@ -34,8 +34,9 @@ class MaceStepping(Stepping):
         return list(calculator.models)
 
     def head(self, calculator: Any) -> int:
-        """See `Stepping.head`."""
-        return list(calculator.available_heads).index(calculator.head)
+        """See `Stepping.head`; MACE computes the last one where there is none of that name."""
+        heads = list(calculator.available_heads)
+        return heads.index(calculator.head) if calculator.head in heads else len(heads) - 1
 
     def cutoff(self, calculator: Any) -> float:
         """See `Stepping.cutoff`."""

@@ -168,9 +168,9 @@ def test_several_heads(device: torch.device) -> None:
         plain, fast = calculator(device, **heads, head=head), patch(calculator(device, **heads, head=head))
         atoms = structures(device)[0]
         assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
-    fast.head = "pbe"  # behind its back
-    plain.head = "pbe"
-    assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
+    for head in ("pbe", "none of them", None):
+        fast.head = plain.head = head  # behind its back
+        assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
 
 
 def test_units(device: torch.device) -> None:
