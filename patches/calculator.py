@@ -109,7 +109,7 @@ class StepState(Reported[Step], FollowedStep):
 def system_of(atoms: Any, types: NDArray[np.int64]) -> System:
     """A structure of ASE's as arrays that stay as they are when it changes."""
     return System(
-        positions=atoms.get_positions(),
+        positions=np.array(atoms.positions, dtype=np.float64, order="C"),
         cells=np.array(atoms.cell.array, dtype=np.float64)[None],
         periodic=np.array(atoms.pbc, dtype=bool)[None],
         types=types,

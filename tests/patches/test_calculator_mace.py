@@ -372,6 +372,15 @@ def test_bad_structures(device: torch.device) -> None:
     assert_same(results(fast, atoms), results(calculator(device), atoms), torch.float64)
 
 
+def test_positions_in_single_precision(device: torch.device) -> None:
+    """A program may put them among the arrays of a structure."""
+    plain, fast, atoms = calculator(device), patch(calculator(device)), structures(device)[0]
+    atoms.arrays["positions"] = atoms.positions.astype(np.float32)
+    for _ in range(2):
+        assert_same(results(fast, atoms), results(plain, atoms), torch.float64)
+        atoms.rattle(0.01, seed=1)
+
+
 @pytest.mark.parametrize("distance", [0.0, 1e-8, 1e-3])
 def test_atoms_in_one_place(distance: float, device: torch.device) -> None:
     """What the model itself gives for atoms that overlap: nothing defined for the same point, numbers beside it."""
