@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -90,9 +91,14 @@ def _export(options: argparse.Namespace) -> str:
     import json
 
     import eqaccel
-    from eqaccel.errors import AlreadyPatchedError
+    from eqaccel.errors import AlreadyPatchedError, ExportError
     from eqaccel.integrations.export import open_model
 
+    if all(map(os.path.exists, (options.model, options.path))) and os.path.samefile(options.model, options.path):
+        raise ExportError(
+            f"path: expected another file than that of the model, which would be lost, got '{options.path}'; choose "
+            f"another name"
+        )
     model = open_model(options.model)
     with contextlib.suppress(AlreadyPatchedError):
         eqaccel.patch(model)

@@ -472,6 +472,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     torch.save(_model("residual"), source)
     assert main(["export", str(source), str(target), "--dtype", "float32"]) == 0
     assert json.loads(capsys.readouterr().out) == eqaccel.load_exported(target).metadata
+    content = source.read_bytes()
+    assert main(["export", str(source), str(tmp_path / ".." / tmp_path.name / source.name)]) == 1
+    assert "path: expected another file than that of the model" in capsys.readouterr().err
+    assert source.read_bytes() == content
     torch.save({}, tmp_path / "state.pt")
     (tmp_path / "empty.model").touch()
     (tmp_path / "half.model").write_bytes(source.read_bytes()[: source.stat().st_size // 2])
