@@ -53,7 +53,11 @@ class FusedEdgeEmbedding(Replacement):
         cutoff = embedding.cutoff_function
         if not _is_polynomial(cutoff):
             raise PatchError(f"no kernel for its {type(cutoff).__name__}")
-        return _spec(embedding, polynomial_power(cutoff))
+        power = polynomial_power(cutoff)
+        coefficients = (power + 1) * (power + 2) / 2, power * (power + 2), power * (power + 1) / 2
+        if (cutoff.coeff_p0, cutoff.coeff_p1, cutoff.coeff_p2) != coefficients:
+            raise PatchError("no kernel for a cutoff whose coefficients do not follow from its power")
+        return _spec(embedding, power)
 
 
 class SplitEdgeEmbedding(FusedEdgeEmbedding):

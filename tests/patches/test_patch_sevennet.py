@@ -177,6 +177,17 @@ def test_numbers_in_children() -> None:
     assert report(fast).accelerated == report(patched(sm.model("omni", "float64"))).accelerated
 
 
+@pytest.mark.parametrize(("name", "factor"), [("p", 2), ("coeff_p0", 1.1), ("coeff_p1", 1.1), ("coeff_p2", 1.1)])
+def test_a_cutoff_whose_coefficients_do_not_follow_from_its_power(name: str, factor: float) -> None:
+    plain, fast = sm.model("omni", "float64"), patched(sm.model("omni", "float64"))
+    for model in (plain, fast):
+        cutoff = model.edge_embedding.cutoff_function
+        setattr(cutoff, name, factor * getattr(cutoff, name))
+    found, expected = (sm.outputs(model, sm.data(model)) for model in (fast, plain))
+    for name, value in found.items():
+        assert_close(value, expected[name])
+
+
 class Halved(torch.nn.Module):
     """Half of what a function gives."""
 
