@@ -6,7 +6,7 @@ import hashlib
 import operator
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ ADDED = "eqaccel"
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module has its hooks."""
 
-_SIMPLE = frozenset({bool, int, float, str})
-_OF_TORCH = frozenset({"training", "_is_full_backward_hook"})
-"""Attributes of every module that no result depends on."""
+_SIMPLE = frozenset({bool, int, float, str, FunctionType, BuiltinFunctionType, torch.jit.ScriptFunction})
+_OF_TORCH = frozenset({"training", "_is_full_backward_hook", "forward"})
+"""Attributes of every module that no result depends on, and the one that is looked at by itself."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Buffer:
 
 
 class Snapshot:
-    """What a replacement was made from: buffers, children, and attributes that are numbers or words, in children too.
+    """What a replacement was made from: buffers, children, numbers, words and functions, in children too.
 
     To see that nothing has changed takes a look at identities, at hooks and classes of children, and at the versions,
     addresses and, on a CPU, values of tensors. Where these differ, the digest of all values tells whether that matters.
@@ -193,7 +193,7 @@ class Snapshot:
 
 
 def simple_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module itself that are numbers or words, but for those that no result depends on.
+    """The attributes of a module itself that are numbers, words or functions, as activations are.
 
     A graph of torch.fx has none: its text is written anew, in other words, by those who copy it.
     """

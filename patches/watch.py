@@ -34,7 +34,7 @@ class Watch:
         self._modules: list[nn.Module] = []
         self._tensors: list[torch.Tensor] = []
         self._own: list[dict[str, Any]] = []
-        self._simple: list[tuple[dict[str, Any], str]] = []  # numbers and words, and where they are
+        self._simple: list[tuple[dict[str, Any], str]] = []  # numbers, words and functions, and where they are
         self._hooks: list[Any] = []
         everything = [module for model in models for module in model.modules()]
         for module in everything:

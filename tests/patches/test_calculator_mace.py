@@ -284,7 +284,15 @@ def new_module(model: Any) -> None:
     scale_in_place(model)
 
 
-@pytest.mark.parametrize("change", [scale_in_place, assign_data, new_parameter, load_state, scale_buffer, new_module])
+def new_activations(model: Any) -> None:
+    for part in (model.readouts[1].non_linearity.acts[0], model.interactions[0].conv_tp_weights.layer0.act):
+        part.f = torch.tanh
+
+
+CHANGES = [scale_in_place, assign_data, new_parameter, load_state, scale_buffer, new_module, new_activations]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_model_is_noticed(
     change: Callable[[Any], None], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
