@@ -203,7 +203,9 @@ def _bare_potential(kind: ModelKind, model: nn.Module, head: int) -> Iterator[Po
         raise ExportError(f"{type(model).__name__} does not predict the energies of atoms")
     exporting.check(model)
     with torch.inference_mode(False), default_dtype(kind.dtype(model)):
-        tensors = {id(tensor): _untrained(tensor) for tensor in chain(model.parameters(), model.buffers())}
+        others = (member for module in model.modules() for member in vars(module).values())
+        held = chain(model.parameters(), model.buffers(), (other for other in others if isinstance(other, Tensor)))
+        tensors = {id(tensor): _untrained(tensor) for tensor in held}
         duplicate = duplicated(model, tensors)
         constants = exporting.constants(model, head).to(model_device(model))
         yield exporting.potential(duplicate, head, constants).eval()

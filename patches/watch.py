@@ -43,14 +43,15 @@ class Watch:
                 self._own.append(own)
                 self._simple += [(own, name) for name in simple_attributes(module)]
                 self._hooks += [own[name] for name in HOOKS if name in own]
-                self._add(own["_modules"], self._modules)
+                self._add(own["_modules"], self._modules, nn.Module)
         for module in everything:
             if isinstance(module, torch.jit.ScriptModule):
                 held = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-                self._add(dict(enumerate(held)), self._tensors)
+                self._add(dict(enumerate(held)), self._tensors, torch.Tensor)
             else:
-                self._add(vars(module)["_parameters"], self._tensors)
-                self._add(vars(module)["_buffers"], self._tensors)
+                own = vars(module)  # a tensor that is neither a parameter nor a buffer is in there itself
+                for holder in (own["_parameters"], own["_buffers"], own):
+                    self._add(holder, self._tensors, torch.Tensor)
         # A recording may still read the memory of tensors that have been given another one.
         self._memory = [tensor.untyped_storage() for tensor in self._tensors]
         # Tensors made in inference mode count no changes.
@@ -59,8 +60,8 @@ class Watch:
         self._flags = self._tensors if trained else []
         self._state = self._now()
 
-    def _add(self, holder: dict[Any, Any], members: list[Any]) -> None:
-        found = {name: member for name, member in holder.items() if member is not None}
+    def _add(self, holder: dict[Any, Any], members: list[Any], kind: type) -> None:
+        found = {name: member for name, member in holder.items() if isinstance(member, kind)}
         self._holders += [holder] * len(found)
         self._names += found
         members += found.values()

@@ -85,6 +85,26 @@ def test_writes_that_torch_does_not_count(kind: str, device: torch.device) -> No
     sc.assert_uncounted_writes_are_noticed(patched(fast), plain, lambda c: c.model, atoms, 1e-3, "float32")
 
 
+def test_changes_of_a_tensor_that_is_neither_a_parameter_nor_a_buffer() -> None:
+    """As SevenNet has the frequencies of Bessel functions that are not trained; its own calculator keeps to a CPU."""
+    basis = {"radial_basis_name": "bessel", "bessel_basis_num": 8, "trainable_coeff": False}
+    plain, fast = (sm.calculator(sm.model("0", radial_basis=basis)) for _ in range(2))
+    patched(fast)
+    atoms = sm.structures()[0]
+
+    def assign(functions: Any) -> None:
+        functions.coeffs = 1.1 * functions.coeffs
+
+    for change in (lambda f: f.coeffs.mul_(1.1), lambda f: f.coeffs.data.mul_(1.1), assign):
+        before = results_of(fast, atoms)
+        for calculator in (plain, fast):
+            change(calculator.model.edge_embedding.basis_function)
+        expected = results_of(plain, atoms)
+        assert np.abs(expected["forces"] - before["forces"]).max() > 1e-2
+        assert_same(results_of(fast, atoms), expected)
+    assert step_state(fast).calls == 6
+
+
 class Own(SevenNetCalculator):
     """A user's own calculator."""
 
