@@ -22,7 +22,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 """Where a module has its hooks."""
 
 _SIMPLE = frozenset({bool, int, float, str, FunctionType, BuiltinFunctionType, torch.jit.ScriptFunction})
-_OF_TORCH = frozenset({"training", "_is_full_backward_hook", "forward"})
+_OF_TORCH = frozenset({"training", "_is_full_backward_hook", "_compiled_call_impl", "forward"})
 """Attributes of every module that no result depends on, and the one that is looked at by itself."""
 
 

@@ -121,6 +121,15 @@ def test_numbers_and_words(make: Callable[[], Case], name: str, value: object) -
     assert not torch.equal(pair.case.call(pair.fast, *pair.case.operands), before)
 
 
+def test_functions() -> None:
+    """The function of an activation, whose module stays."""
+    pair = Pair(radial_silu)
+    before = pair.case.call(pair.fast, *pair.case.operands)
+    pair.do(lambda part: setattr(part.act, "f", torch.tanh))
+    pair.check()
+    assert not torch.allclose(pair.case.call(pair.fast, *pair.case.operands), before)
+
+
 def test_what_stays_the_same_keeps_its_kernels() -> None:
     """With their plans and what was compiled ahead."""
     pair = Pair(harmonics)
