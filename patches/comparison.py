@@ -16,7 +16,9 @@ What is compared are the outputs, and the derivatives of a random sum of them in
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +40,8 @@ from eqaccel.prepare import scalar_name, warmup
 
 _DERIVATIVE = "derivative of a loss in "
 _FEW = 16  # of so many roundings, the largest is about as large as in any other evaluation
-_ROUNDINGS = 4  # evaluations, of which not all are close to the truth by chance
+_ROUNDINGS = 8  # evaluations, of which not all are close to the truth by chance
+_LOWERINGS = 4  # the same, of operands with fewer digits
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -203,13 +206,17 @@ class Comparison(ABC):
             self._compare(subject, dtype, value, right.results, bounds)
 
     def _sensitivity(self, run: Run, model: torch.nn.Module, subject: Any, truth: Results) -> dict[str, float]:
-        """What rounding does, in units of float64: how far results are from the truth where the input is rounded anew.
+        """What rounding does, in units of float64: how far results are from the truth with other roundings.
 
-        The largest of some evaluations, of which one may be close by chance.
+        Both the input and the parameters are rounded anew. The largest of some evaluations, of which one may be close
+        by chance.
         """
-        moved = [run(model, self.rounded_anew(subject, seed)) for seed in range(_ROUNDINGS)]
-        units = [_apart(results, truth, torch.finfo(torch.float64).eps) for results in moved]
-        return {name: max(found[name] for found in units) for name in truth.values}
+        apart = []
+        for seed in range(_ROUNDINGS):
+            with _rounded_parameters(model, seed):
+                results = run(model, self.rounded_anew(subject, seed))
+            apart.append(_apart(results, truth, torch.finfo(torch.float64).eps))
+        return {name: max(found[name] for found in apart) for name in truth.values}
 
     def _compare(
         self, subject: Any, dtype: torch.dtype, value: Results, truth: Results, bounds: Mapping[str, float]
@@ -296,10 +303,27 @@ def _exceeds(value: Results, truth: Results, bounds: Mapping[str, float]) -> boo
     return next(_excesses(value, truth, bounds), None) is not None
 
 
+@contextlib.contextmanager
+def _rounded_parameters(model: torch.nn.Module, seed: int) -> Iterator[None]:
+    """Changes each parameter of a model in float64 by what the rounding of all stages of a network may come to."""
+    size = math.sqrt(STAGES) * torch.finfo(torch.float64).eps
+    parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.mul_(1 + size * random_like(f"{name} {seed}", parameter).to(parameter.device))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(before[name])
+
+
 def _lowered(run: Run, patched: torch.nn.Module, subject: Any, truth: Results) -> dict[str, float]:
     """How far results may be from the truth, relative to their scales, where a model is less precise than its dtype."""
     apart = []
-    for seed in range(_ROUNDINGS):
+    for seed in range(_LOWERINGS):
         with rounded_at_random(patched, seed):
             apart.append(_apart(run(patched, subject), truth, 1.0))
     return {name: FACTOR * max(found[name] for found in apart) for name in truth.values}
