@@ -52,14 +52,15 @@ class Exported:
     ) -> tuple[Tensor, Tensor]:
         """Calls the module; see `Potential.forward`. By default all nodes are local.
 
-        It computes in its own dtype, also where autocast is on.
+        It computes in its own dtype, also where autocast is on, and gives the same bits in every call.
 
         Raises:
             OperandError: If an operand does not fit an AOTInductor package (TorchScript: torch.jit.Error).
         """
         if self.metadata["kind"] == "torchscript":
             num_local = types.size(0) if num_local is None else num_local
-            with torch.autocast(self.metadata["device"], enabled=False):
+            # Optimized, programs of TorchScript add up gradients in another order from their second or third call on.
+            with torch.autocast(self.metadata["device"], enabled=False), torch.jit.optimized_execution(False):
                 return self.module(vectors, edge_index, types, num_local, exchange)
         self._check_package_operands(vectors, edge_index, types, num_local)
         energies, gradient = self.module(vectors.contiguous(), edge_index.contiguous(), types.contiguous())
