@@ -184,6 +184,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as missing:
         print(f"eqaccel bench: {missing}. Install what benchmarks need: pip install {EXTRAS}", file=sys.stderr)
         return 1
+    except (OSError, ValueError) as error:
+        if arguments.command != "report":
+            raise
+        print(f"eqaccel bench report: expected files of results that belong together: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

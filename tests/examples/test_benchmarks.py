@@ -120,6 +120,17 @@ def test_picture_of_scaling_keeps_problems_apart(tmp_path, monkeypatch):
         assert all(edges == sorted(set(edges)) for edges in lines)
 
 
+def test_files_that_are_no_results_are_named(tmp_path, capsys):
+    from eqaccel.benchmarks.command import main
+
+    (tmp_path / "text.json").write_text("no results")
+    for name, message in (("missing.json", "No such file"), ("text.json", "Expecting value")):
+        assert main(["report", str(tmp_path / name)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("eqaccel bench report: expected files of results that belong together: ")
+        assert message in error
+
+
 def test_pieces_join_and_are_reported_again(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     pieces = []
