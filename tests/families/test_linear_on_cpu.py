@@ -11,63 +11,86 @@ import pytest
 from folders import SUPPORT
 from guarded import guarded
 from hosts import compile_cpp
+from numpy.typing import NDArray
 
 from eqaccel import LinearSpec, families
 from eqaccel.codegen import Direction, preludes
 from eqaccel.families.linear import LinearPath, execute_linear
 from eqaccel.families.linear.body import print_linear
 from eqaccel.families.linear.plan import SHAPES, kernel_name, make_plan
+from eqaccel.families.linear.weights import make_weights_plan, print_weights
 from eqaccel.testing import ERROR_CONSTANT
 
+HOST = SUPPORT / "gpu_on_cpu"
 SCALARS = {"float": np.float32, "double": np.float64}
-ROWS = 13
 SPEC = LinearSpec("8x0e+5x1o", "8x0e+6x1o", (LinearPath(0, 0, 0.5), LinearPath(1, 1, -1.5)), 3)
 """Its last weights, of the last attribute, are read in whole vectors."""
 
+pytestmark = pytest.mark.parametrize("scalar", SCALARS)
 
-def _attributes() -> np.ndarray:
-    """One each, none, and two."""
-    y = np.eye(3)[np.arange(ROWS) % 3]
+
+def _library(driver: str, folder: Path, body: str, **words: object) -> ctypes.CDLL:
+    """A driver of gpu_on_cpu with a body."""
+    linear = Path(families.__file__).parent / "linear"
+    for file in (*Path(preludes.__file__).parent.glob("*.h"), *linear.glob("*.h")):
+        if not (HOST / file.name).exists():
+            shutil.copy(file, folder)
+    (folder / "body.h").write_text(body)
+    library = folder / f"{len(list(folder.glob('*.so')))}.so"
+    options = [f"-DEQ_{name}={value}" for name, value in words.items()]
+    compile_cpp(
+        "-std=c++20", "-O1", "-shared", "-fPIC", *options, f"-I{folder}", f"-I{HOST}", HOST / driver, "-o", library
+    )
+    return ctypes.CDLL(str(library))
+
+
+def _operands(rows: int, dtype: np.dtype) -> dict[str, NDArray]:
+    """Rows have an attribute each, none, and two."""
+    draw, y = np.random.default_rng(3), np.eye(3)[np.arange(rows) % 3]
     y[[4, 9]] = 0.0
     y[7] = (0.0, 2.0, -1.0)
-    return y
+    arrays = {"x": draw.normal(size=(rows, SPEC.irreps_in.dim)), "y": y, "w": draw.normal(size=SPEC.weight_numel)}
+    arrays["gz"] = draw.normal(size=(rows, SPEC.irreps_out.dim))
+    return {name: guarded(array.astype(dtype)) for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("scalar", SCALARS)
-@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-def test_kernels_on_a_cpu(direction: Direction, scalar: str, tmp_path: Path) -> None:
-    dtype, draw = np.dtype(SCALARS[scalar]), np.random.default_rng(3)
-    x_dim, z_dim = SPEC.irreps_in.dim, SPEC.irreps_out.dim
-    operands = {"x": draw.normal(size=(ROWS, x_dim)), "y": _attributes(), "w": draw.normal(size=SPEC.weight_numel)}
-    if direction is Direction.BACKWARD:
-        operands["gz"] = draw.normal(size=(ROWS, z_dim))
-    operands = {name: guarded(values.astype(dtype)) for name, values in operands.items()}
-    exact = {name: values.astype(np.float64) for name, values in operands.items()}
-    output = "z" if direction is Direction.FORWARD else "gx"
+def _places(*arrays: NDArray) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+
+
+def _assert_right(found: NDArray, output: str, operands: dict[str, NDArray]) -> None:
+    exact = {name: array.astype(np.float64) for name, array in operands.items()}
+    direction = Direction.FORWARD if output == "z" else Direction.BACKWARD
+    if direction is Direction.FORWARD:
+        del exact["gz"]
     expected, size = (getattr(execute_linear(SPEC, direction, **exact, absolute=a), output) for a in (False, True))
+    assert (np.abs(found - expected) <= ERROR_CONSTANT * np.finfo(found.dtype).eps * size).all()
 
-    plan, host = make_plan(SPEC, direction), SUPPORT / "gpu_on_cpu"
-    for file in (*Path(preludes.__file__).parent.glob("*.h"), *(Path(families.__file__).parent / "linear").glob("*.h")):
-        if not (host / file.name).exists():
-            shutil.copy(file, tmp_path)
-    (tmp_path / "body.h").write_text(print_linear(plan, dtype.itemsize))
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+def test_rows(direction: Direction, scalar: str, tmp_path: Path) -> None:
+    rows, dtype, plan = 13, np.dtype(SCALARS[scalar]), make_plan(SPEC, direction)
+    operands, output = _operands(rows, dtype), "z" if direction is Direction.FORWARD else "gx"
+    words = {"SCALAR": scalar, "DIRECTION": int(direction is Direction.BACKWARD)}
     for number, shape in enumerate(SHAPES[dtype.itemsize]):
-        library = tmp_path / f"{number}.so"
-        options = [
-            "-std=c++20",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            f"-DEQ_SCALAR={scalar}",
-            f"-DEQ_LINEAR={kernel_name(number)}",
-        ]
-        options += [f"-DEQ_DIRECTION={int(direction is Direction.BACKWARD)}", f"-I{tmp_path}", f"-I{host}"]
-        compile_cpp(*options, host / "linear.cpp", "-o", library)
+        body = print_linear(plan, dtype.itemsize)
+        kernel = _library("linear.cpp", tmp_path, body, LINEAR=kernel_name(number), **words)
         tiles = {tile.components: tile for tile in plan.tiles(shape)}
         of_outputs = [(tiles[o.components], o.mul) for o in plan.outputs]
-        blocks = sum(-(-ROWS // t.block_rows) * -(-mul // t.block_columns) for t, mul in of_outputs)
-        results = {name: guarded(np.full((ROWS, dim), np.nan, dtype)) for name, dim in (("z", z_dim), ("gx", x_dim))}
-        given = [operands.get(name, results.get(name)) for name in ("x", "y", "w", "gz", "z", "gx")]
-        places = [None if array is None else ctypes.c_void_p(array.ctypes.data) for array in given]
-        ctypes.CDLL(str(library)).run(*places, ROWS, blocks, shape.threads)
-        assert (np.abs(results[output] - expected) <= ERROR_CONSTANT * np.finfo(dtype).eps * size).all(), number
+        blocks = sum(-(-rows // tile.block_rows) * -(-mul // tile.block_columns) for tile, mul in of_outputs)
+        dims = {"z": SPEC.irreps_out.dim, "gx": SPEC.irreps_in.dim}
+        results = {name: guarded(np.full((rows, dim), np.nan, dtype)) for name, dim in dims.items()}
+        kernel.run(*_places(*operands.values(), *results.values()), rows, blocks, shape.threads)
+        _assert_right(results[output], output, operands)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_weights(parts: int, scalar: str, tmp_path: Path) -> None:
+    rows, dtype, plan = 45, np.dtype(SCALARS[scalar]), make_weights_plan(SPEC)
+    operands = _operands(rows, dtype)
+    kernel = _library("linear_weights.cpp", tmp_path, print_weights(plan), SCALAR=scalar, DIRECTION=2)
+    gw = guarded(np.full(SPEC.weight_numel, np.nan, dtype))
+    sums = guarded(np.full((parts, SPEC.weight_numel), np.nan, dtype))
+    given = _places(*(operands[name] for name in ("x", "y", "gz")), gw, sums)
+    kernel.run(*given, rows, plan.squares, parts)
+    _assert_right(gw, "gw", operands)

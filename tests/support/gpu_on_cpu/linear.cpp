@@ -1,27 +1,5 @@
 // A kernel of linear maps for a direction on a CPU, as a library; "body.h" is the body, and EQ_LINEAR the kernel's name.
-#include "abi.h"
-#include "machine.h"
-#include "warp_machine.h"
-
-#define EQ_PARAMETER
-#define EQ_RESIDENT(blocks) (blocks)
-#define __constant__
-#undef __shared__
-#define __shared__ static  // one for all threads
-
-namespace {
-
-void copy_16_bytes(T* to, const T* from) {
-  const Unwatched scope;
-  Copy& copy = gpu_block.current().begun.emplace_back(Copy{reinterpret_cast<float*>(to), {}});
-  std::memcpy(copy.four, from, sizeof(copy.four));
-}
-void copy_element(T* to, const T* from) { *to = *from; }
-void atomicMin(int* to, int value) { *to = std::min(*to, value); }
-void atomicMax(int* to, int value) { *to = std::max(*to, value); }
-void atomicOr(unsigned* to, unsigned value) { *to |= value; }
-
-}  // namespace
+#include "linear_words.h"
 
 #include "gpu_linear.h"
 
