@@ -66,7 +66,8 @@ def export(
         head: Name of the head to export, needed if the model has several.
         precompile: Targets to compile the kernels for now, so that they need no compiler later: "cpu-avx512",
             "cpu-avx2", "sm_80", "sm_90", ... None of them has to be present here.
-        verify: Whether to open the file and compare energies and forces with the model, on two generated structures.
+        verify: Whether to open the file and compare energies and forces with the model, on two generated structures. A
+            model with hooks is refused without, since the file may be without them.
 
     Returns:
         The metadata of the file.
@@ -81,6 +82,12 @@ def export(
     check_targets(precompile)
     model, kind, exporting = single_model(model)
     exporting.check(model)
+    hooked = _hooked(model)
+    if hooked and not verify:
+        raise ExportError(
+            f"model: {hooked} has hooks, which the file may be without; take them away, or leave out verify=False: the "
+            "comparison sees whether they matter"
+        )
     index = chosen_head(exporting.heads(model), head)
     scalar_type = chosen_dtype(dtype, kind.dtype(model))
     place = _checked_device(device, model)
@@ -124,7 +131,7 @@ def export(
         if verify:
             exported = load_exported(file)
             for structure, reference in zip(structures, expected, strict=True):
-                _compare(exported, structure, reference)
+                _compare(exported, structure, reference, hooked)
     return metadata
 
 
@@ -191,13 +198,18 @@ def _temporary(target: Path) -> Iterator[Path]:
         os.replace(file, target)
 
 
-def _compare(exported: Exported, structure: Structure, expected: Mapping[str, Tensor]) -> None:
+def _hooked(model: nn.Module) -> str:
+    """Where a model has hooks that a call of a module runs: a path, "the model", or "" if there are none."""
+    paths = (path or "the model" for path, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
+    return next(paths, "")
+
+
+def _compare(exported: Exported, structure: Structure, expected: Mapping[str, Tensor], hooked: str) -> None:
     """Compares a file with the model; bounds are rounding of the absolute contributions, as when patching."""
     dtype = DTYPES[exported.metadata["dtype"]]
     with torch.jit.optimized_execution(False):
         found = exported(*edges_of(structure, exported.metadata["device"], dtype))
     reason = difference(structure, found, expected, ROUNDING * torch.finfo(dtype).eps)
     if reason:
-        raise ExportError(
-            f"model: the file does not reproduce the model: {reason}; no file was written. Please report this"
-        )
+        cure = f"Take away the hooks of {hooked}, which a file may be without" if hooked else "Please report this"
+        raise ExportError(f"model: the file does not reproduce the model: {reason}; no file was written. {cure}")

@@ -77,3 +77,22 @@ def test_holders_that_are_refused(hold: Any, message: str, model: nn.Module, tmp
     with pytest.raises(ExportError, match=message):
         eqaccel.export(hold(model), tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
+
+
+def test_hooks_are_told_where_a_file_is_without_them(tmp_path: Path) -> None:
+    """A potential stands in for the model and its convolutions."""
+    model = eqaccel.patch(mm.energy_model(**mm.TINY), verify=False)
+    path = tmp_path / "model.pt"
+    for module, name in ((model, "the model"), (model.interactions[0].conv_tp, "interactions.0.conv_tp")):
+        hook = module.register_forward_hook(lambda _module, _arguments, value: value)
+        with pytest.raises(
+            ExportError, match=f"model: {name} has hooks, which the file may be without; take them away"
+        ):
+            eqaccel.export(model, path, verify=False)
+        eqaccel.export(model, path)
+        hook.remove()
+    path.unlink()
+    model.interactions[0].conv_tp.register_forward_hook(lambda _module, _arguments, value: 2 * value)
+    with pytest.raises(ExportError, match=r"no file was written. Take away the hooks of interactions.0.conv_tp"):
+        eqaccel.export(model, path)
+    assert not path.exists()

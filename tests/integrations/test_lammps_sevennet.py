@@ -27,7 +27,7 @@ def plain_and_exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.
     plain = sm.model(request.param, "float64")
     file = tmp_path_factory.mktemp("sevennet") / f"{request.param}.pt"
     patched = eqaccel.patch(sm.model(request.param, "float64"), verify=False)
-    eqaccel.export(patched, file, head=HEADS[request.param], verify=False)
+    eqaccel.export(patched, file, head=HEADS[request.param])
     return plain, file
 
 
