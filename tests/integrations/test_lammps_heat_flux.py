@@ -109,7 +109,7 @@ def _nequip(folder: Path) -> Model:
 
 def _sevennet(folder: Path) -> Model:
     model = sm.model("omni", "float64")
-    eqaccel.export(eqaccel.patch(model, verify=False), folder / "model.pt", head="mpa", verify=False)
+    eqaccel.export(eqaccel.patch(model, verify=False), folder / "model.pt", head="mpa")
     return Model(folder / "model.pt", sm.ELEMENTS, sm.CUTOFF, 2)
 
 
