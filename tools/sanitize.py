@@ -1,6 +1,6 @@
 """Runs small tensor products and models on a GPU under compute-sanitizer, side by side, a process for each and tool.
 
-A product is a batch and a graph, of few rows and of some, deterministic and not, with two derivatives that are compared
+A product is a batch and a graph, of few and of more rows, deterministic and not, with two derivatives that are compared
 with float64. A model is patched, which runs all its kernels with their derivatives, and is taken for some steps of a
 calculator, as far as its library is installed. `python tools/sanitize.py` takes products of all modes and such models,
 in some minutes on 16 cores; `--of mace-large --tools memcheck` takes others. Racecheck misreads kernels of several
@@ -19,11 +19,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -36,10 +36,13 @@ from eqaccel.testing import assert_product, random_operands
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from mode_cases import CASES  # a folder, no package
 
-MODELS = {"mace": "mace", "nequip": "nequip", "sevennet": "sevenn"}
-"""Models of tests/support, and the libraries that they are of; SevenNet's are in float32 alone."""
+MODELS = {"mace": ("float32", "float64"), "nequip": ("float32", "float64"), "sevennet": ("float32",)}
+"""Models of tests/support, and the dtypes that their libraries know."""
 
-UNASKED = (*CASES, "tetris-1", "diffdock-l1", "diffdock-l2", *filter(lambda name: find_spec(MODELS[name]), MODELS))
+LIBRARIES = {"mace": "mace", "nequip": "nequip", "sevenn": "sevennet"}
+"""Packages, and the models that they are for."""
+
+UNASKED = (*CASES, "tetris-1", "diffdock-l1", "diffdock-l2", *(LIBRARIES[p] for p in LIBRARIES if find_spec(p)))
 KINDS = (("ir_mul", "float32"), ("mul_ir", "float64"), ("mul_ir", "float32"))
 """Layout and dtype, which products take in turns."""
 
@@ -68,9 +71,8 @@ def main() -> int:
             (check_model if name in MODELS else check)(name, *options.alone, options.device)
         return 0
     kinds = dict(zip([name for name in options.of if name not in MODELS], cycle(KINDS), strict=False))
-    cases = [*kinds.items()] + [
-        (name, ("", t)) for name in options.of if name in MODELS for t in ("float32", "float64")
-    ]
+    models = [(name, ("", dtype)) for name in options.of for dtype in MODELS.get(name, ())]
+    cases: list[Case] = [*models, *kinds.items()]
     # Without a tool first, which compiles the kernels, or tells that they do not work.
     faults = run_all([""], cases, options.device) or run_all(options.tools, cases, options.device)
     print("\n".join([*faults, f"{len(cases)} products and models, {len(faults)} faults"]))
@@ -99,7 +101,8 @@ def run(tool: str, name: str, kind: tuple[str, str], device: str) -> str:
         if ran.returncode == 0 or ABORTED_AT_EXIT not in ran.stderr:
             break
     title = f"{tool or 'no tool'}, {name}, {', '.join(kind)}"
-    return "" if ran.returncode == 0 else f"{title}: {ran.stdout[-2000:]}{ran.stderr[-2000:]}"
+    # A tool prints what it finds, the first fault first; Python ends with the reason of an error.
+    return "" if ran.returncode == 0 else f"{title}: {ran.stdout[:4000]}{ran.stderr[-2000:]}"
 
 
 def check(name: str, layout: str, dtype: str, device: str) -> None:
@@ -116,11 +119,11 @@ def check(name: str, layout: str, dtype: str, device: str) -> None:
 
 def check_model(name: str, _: str, dtype: str, device: str) -> None:
     """Patches a small model of a library, which compares it with what it was, and takes some steps."""
+    # There are no allocations of tensors of their own while a CUDA graph is recorded.
+    Evaluation.__init__ = partialmethod(Evaluation.__init__, capture=False)  # type: ignore[method-assign,assignment]
     models = import_module(f"{name}_models")
-    if name == "mace":
-        model = models.energy_model(hidden_irreps="8x0e+8x1o", dtype=getattr(torch, dtype))
-    else:
-        model = models.model(dtype=dtype)
+    is_mace = name == "mace"
+    model = models.energy_model(dtype=getattr(torch, dtype)) if is_mace else models.model(dtype=dtype)
     calculator = eqaccel.Calculator(model, device=device)
     for atoms in models.structures():
         atoms.calc = calculator
@@ -128,13 +131,6 @@ def check_model(name: str, _: str, dtype: str, device: str) -> None:
             atoms.get_forces()
             atoms.rattle(0.01)
 
-
-def without_recordings(evaluation: Evaluation, *arguments: Any, **options: Any) -> None:
-    """Makes a step that records no CUDA graph, in which there are no allocations of tensors of their own."""
-    plain_init(evaluation, *arguments, **options | {"capture": False})
-
-
-plain_init, Evaluation.__init__ = Evaluation.__init__, without_recordings  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     sys.exit(main())
