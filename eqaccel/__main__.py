@@ -97,7 +97,7 @@ def _export(options: argparse.Namespace) -> str:
     if all(map(os.path.exists, (options.model, options.path))) and os.path.samefile(options.model, options.path):
         raise ExportError(
             f"path: expected another file than that of the model, which would be lost, got '{options.path}'; choose "
-            f"another name"
+            "another name"
         )
     model = open_model(options.model)
     with contextlib.suppress(AlreadyPatchedError):

@@ -192,6 +192,12 @@ class Snapshot:
         return Snapshot, (nn.Module(),)
 
 
+def hooked_part(model: nn.Module) -> str:
+    """The first module of a model that has hooks: its path, "the model", or "" if there is none."""
+    paths = (path or "the model" for path, m in model.named_modules() if any(getattr(m, h, None) for h in HOOKS))
+    return next(paths, "")
+
+
 def simple_attributes(module: nn.Module) -> dict[str, Any]:
     """The attributes of a module itself that are numbers, words or functions, as activations are.
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from eqaccel.patches.replacement import Entrance
-from eqaccel.patches.snapshot import HOOKS, simple_attributes
+from eqaccel.patches.snapshot import HOOKS, hooked_part, simple_attributes
 
 
 class Watch:
@@ -93,7 +93,5 @@ def _obstacle(model: nn.Module) -> str:
         return f"{type(model).__name__} is not patched (any more)"
     if len({t.device for t in model.parameters()}) > 1:
         return "its parameters are on several devices"
-    hooked = next(
-        (name for name, module in model.named_modules() if any(getattr(module, h, None) for h in HOOKS)), None
-    )
-    return "" if hooked is None else f"{hooked or 'the model'} has hooks, which see the ordinary calls"
+    hooked = hooked_part(model)
+    return f"{hooked} has hooks, which see the ordinary calls" if hooked else ""

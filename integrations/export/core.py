@@ -27,6 +27,7 @@ from eqaccel.patches.potential import Convolution, Potential
 from eqaccel.patches.precision import precision_of
 from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.scripting import script
+from eqaccel.patches.snapshot import hooked_part
 from eqaccel.patches.structures import Structure, small_structures
 from eqaccel.patches.torch_state import default_dtype, model_device
 from eqaccel.prepare import scalar_name
@@ -82,7 +83,7 @@ def export(
     check_targets(precompile)
     model, kind, exporting = single_model(model)
     exporting.check(model)
-    hooked = _hooked(model)
+    hooked = hooked_part(model)
     if hooked and not verify:
         raise ExportError(
             f"model: {hooked} has hooks, which the file may be without; take them away, or leave out verify=False: the "
@@ -198,17 +199,10 @@ def _temporary(target: Path) -> Iterator[Path]:
         os.replace(file, target)
 
 
-def _hooked(model: nn.Module) -> str:
-    """Where a model has hooks that a call of a module runs: a path, "the model", or "" if there are none."""
-    paths = (path or "the model" for path, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks)
-    return next(paths, "")
-
-
 def _compare(exported: Exported, structure: Structure, expected: Mapping[str, Tensor], hooked: str) -> None:
     """Compares a file with the model; bounds are rounding of the absolute contributions, as when patching."""
     dtype = DTYPES[exported.metadata["dtype"]]
-    with torch.jit.optimized_execution(False):
-        found = exported(*edges_of(structure, exported.metadata["device"], dtype))
+    found = exported(*edges_of(structure, exported.metadata["device"], dtype))
     reason = difference(structure, found, expected, ROUNDING * torch.finfo(dtype).eps)
     if reason:
         cure = f"Take away the hooks of {hooked}, which a file may be without" if hooked else "Please report this"
