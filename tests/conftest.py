@@ -100,12 +100,9 @@ def index_select_of_torch() -> None:
 
 
 @pytest.fixture
-def nequip_defaults() -> Iterator[None]:
+def nequip_defaults() -> None:
     """float64 as torch's default, which NequIP sets for a whole process and other tests do not expect."""
-    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,9 @@ WRAPPER = "eqaccel.patch(MaceModel(model, device=device, dtype=dtype))"
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_a_folder_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(EXAMPLES / "models" / "cuau_emt.model", tmp_path / "my.model")
     monkeypatch.chdir(tmp_path)
-    dtype = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(dtype)
 
 
 @pytest.fixture

@@ -102,10 +102,9 @@ def finetune_mace(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import finetune_mace
 
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    threads = torch.get_num_threads()
     yield finetune_mace
     torch.set_num_threads(threads)
-    torch.set_default_dtype(dtype)
 
 
 def test_fine_tuning_agrees_plain_and_patched(tmp_path, finetune_mace):

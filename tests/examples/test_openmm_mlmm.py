@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +21,12 @@ SINGLE = float(torch.finfo(torch.float32).eps)
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """The example as a module; what it sets for the process is set back."""
+def example(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """The example as a module."""
     monkeypatch.syspath_prepend(EXAMPLES)
     import openmm_mlmm
 
-    dtype = torch.get_default_dtype()
-    yield openmm_mlmm
-    torch.set_default_dtype(dtype)
+    return openmm_mlmm
 
 
 def test_a_molecule_in_water(tmp_path: Path, example: types.ModuleType) -> None:

@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import SUPPORT
 from guarded import guarded
-from hosts import compile_cpp
+from hosts import gpu_kernels
 from numpy.typing import NDArray
 
 from eqaccel import LinearSpec, families
-from eqaccel.codegen import Direction, preludes
+from eqaccel.codegen import Direction
 from eqaccel.families.linear import LinearPath, execute_linear
 from eqaccel.families.linear.body import print_linear
 from eqaccel.families.linear.plan import SHAPES, kernel_name, make_plan
 from eqaccel.families.linear.weights import make_weights_plan, print_weights
 from eqaccel.testing import ERROR_CONSTANT
 
-HOST = SUPPORT / "gpu_on_cpu"
+FAMILY = Path(families.__file__).parent / "linear"
 SCALARS = {"float": np.float32, "double": np.float64}
 SPEC = LinearSpec("8x0e+5x1o", "8x0e+6x1o", (LinearPath(0, 0, 0.5), LinearPath(1, 1, -1.5)), 3)
 """Its last weights, of the last attribute, are read in whole vectors."""
 
 pytestmark = pytest.mark.parametrize("scalar", SCALARS)
-
-
-def _library(driver: str, folder: Path, body: str, **words: object) -> ctypes.CDLL:
-    """A driver of gpu_on_cpu with a body."""
-    linear = Path(families.__file__).parent / "linear"
-    for file in (*Path(preludes.__file__).parent.glob("*.h"), *linear.glob("*.h")):
-        if not (HOST / file.name).exists():
-            shutil.copy(file, folder)
-    (folder / "body.h").write_text(body)
-    library = folder / f"{len(list(folder.glob('*.so')))}.so"
-    options = [f"-DEQ_{name}={value}" for name, value in words.items()]
-    compile_cpp(
-        "-std=c++20", "-O1", "-shared", "-fPIC", *options, f"-I{folder}", f"-I{HOST}", HOST / driver, "-o", library
-    )
-    return ctypes.CDLL(str(library))
 
 
 def _operands(rows: int, dtype: np.dtype) -> dict[str, NDArray]:
@@ -74,7 +57,7 @@ def test_rows(direction: Direction, scalar: str, tmp_path: Path) -> None:
     words = {"SCALAR": scalar, "DIRECTION": int(direction is Direction.BACKWARD)}
     for number, shape in enumerate(SHAPES[dtype.itemsize]):
         body = print_linear(plan, dtype.itemsize)
-        kernel = _library("linear.cpp", tmp_path, body, LINEAR=kernel_name(number), **words)
+        kernel = gpu_kernels("linear.cpp", tmp_path, body, FAMILY, LINEAR=kernel_name(number), **words)
         tiles = {tile.components: tile for tile in plan.tiles(shape)}
         of_outputs = [(tiles[o.components], o.mul) for o in plan.outputs]
         blocks = sum(-(-rows // tile.block_rows) * -(-mul // tile.block_columns) for tile, mul in of_outputs)
@@ -88,7 +71,7 @@ def test_rows(direction: Direction, scalar: str, tmp_path: Path) -> None:
 def test_weights(parts: int, scalar: str, tmp_path: Path) -> None:
     rows, dtype, plan = 45, np.dtype(SCALARS[scalar]), make_weights_plan(SPEC)
     operands = _operands(rows, dtype)
-    kernel = _library("linear_weights.cpp", tmp_path, print_weights(plan), SCALAR=scalar, DIRECTION=2)
+    kernel = gpu_kernels("linear_weights.cpp", tmp_path, print_weights(plan), FAMILY, SCALAR=scalar, DIRECTION=2)
     gw = guarded(np.full(SPEC.weight_numel, np.nan, dtype))
     sums = guarded(np.full((parts, SPEC.weight_numel), np.nan, dtype))
     given = _places(*(operands[name] for name in ("x", "y", "gz")), gw, sums)

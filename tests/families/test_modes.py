@@ -8,7 +8,6 @@ os.environ.setdefault("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # e3nn 0.4 loads
 
 import copy
 import itertools
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -32,11 +31,8 @@ EPS = torch.finfo(torch.float64).eps
 
 
 @pytest.fixture
-def double() -> Iterator[None]:
-    before = torch.get_default_dtype()
+def double() -> None:
     torch.set_default_dtype(torch.float64)  # e3nn keeps its coupling tensors in the default dtype
-    yield
-    torch.set_default_dtype(before)
 
 
 def _e3nn(name: str) -> o3.TensorProduct:

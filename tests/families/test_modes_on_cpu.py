@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import SUPPORT
 from guarded import guarded
-from hosts import compile_cpp
+from hosts import gpu_kernels
 from mode_cases import CASES
 from numpy.typing import NDArray
 
 from eqaccel import TensorProductSpec
-from eqaccel.codegen import COMMON, OUTPUTS, Direction, preludes
+from eqaccel.codegen import COMMON, OUTPUTS, Direction
 from eqaccel.families.tensor_product import TENSOR_PRODUCT
 from eqaccel.families.tensor_product.pairs import WeightCopies, plan_pairs
 from eqaccel.families.tensor_product.pairs.body import print_code, print_launch
@@ -44,16 +42,8 @@ def _library(name: str, direction: Direction, folder: Path) -> ctypes.CDLL:
     copies = {"modes": few, "chunks": WeightCopies.CHUNKS, "few channels": WeightCopies.CHUNKS}
     assert plan.weight_copies is copies.get(name, WeightCopies.NONE)
     assert plan.stores_z == (name == "own channels" and direction is not Direction.BACKWARD)
-    host = SUPPORT / "gpu_on_cpu"
-    for file in Path(preludes.__file__).parent.glob("*.h"):
-        if not (host / file.name).exists():
-            shutil.copy(file, folder)
-    (folder / "body.h").write_text(print_launch(plan) + print_code(plan))
-    library = folder / "kernel.so"
-    options = ["-std=c++20", "-O1", "-shared", "-fPIC"]
-    options += [f"-DEQ_SCALAR={scalar}", f"-DEQ_DIRECTION={COMMON.index(direction)}", f"-I{folder}", f"-I{host}"]
-    compile_cpp(*options, host / "pair_product.cpp", "-o", library)
-    return ctypes.CDLL(str(library))
+    body = print_launch(plan) + print_code(plan)
+    return gpu_kernels("pair_product.cpp", folder, body, SCALAR=scalar, DIRECTION=COMMON.index(direction))
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from family_checks import assert_rows_stand_alone, forms
-from folders import SUPPORT
-from hosts import compile_cpp, needs_nvrtc
+from hosts import gpu_kernels, needs_nvrtc
 from torch.autograd import grad, gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from eqaccel import families, runtime
-from eqaccel.codegen import Direction, preludes
+from eqaccel.codegen import Direction
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.families.radial_network import RadialNetworkSpec, execute_radial_network, radial_network_payload
 from eqaccel.families.radial_network.body import print_radial_network
@@ -193,19 +191,13 @@ def test_what_does_not_fit(device: torch.device) -> None:
 
 def test_kernels_on_a_cpu(tmp_path: Path) -> None:
     """Each number is where it is looked for: the text of the kernels without a GPU."""
-    spec, rows, shared = SPECS["odd"], 150, Path(preludes.__file__).parent
-    family, host = Path(families.__file__).parent / "radial_network", SUPPORT / "gpu_on_cpu"
-    for file in (family / "gpu_radial_network.h", *(shared / f"{name}.h" for name in ("abi", "direction", "halves"))):
-        shutil.copy(file, tmp_path)
-    (tmp_path / "body.h").write_text(print_radial_network(spec))
+    spec, rows = SPECS["odd"], 150
     tensors = [t.detach() for t in operands(spec, rows, torch.device("cpu"), torch.float32)]
     results = [torch.full((rows + 8, columns), torch.nan) for columns in (spec.widths[-1], spec.widths[0])]
     places = [ctypes.c_void_p(t.data_ptr()) for t in (*tensors, *results)]
+    family, body = Path(families.__file__).parent / "radial_network", print_radial_network(spec)
     for number in range(2):
-        library = tmp_path / f"{number}.so"
-        options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-DEQ_SCALAR=float", f"-DEQ_DIRECTION={number}"]
-        compile_cpp(*options, f"-I{tmp_path}", f"-I{host}", host / "network.cpp", "-o", library)
-        ctypes.CDLL(str(library)).run(*places, rows, 2)
+        gpu_kernels("network.cpp", tmp_path, body, family, SCALAR="float", DIRECTION=number).run(*places, rows, 2)
     assert all(result[rows:].isnan().all() for result in results)
     assert_close(spec, tensors, *(result[:rows] for result in results))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,9 @@ BOUND = FACTOR * ROUNDING * np.finfo(float).eps
 
 
 @pytest.fixture
-def plain(device: torch.device) -> Iterator[MACECalculator]:
-    """MACE's calculator of the alloy that comes with the examples; leaves torch's default dtype as it was."""
-    before = torch.get_default_dtype()
-    yield calculator(device)
-    torch.set_default_dtype(before)
+def plain(device: torch.device) -> MACECalculator:
+    """MACE's calculator of the alloy that comes with the examples."""
+    return calculator(device)
 
 
 @pytest.fixture

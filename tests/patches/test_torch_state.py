@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,11 +14,8 @@ WAIT = 0.2
 
 
 @pytest.fixture(autouse=True)
-def _single_precision() -> Iterator[None]:
-    before = torch.get_default_dtype()
+def _single_precision() -> None:
     torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(before)
 
 
 def test_threads_leave_the_default_dtype_as_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from folders import SUPPORT
 
 from eqaccel import runtime
+from eqaccel.codegen import preludes
 from eqaccel.runtime import include_path
 
 
@@ -24,6 +26,28 @@ def compile_cpp(*arguments: str | Path, folder: Path | None = None) -> None:
         pytest.skip("no C++ compiler")
     built = subprocess.run([compiler, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
+
+
+def gpu_kernels(driver: str, folder: Path, body: str, family: Path | None = None, **words: object) -> ctypes.CDLL:
+    """Compiles gpu_on_cpu/<driver>, which runs kernels of a GPU on a CPU, or skips the test if there is no compiler.
+
+    Args:
+        driver: A file of gpu_on_cpu.
+        folder: Where files go; there may be several libraries in it.
+        body: The text of "body.h".
+        family: The folder of a family, if its kernels have headers of their own.
+        words: Macros without their "EQ_".
+    """
+    host = SUPPORT / "gpu_on_cpu"
+    for place in filter(None, (Path(preludes.__file__).parent, family)):
+        for file in place.glob("*.h"):
+            if not (host / file.name).exists():
+                shutil.copy(file, folder)
+    (folder / "body.h").write_text(body)
+    library = folder / f"{len(list(folder.glob('*.so')))}.so"
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", *(f"-DEQ_{name}={value}" for name, value in words.items())]
+    compile_cpp(*options, f"-I{folder}", f"-I{host}", host / driver, "-o", library)
+    return ctypes.CDLL(str(library))
 
 
 def build(source: str, folder: Path, *options: str) -> Path:
