@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
-from eqaccel.patches.indexing import few_kernels
+from eqaccel.patches.rows import own_rows
 from eqaccel.patches.snapshot import ADDED, Snapshot
 from eqaccel.prepare import scalar_name
 
@@ -65,7 +65,7 @@ class Changed(nn.Module):
 class Entrance(Changed):
     """A model with replacements in it. Layers that are called in one call of it share the sort of their edges.
 
-    On a GPU, indices in its own code use that too (`few_kernels`).
+    On a GPU, indices in its own code use that too (`own_rows`).
 
     Calls only are its own: `forward` is that of the model, for TorchScript and whatever else traces it. What stands in
     `RECORDERS` for a model is called in its place.
@@ -81,7 +81,7 @@ class Entrance(Changed):
 
     def call_ordinarily(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model itself."""
-        with sorting_scope(), few_kernels(self):
+        with sorting_scope(), own_rows(self):
             return super().__call__(*args, **kwargs)
 
 

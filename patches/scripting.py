@@ -27,7 +27,7 @@ def script(module: nn.Module) -> torch.jit.ScriptModule:
     Raises:
         ExportError: If a part cannot be scripted; the message names it.
     """
-    with warnings.catch_warnings(), _own_index_select():
+    with warnings.catch_warnings(), _own_functions():
         # torch.jit is deprecated in favour of torch.export, which programs without Python can not extend yet.
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted: Any = _compile(module, "", "script")
@@ -35,14 +35,16 @@ def script(module: nn.Module) -> torch.jit.ScriptModule:
 
 
 @contextmanager
-def _own_index_select() -> Iterator[None]:
-    """Torch's own function, where torch_geometric, which SevenNet imports, has put one that does not compile."""
-    found = torch.index_select
-    torch.index_select = torch._C._VariableFunctions.index_select
+def _own_functions() -> Iterator[None]:
+    """Torch's own functions, where torch_geometric, which SevenNet imports, has put some that do not compile."""
+    found = {name: getattr(torch, name) for name in ("index_select", "select")}
+    for name in found:
+        setattr(torch, name, getattr(torch._C._VariableFunctions, name))
     try:
         yield
     finally:
-        torch.index_select = found
+        for name, function in found.items():
+            setattr(torch, name, function)
 
 
 def run_as_python(model: nn.Module) -> None:
@@ -59,11 +61,22 @@ def run_as_python(model: nn.Module) -> None:
         forward = type(module).forward
         if not isinstance(forward, types.FunctionType) or "forward" in vars(module):
             continue
-        names, code = forward.__globals__, forward.__code__
-        if sources := _sources({name: names[name] for name in code.co_names if name in names}):
-            own = types.FunctionType(code, names | sources, forward.__name__, forward.__defaults__, forward.__closure__)
-            own.__kwdefaults__ = forward.__kwdefaults__
-            module.forward = types.MethodType(own, module)
+        names = forward.__globals__
+        if sources := _sources({name: names[name] for name in forward.__code__.co_names if name in names}):
+            module.forward = types.MethodType(calling(forward, sources), module)
+
+
+def calling(function: types.FunctionType, others: Mapping[str, Any]) -> types.FunctionType:
+    """A function that finds other things by some of the names that it looks up in its file.
+
+    Args:
+        function: The function; it stays as it is.
+        others: What is to be found.
+    """
+    names = {**function.__globals__, **others}
+    own = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    own.__kwdefaults__, own.__annotations__ = function.__kwdefaults__, dict(function.__annotations__)
+    return own
 
 
 def _sources(named: Mapping[str, Any]) -> dict[str, Any]:

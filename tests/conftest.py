@@ -26,7 +26,7 @@ from remembered import read_sources_once
 
 read_sources_once()
 
-_INDEX_SELECT = torch.index_select
+_FUNCTIONS = {name: getattr(torch, name) for name in ("index_select", "select")}
 
 # A runner that declares a GPU must not skip the tests that need it.
 GPU_DECLARED = os.environ.get("EQACCEL_TEST_GPU") == "1"
@@ -94,9 +94,10 @@ def default_dtype_of_torch() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def index_select_of_torch() -> None:
+def functions_of_torch() -> None:
     """Puts back what torch_geometric, which SevenNet imports, replaces by what TorchScript cannot compile."""
-    torch.index_select = _INDEX_SELECT
+    for name, function in _FUNCTIONS.items():
+        setattr(torch, name, function)
 
 
 @pytest.fixture

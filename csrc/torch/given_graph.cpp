@@ -35,6 +35,13 @@ bool GivenGraph::are(const at::Tensor& receiver, const at::Tensor& sender) {
   return false;
 }
 
+bool GivenGraph::are_receivers(const at::Tensor& numbers, int64_t num_nodes) {
+  if (num_nodes != num_nodes_ || numbers.numel() != edge_index_.size(1)) return false;
+  if (!compare_ || same(edge_index_[1], numbers)) return true;
+  differed_ = true;
+  return false;
+}
+
 std::optional<at::Tensor> GivenGraph::index_of(const at::Tensor& receiver, const at::Tensor& sender,
                                                int64_t num_receivers, int64_t num_senders) {
   GivenGraph* const given = innermost;

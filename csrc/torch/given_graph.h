@@ -48,6 +48,9 @@ class GivenGraph {
   // The index for edges between so many nodes, if it is given to this thread.
   static std::optional<at::Tensor> index_of(const at::Tensor& receiver, const at::Tensor& sender, int64_t num_receivers,
                                             int64_t num_senders);
+  // Whether these are the receivers of the edges, of so many nodes; and where the edges of each begin.
+  bool are_receivers(const at::Tensor& numbers, int64_t num_nodes);
+  at::Tensor starts() const { return packed_.slice(0, 2, num_nodes_ + 3); }
 
   // What eqaccel::of_lengths and eqaccel::once_a_pair do.
   void note(const at::Tensor& values);

@@ -169,6 +169,13 @@ TORCH_LIBRARY(eqaccel, library) {
   // counts the rows from zero.
   library.def("take_rows(Tensor x, Tensor numbers, Tensor order, Tensor starts) -> Tensor", tags);
   library.def("take_columns(Tensor x, Tensor rows, Tensor columns) -> Tensor", tags);
+  // Row n of the result is the sum of the rows of `values` (rows, columns) whose number is n, in one order: the given one,
+  // or that of the edges of a given graph, or that of the rows. `order` and `starts` as above, both or none; sort_rows
+  // gives those of any numbers.
+  library.def("add_rows(Tensor values, Tensor numbers, SymInt num_rows, Tensor? order=None, Tensor? starts=None) -> "
+              "Tensor",
+              tags);
+  library.def("sort_rows(Tensor numbers, SymInt num_rows) -> (Tensor order, Tensor starts)", tags);
   // exchange.h; x: (num_local, width), gradient: (num_nodes, width). Handle 0: no ghosts, the result is a copy.
   // "Conservative" keeps TorchScript from leaving out a call whose result is not used, on one rank of many.
   for (const char* schema : {"exchange(Tensor x, int handle, SymInt num_nodes) -> Tensor",

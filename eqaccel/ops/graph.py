@@ -225,6 +225,16 @@ def given_edges(edges: GivenEdges) -> Iterator[None]:
         _scope.given = outer
 
 
+def told_by_number(edge_index: Tensor) -> bool:
+    """Whether an edge index could be taken for others here: for those that are given, if it is their reverse, say.
+
+    Args:
+        edge_index: (2, num_edges).
+    """
+    given = _scope.given
+    return given is not None and not given.check and given.edge_index.data_ptr() != edge_index.data_ptr()
+
+
 @dataclass(frozen=True)
 class EdgeRange:
     """The edges that a range of nodes receives.

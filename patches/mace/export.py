@@ -23,6 +23,7 @@ from eqaccel.patches.mace.reshaping import PermutedIrreps
 from eqaccel.patches.mace.swapping import LONG_RANGE
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_layer
+from eqaccel.patches.sums import add_in_order
 from eqaccel.patches.torch_state import model_device
 from eqaccel.prepare import model_dtype
 
@@ -148,6 +149,7 @@ class MacePotential(Potential):
         self.has_unit_vectors = bool(model.spherical_harmonics.normalize)
         model.spherical_harmonics.normalize = False
         self.interactions = model.interactions
+        add_in_order(self.interactions, "scatter_sum")  # densities
         for block in self.interactions:
             if "reshape_irreps" in class_names(getattr(block, "reshape", None)):
                 block.reshape = PermutedIrreps(block.reshape, model_device(model))
@@ -222,7 +224,8 @@ class MacePotential(Potential):
         terms: List[Tensor] = []  # noqa: UP006 (TorchScript)
         if hasattr(self, "pair_repulsion"):
             pairs = self.pair_repulsion(lengths.squeeze(1), types[edge_index[0]], types[edge_index[1]])
-            terms.append(pairs.new_zeros([num_local]).index_add(0, edge_index[1], pairs))
+            of_nodes = torch.ops.eqaccel.add_rows(pairs.unsqueeze(1), edge_index[1], num_nodes)
+            terms.append(of_nodes[:num_local, 0])
         for i, readout in enumerate(self.readouts):
             energies = readout(layers[self.readout_layers[i]], heads)
             terms.append(energies.squeeze(1) if energies.size(1) == 1 and self.head == 0 else energies[:, self.head])

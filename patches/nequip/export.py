@@ -18,6 +18,7 @@ from eqaccel.ops import EdgeWeights
 from eqaccel.patches.kind import Exporting, check_own_methods, check_replaced, class_names
 from eqaccel.patches.potential import Convolution, PiecewiseConvolution, Potential
 from eqaccel.patches.radial import DeferredNetwork, FirstLayers, last_layer
+from eqaccel.patches.sums import add_in_order
 
 _SUM = ("atomic_energy", "total_energy", "sum", 1.0)
 """What the total energy is made of, into which field, and how."""
@@ -102,6 +103,7 @@ class NequipPotential(Potential):
         blocks = [block for _, block in _blocks(model)]
         super().__init__(model.model_dtype, [block.linear_1.irreps_out.dim for block in blocks[1:]], constants)
         self.network = getattr(model.model, "func", model.model)
+        add_in_order(self.network, "scatter")  # potentials of pairs
 
     def make_piecewise(self) -> None:
         """See `Potential.make_piecewise`."""

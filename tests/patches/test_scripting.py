@@ -13,16 +13,17 @@ from eqaccel.patches.scripting import script
 
 class _Gather(nn.Module):
     def forward(self, values: Tensor, rows: Tensor) -> Tensor:
-        return torch.index_select(values, 0, rows)
+        return torch.index_select(torch.select(values, 0, 1), 0, rows)
 
 
-def test_a_function_of_torch_that_another_library_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch_geometric does when SevenNet imports it, by one that TorchScript cannot compile."""
+def test_functions_of_torch_that_another_library_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch_geometric does when SevenNet imports it, by some that TorchScript cannot compile."""
 
-    def replaced(input: Tensor, dim: int | str, index: Tensor, **options: Any) -> Tensor:
+    def replaced(input: Tensor, dim: int | str, index: Any, **options: Any) -> Tensor:
         raise AssertionError
 
-    monkeypatch.setattr(torch, "index_select", replaced)
+    for name in ("index_select", "select"):
+        monkeypatch.setattr(torch, name, replaced)
     scripted = script(_Gather())
-    assert torch.index_select is replaced
-    assert scripted(torch.arange(5.0), torch.tensor([3, 1])).tolist() == [3.0, 1.0]
+    assert torch.index_select is torch.select is replaced
+    assert scripted(torch.arange(10.0).view(2, 5), torch.tensor([3, 1])).tolist() == [8.0, 6.0]
