@@ -253,6 +253,12 @@ class Comparison(ABC):
 
     def failure(self, what: str, error: float, bound: float, scale: float) -> VerificationError:
         """The error that says what differs."""
+        if not math.isfinite(bound):
+            return VerificationError(
+                f"model: {type(self.model).__name__} cannot be compared with what it was ({what}): numbers overflow "
+                f"where its inputs are rounded anew (absolute contributions {scale:.3e}), so there is no bound; the "
+                f"model has been restored. Look for weights that are much too large, or call patch(model, verify=False)"
+            )
         return VerificationError(
             f"model: {type(self.model).__name__} is not the same after patching: {what}, by {error:.3e} where at most "
             f"{bound:.3e} is rounding (absolute contributions {scale:.3e}); the model has been restored. This is a bug "

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
@@ -81,8 +82,12 @@ class Entrance(Changed):
 
     def call_ordinarily(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model itself."""
-        with sorting_scope(), own_rows(self):
+        with sorting_scope(), own_rows(self, _receiver_row(self)):
             return super().__call__(*args, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        _refuse_to_empty(self, fn)
+        return super()._apply(fn, recurse)
 
 
 RECORDERS: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
@@ -107,6 +112,9 @@ class Replacement(Changed):
 
     calls: frozenset[str] = frozenset()
     """Names of the children that the kind calls as the module did, whatever they are."""
+
+    receiver_row: int | None = None
+    """Of a convolution, the row of the edge index that holds the receivers."""
 
     plain_forward: Callable[..., Any]
     if TYPE_CHECKING:
@@ -221,6 +229,7 @@ class Replacement(Changed):
         self._made_from.doubt()  # also what scripted children are about to load
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        _refuse_to_empty(self, fn)
         self.update()
         if not isinstance(self, Replacement):
             return self._apply(fn, recurse)
@@ -233,6 +242,18 @@ class Replacement(Changed):
         """Called by `torch.jit.script`, whose programs keep what they were made with."""
         self.update()
         return self
+
+
+def _receiver_row(model: nn.Module) -> int:
+    """The row of a model's edge index that holds the receivers: that of its first convolution, if it has one."""
+    row = _receiver_rows.get(model)
+    if row is None:
+        rows = (module.receiver_row for module in model.modules() if isinstance(module, Replacement))
+        row = _receiver_rows[model] = next((found for found in rows if found is not None), 1)
+    return row
+
+
+_receiver_rows: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def become(module: nn.Module, kind: type[Changed], added: nn.Module | None = None) -> None:
@@ -367,6 +388,21 @@ def _renamed(function: Any, name: str) -> Any:
 def _blank(kind: type[Changed], came_as: type[nn.Module]) -> Any:
     """An object that a copy or an unpickled one is filled into."""
     return object.__new__(_changed_class(kind, came_as))
+
+
+def _refuse_to_empty(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    """Raises if a function for all tensors of a module leaves their values behind, before it is called for any."""
+    if torch._C._len_torch_dispatch_stack() > 0:  # stand-ins have no values
+        return
+    place = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    values = torch.frombuffer(bytearray(os.urandom(64)), dtype=torch.uint8).to(place)
+    found = function(values)
+    if found.is_meta or not torch.equal(found.to(place), values):
+        raise PatchError(
+            f"{type(module).__name__}: expected a function that keeps the values of tensors, got one that leaves them "
+            f"behind, such as .to('meta') or .to_empty(): no state dict has what eqaccel computes with. Call "
+            f"eqaccel.unpatch(model) first, and eqaccel.patch(model) when the weights are there"
+        )
 
 
 def _refuse_autocast(module: nn.Module, operand: Any) -> None:

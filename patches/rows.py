@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from eqaccel.ops.graph import packed_index, told_by_number
+from eqaccel.ops.graph import packed_rows, told_by_number
 
 _OF_ROWS: dict[str, Any] = {"dim": -1, "keepdim": True}
 
@@ -35,13 +35,18 @@ _WIDEST = 9
 """Numbers in a row of sums: those of a virial. Wider ones are left to torch, as they are copied to be in order."""
 
 
-def own_rows(model: torch.nn.Module) -> AbstractContextManager[Any]:
-    """Inside of it rows are added in one order and have derivatives of few kernels, on a GPU."""
+def own_rows(model: torch.nn.Module, receiver_row: int = 1) -> AbstractContextManager[Any]:
+    """Inside of it rows are added in one order and have derivatives of few kernels, on a GPU.
+
+    Args:
+        model: What is called inside.
+        receiver_row: Row of its edge index that holds the receivers, by which its layers sort.
+    """
     parameter = next(model.parameters(), None)
     if parameter is None or not parameter.is_cuda or torch.jit.is_tracing():
         return nullcontext()
     transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    return nullcontext() if transformed else OwnRows()
+    return nullcontext() if transformed else OwnRows(receiver_row)
 
 
 class OwnRows(TorchFunctionMode):
@@ -54,8 +59,9 @@ class OwnRows(TorchFunctionMode):
     edges. What else is called is torch's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, receiver_row: int = 1) -> None:
         super().__init__()
+        self._receiver_row = receiver_row
         self._sorted: list[tuple[Tensor, int, tuple[Tensor, Tensor]]] = []  # numbers, and what sorts them
         self._ranges: list[tuple[Tensor, int]] = []  # held, so that no other can come to be the same object
         self._directions: list[tuple[Tensor, int, Any]] = []  # of rows whose lengths were taken
@@ -96,7 +102,7 @@ class OwnRows(TorchFunctionMode):
             return torch.ops.eqaccel.take_columns(x, *key) if fits and self._counts(key[0]) else None
         if not _are_numbers(key, x):
             return None
-        order = _order_of_edges(key, len(x))
+        order = self._order_of_edges(key, len(x))
         return None if order is None else torch.ops.eqaccel.take_rows(x, key, *order)
 
     def _added(
@@ -110,8 +116,9 @@ class OwnRows(TorchFunctionMode):
         sums = torch.ops.eqaccel.add_rows(src.reshape(len(src), -1), numbers, len(out), *order)
         return out.add_(sums.view_as(out))
 
-    def _selected(self, x: Any, dim: Any, index: Any, *, out: Any = None) -> Tensor | None:
+    def _selected(self, input: Any, dim: Any, index: Any, *, out: Any = None) -> Tensor | None:
         """`torch.index_select`, whose gradients are such sums, or nothing if that is left to torch."""
+        x = input  # as torch names it
         if out is not None or dim != 0 or type(x) is not Tensor or not _is_trained(x) or not _are_numbers(index, x):
             return None
         if x.dim() == 0 or not 0 < x.numel() <= _WIDEST * len(x):
@@ -121,7 +128,7 @@ class OwnRows(TorchFunctionMode):
 
     def _order(self, numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """What sorts numbers from zero to `count`, and where each begins in that."""
-        of_edges = _order_of_edges(numbers, count)
+        of_edges = self._order_of_edges(numbers, count)
         if of_edges is not None:
             return of_edges
         counts = not numbers.is_inference()  # nobody would tell that others were written there
@@ -133,6 +140,18 @@ class OwnRows(TorchFunctionMode):
         if counts:
             self._sorted.append((numbers, numbers._version, found))
         return found
+
+    def _order_of_edges(self, numbers: Tensor, nodes: int) -> tuple[Tensor, Tensor] | None:
+        """The same of one row of an edge index, sorted as layers do; None of other numbers."""
+        edges, count = numbers._base, len(numbers)
+        if edges is None or edges.shape != (2, count) or edges.dtype != numbers.dtype or not edges.is_contiguous():
+            return None
+        row, rest = divmod(int(numbers.storage_offset() - edges.storage_offset()), count)
+        if rest != 0 or numbers.stride() != (1,) or told_by_number(edges):
+            return None
+        packed = packed_rows(edges[self._receiver_row], edges[1 - self._receiver_row], nodes, nodes)
+        _, starts, order, _, t_starts, t_slot = packed.split([2, nodes + 1, count, count, nodes + 1, count])
+        return (order, starts) if row == self._receiver_row else (order.index_select(0, t_slot), t_starts)
 
     def _lengths(self, x: Tensor) -> Tensor:
         found = torch.ops.eqaccel.unit_vectors(x)
@@ -191,22 +210,6 @@ def _are_numbers(key: Any, x: Tensor) -> bool:
         and key.device == x.device
         and key.numel() > 0
     )
-
-
-def _order_of_edges(numbers: Tensor, nodes: int) -> tuple[Tensor, Tensor] | None:
-    """What sorts one row of an edge index, and where each node begins in that; None of other numbers."""
-    edges, count = numbers._base, len(numbers)
-    if edges is None or edges.shape != (2, count) or edges.dtype != numbers.dtype or not edges.is_contiguous():
-        return None
-    if told_by_number(edges):
-        return None
-    row, rest = divmod(int(numbers.storage_offset() - edges.storage_offset()), count)
-    if rest != 0 or numbers.stride() != (1,):
-        return None
-    _, starts, order, _, t_starts, t_slot = packed_index(edges, nodes, nodes).split(
-        [2, nodes + 1, count, count, nodes + 1, count]
-    )
-    return (order, starts) if row == 1 else (order.index_select(0, t_slot), t_starts)
 
 
 def _are_sums(out: Any, dim: Any, index: Any, src: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from eqaccel.errors import PatchError
 from eqaccel.patches.kind import ModelKind, Outputs, class_names
 from eqaccel.patches.nequip.export import NequipExporting
 from eqaccel.patches.nequip.files import NequipFiles
@@ -55,7 +56,17 @@ class NequipKind(ModelKind):
 
     def dtype(self, model: torch.nn.Module) -> torch.dtype:
         """The type that the model was built in; some of its parameters are in float64 whatever that is."""
-        return getattr(model, "model_dtype", None) or super().dtype(model)
+        built_in: torch.dtype | None = getattr(model, "model_dtype", None)
+        if built_in is None:
+            return super().dtype(model)
+        block = next((module for module in model.modules() if "InteractionBlock" in class_names(module)), None)
+        found = built_in if block is None else next(block.parameters()).dtype
+        if found != built_in:
+            raise PatchError(
+                f"model: NequIP models keep the type that they were built in, expected {built_in}, got weights in "
+                f"{found}; convert them back with model.to({built_in}), or build the model with another model_dtype"
+            )
+        return built_in
 
     def extent(self, model: Any) -> tuple[float, int]:
         """The cutoff, and the number of atom types."""

@@ -50,12 +50,12 @@ class SevennetConvolution(Replacement):
     """The `IrrepsConvolution` of a layer: gather, product and scatter in one operation."""
 
     calls = frozenset({"weight_nn"})
+    receiver_row = 0
 
     def forward(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:  # noqa: UP006 (TorchScript)
         """Puts the messages summed over the edges of each receiver, over the denominator, in place of the features."""
         weight = self.weight_nn(data[self.key_weight_input])
         x = data[self.key_x]
-        # Row 0 of SevenNet's edges are the receivers.
         receiver, sender = data[self.key_edge_idx][0], data[self.key_edge_idx][1]
         num_nodes = x.size(0)
         if torch.jit.is_scripting():

@@ -479,3 +479,12 @@ def test_verification_leaves_no_trace(model: Model) -> None:
         assert parameter.grad is None or bool((parameter.grad == 3.0).all())
     unpatch(model)
     assert {name: m.training for name, m in model.named_modules()} == training
+
+
+def test_numbers_that_overflow_are_no_bug() -> None:
+    """Of a model whose own results are finite, by weights that are much too large."""
+    model = mm.energy_model(**mm.TINY | {"correlation": 2}, dtype=torch.float32)
+    with torch.no_grad():
+        model.interactions[0].linear_up.weight.mul_(1e8)
+    with pytest.raises(VerificationError, match="overflow where its inputs are rounded anew"):
+        patch(model)

@@ -33,6 +33,7 @@ from patch_checks import (
     take_other_mode,
 )
 
+import eqaccel
 from eqaccel import patch, report, unpatch
 from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
 from eqaccel.families.tensor_product import TensorProductSpec
@@ -454,3 +455,16 @@ def test_batches_agree_with_their_frames(model: Model) -> None:
     single = [fast(nm.data([structure])) for structure in nm.structures()]
     assert_close(both["forces"], torch.cat([outputs["forces"] for outputs in single]))
     assert AtomicDataDict.num_frames(nm.data()) == 2
+
+
+@pytest.mark.parametrize(("built_in", "other"), [("float64", torch.float32), ("float32", torch.float64)])
+def test_models_that_were_converted(built_in: str, other: torch.dtype, tmp_path: Path) -> None:
+    """NequIP cannot run them itself."""
+    model = nm.model("small", built_in).to(other)
+    with pytest.raises(PatchError, match=f"expected torch.{built_in}, got weights in {other}"):
+        patch(model)
+    fast = patched(nm.model("small", built_in)).to(other)
+    with pytest.raises(PatchError, match=r"convert them back with model\.to"):
+        eqaccel.export(fast, tmp_path / "model.pt")
+    with pytest.raises(PatchError, match="keep the type that they were built in"):
+        eqaccel.Calculator(fast)

@@ -209,3 +209,13 @@ def test_transformed_buffers_are_an_error() -> None:
     x = pair.case.operands[0].requires_grad_()
     expected = torch.autograd.grad(pair.part(pair.plain)(*pair.case.operands).sum(), x)[0]
     assert_close(torch.autograd.grad(work(x), x)[0], expected)
+
+
+@pytest.mark.parametrize("leave", [lambda m: m.to("meta"), lambda m: m.to_empty(device="cpu")], ids=["meta", "empty"])
+@pytest.mark.parametrize("make", [mace_convolution, contraction, gate])
+def test_values_are_not_left_behind(make: Callable[[], Case], leave: Callable[[nn.Module], Any]) -> None:
+    """State dicts have no kernels, so nobody could put them back."""
+    pair = Pair(make)
+    with pytest.raises(PatchError, match=r"leaves them behind, such as .* Call eqaccel.unpatch\(model\) first"):
+        leave(pair.part(pair.fast))
+    pair.check()

@@ -218,3 +218,16 @@ def test_averaged_models_follow_a_patched_one() -> None:
     for _ in range(2):
         averaged.update_parameters(model)
     assert_close(averaged(mm.batch(model), **FULL)["forces"], model(mm.batch(model), **FULL)["forces"])
+
+
+def test_a_model_keeps_its_values() -> None:
+    """Before any of them is lost."""
+    plain = mm.energy_model(**mm.TINY)
+    fast = patched(mm.energy_model(**mm.TINY))
+    for leave in (lambda model: model.to("meta"), lambda model: model.to_empty(device="cpu")):
+        with pytest.raises(PatchError, match="expected a function that keeps the values of tensors"):
+            leave(fast)
+    assert_close(fast(mm.batch(fast))["forces"], plain(mm.batch(plain))["forces"])
+    emptied = unpatch(fast).to("meta").to_empty(device="cpu")
+    emptied.load_state_dict(plain.state_dict())
+    assert_close(patched(emptied)(mm.batch(emptied))["forces"], plain(mm.batch(plain))["forces"])

@@ -17,6 +17,8 @@ from structures import crystal_and_molecule
 from torch import Tensor
 
 import eqaccel
+from eqaccel.patches import replacement
+from eqaccel.patches.rows import OwnRows
 
 # Each library is there or not; nequip and sevenn set defaults of e3nn when they are imported, mace before it.
 if HAS_MACE := importlib.util.find_spec("mace") is not None:
@@ -130,6 +132,22 @@ def test_models(kind: Kind, device: torch.device) -> None:
 
     for name, first, value in again(results):
         np.testing.assert_array_equal(value, first, err_msg=name)
+
+
+_IN_ANY_ORDER = {f"aten::{name}{end}" for name in ("index_add", "scatter_add", "scatter_reduce") for end in ("", "_")}
+"""Operators of torch that add rows on a GPU in whatever order its threads come."""
+
+
+def test_no_sum_is_in_any_order(kind: Kind, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU too, with what a GPU would do: forward, backward, and derivatives of forces."""
+    monkeypatch.setattr(replacement, "own_rows", lambda _, row: OwnRows(row))
+    model = patched(kind.build().to(device)).train()
+    with torch.profiler.profile() as profile:
+        found = kind.call(model, [atoms()[:100], atoms()[:50]], device)
+        sum(found[name].square().sum() for name in kind.outputs if found[name].requires_grad).backward()
+    operators = {event.key for event in profile.key_averages()}
+    assert "eqaccel::add_rows" in operators
+    assert not operators & _IN_ANY_ORDER
 
 
 def test_calculators(kind: Kind, device: torch.device) -> None:
