@@ -395,9 +395,11 @@ def _refuse_to_empty(module: nn.Module, function: Callable[[Tensor], Tensor]) ->
     if torch._C._len_torch_dispatch_stack() > 0:  # stand-ins have no values
         return
     place = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-    values = torch.frombuffer(bytearray(os.urandom(64)), dtype=torch.uint8).to(place)
+    values = torch.frombuffer(bytearray(os.urandom(64)), dtype=torch.uint8)
+    if has_values := place.type != "meta":
+        values = values.to(place)
     found = function(values)
-    if found.is_meta or not torch.equal(found.to(place), values):
+    if has_values if found.is_meta else not torch.equal(found.to(values.device), values):
         raise PatchError(
             f"{type(module).__name__}: expected a function that keeps the values of tensors, got one that leaves them "
             f"behind, such as .to('meta') or .to_empty(): no state dict has what eqaccel computes with. Call "

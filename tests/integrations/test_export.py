@@ -356,7 +356,8 @@ def _foreign_target() -> str:
 
 def _mixed() -> torch.nn.Module:
     model = patched()
-    model.readouts[0].to("meta")
+    readout = model.readouts[0].linear
+    readout.weight = torch.nn.Parameter(readout.weight.to("meta"))
     return model
 
 

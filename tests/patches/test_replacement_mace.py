@@ -228,6 +228,8 @@ def test_a_model_keeps_its_values() -> None:
         with pytest.raises(PatchError, match="expected a function that keeps the values of tensors"):
             leave(fast)
     assert_close(fast(mm.batch(fast))["forces"], plain(mm.batch(plain))["forces"])
+    with pytest.raises(PatchError, match="keeps the values"):
+        patched(mm.energy_model(**mm.TINY).to("meta")).float().to("meta").to_empty(device="cpu")
     emptied = unpatch(fast).to("meta").to_empty(device="cpu")
     emptied.load_state_dict(plain.state_dict())
     assert_close(patched(emptied)(mm.batch(emptied))["forces"], plain(mm.batch(plain))["forces"])
