@@ -127,6 +127,10 @@ Tensor added_by_torch(const Tensor& values, const Tensor& numbers, const c10::Sy
 
 std::tuple<Tensor, Tensor> sort_rows(const Tensor& numbers, c10::SymInt num_rows) {
   const auto [sorted, order] = numbers.sort(std::optional<bool>(true), /*dim=*/0);  // a stable one
+  // torch's own sums end with an error too, which is the device's on a GPU.
+  if (is_plain(sorted) && sorted.numel() > 0)
+    at::_assert_async((sorted[0] >= 0).logical_and(sorted[-1] < num_rows.expect_int()),
+                      "eqaccel::sort_rows: expected numbers from zero to those of the last row");
   return {order, at::searchsorted(sorted, at::arange(num_rows.expect_int() + 1, numbers.options()))};
 }
 

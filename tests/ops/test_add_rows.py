@@ -137,6 +137,14 @@ def test_sort(device: torch.device) -> None:
     assert starts.tolist() == [0, 1, 3, 4, 4, 7, 7]
 
 
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_numbers_of_no_row(wrong: int) -> None:
+    """On a GPU the device ends with an error, as with torch's own sums, and the process is lost."""
+    chosen = torch.tensor([0, wrong, 3])
+    with pytest.raises(RuntimeError, match="expected numbers from zero to those of the last row"):
+        torch.ops.eqaccel.sort_rows(chosen, 5)
+
+
 def test_programs(device: torch.device) -> None:
     @torch.jit.script
     def program(x: Tensor, numbers: Tensor, count: int) -> Tensor:
