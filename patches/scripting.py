@@ -30,6 +30,8 @@ def script(module: nn.Module) -> torch.jit.ScriptModule:
     with warnings.catch_warnings(), _own_functions():
         # torch.jit is deprecated in favour of torch.export, which programs without Python can not extend yet.
         warnings.simplefilter("ignore", DeprecationWarning)
+        # Said of constructors of the libraries' classes, which TorchScript reads and does not compile.
+        warnings.filterwarnings("ignore", "The TorchScript type system doesn't support", UserWarning)
         scripted: Any = _compile(module, "", "script")
         return scripted
 

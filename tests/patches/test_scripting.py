@@ -27,3 +27,17 @@ def test_functions_of_torch_that_another_library_has_replaced(monkeypatch: pytes
     scripted = script(_Gather())
     assert torch.index_select is torch.select is replaced
     assert scripted(torch.arange(10.0).view(2, 5), torch.tensor([3, 1])).tolist() == [8.0, 6.0]
+
+
+class _Annotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[int] = []
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + 1.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_of_constructors() -> None:
+    assert script(_Annotated())(torch.ones(1)).tolist() == [2.0]
