@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
+#include <utility>
 
 #include "diagnostics.h"
 #include "dynamic_library.h"
@@ -161,6 +162,12 @@ std::vector<std::string> options(Backend backend) {
   return {"-std=c++17", "-O3", "-ffp-contract=fast", "-Rpass-analysis=kernel-resource-usage"};
 }
 
+std::pair<int, int> version_of(Backend backend) {
+  std::pair<int, int> found;
+  table(backend).version(&found.first, &found.second);
+  return found;
+}
+
 }  // namespace
 
 std::vector<std::string> find_nvrtc(const std::vector<std::string>& folders) {
@@ -189,8 +196,7 @@ void set_package_folders(const std::vector<std::string>& folders) {
 }
 
 std::string gpu_compiler_version(Backend backend) {
-  int major = 0, minor = 0;
-  table(backend).version(&major, &minor);
+  const auto [major, minor] = version_of(backend);
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
@@ -208,6 +214,8 @@ GpuBinary compile_gpu(Backend backend, const std::string& source, const std::str
   };
   std::vector<std::string> words = options(backend);
   words.push_back((backend == Backend::cuda ? "--gpu-architecture=" : "--offload-arch=") + arch);
+  // Where there is a driver, NVRTC has a cache of its own from 12.9 on, which knows the code of a program and not its log.
+  if (backend == Backend::cuda && version_of(backend) >= std::pair(12, 9)) words.push_back("--no-cache");
   std::vector<const char*> arguments;
   for (const std::string& word : words) arguments.push_back(word.c_str());
 

@@ -287,6 +287,13 @@ def test_nvrtc_compiles_without_a_gpu(arch):
 
 
 @nvrtc
+def test_nvrtc_gives_its_log_each_time():
+    """Beside a driver it has a cache of its own, without logs."""
+    logs = [runtime.resources(runtime.compile_cuda(CUDA_BODY, "sm_90")[1]) for _ in range(3)]
+    assert logs[0] == logs[1] == logs[2] != {}
+
+
+@nvrtc
 def test_cuda_program_goes_through_the_cache():
     program = runtime.Program(make_payload())
     first = runtime.compile_program(program, "cuda", "float32", "forward", "sm_90")
