@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
 from eqaccel.patches.rows import own_rows
+from eqaccel.patches.scripting import like
 from eqaccel.patches.snapshot import ADDED, Snapshot
 from eqaccel.prepare import scalar_name
 
@@ -370,19 +371,12 @@ def _changed_class(kind: type[Changed], came_as: type[nn.Module]) -> type:
 def _class_of(kind: type[Changed], came_as: type[nn.Module]) -> type:
     meta = _AsBefore if type(came_as) is type else type("_AsBefore", (_AsBefore, type(came_as)), {})
     contents = {name: getattr(came_as, name) for name in ("__module__", "__qualname__", "__doc__")}
-    contents |= {"_kind": kind, "_came_as": came_as, "plain_forward": _renamed(came_as.forward, "plain_forward")}
+    contents |= {"_kind": kind, "_came_as": came_as, "plain_forward": _as_plain(came_as.forward)}
     return meta(came_as.__name__, (kind, came_as), contents)
 
 
-def _renamed(function: Any, name: str) -> Any:
-    """A method under another name, which TorchScript takes from the function and not from the class."""
-    if not isinstance(function, FunctionType):
-        return function
-    parts = (function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
-    renamed: Any = functools.update_wrapper(FunctionType(*parts), function, assigned=("__module__", "__doc__"))
-    renamed.__kwdefaults__, renamed.__annotations__ = function.__kwdefaults__, dict(function.__annotations__)
-    del renamed.__wrapped__
-    return renamed
+def _as_plain(forward: Any) -> Any:
+    return like(forward, name="plain_forward") if isinstance(forward, FunctionType) else forward
 
 
 def _blank(kind: type[Changed], came_as: type[nn.Module]) -> Any:

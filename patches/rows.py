@@ -12,7 +12,7 @@ each with a whole row of zeros for its own gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from eqaccel.ops.graph import packed_rows, told_by_number
+from eqaccel.ops.graph import identity, packed_rows, told_by_number
 
 _OF_ROWS: dict[str, Any] = {"dim": -1, "keepdim": True}
 
@@ -62,8 +62,8 @@ class OwnRows(TorchFunctionMode):
     def __init__(self, receiver_row: int = 1) -> None:
         super().__init__()
         self._receiver_row = receiver_row
-        self._sorted: list[tuple[Tensor, int, tuple[Tensor, Tensor]]] = []  # numbers, and what sorts them
-        self._ranges: list[tuple[Tensor, int]] = []  # held, so that no other can come to be the same object
+        self._ranges: list[tuple[Tensor, int]] = []  # all are held, so that no others can come to be the same
+        self._sorted: dict[Hashable, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # numbers, and what sorts them
         self._directions: list[tuple[Tensor, int, Any]] = []  # of rows whose lengths were taken
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,15 +131,12 @@ class OwnRows(TorchFunctionMode):
         of_edges = self._order_of_edges(numbers, count)
         if of_edges is not None:
             return of_edges
-        counts = not numbers.is_inference()  # nobody would tell that others were written there
-        for known, version, order in self._sorted if counts else ():
-            same = known.data_ptr() == numbers.data_ptr() and known.stride() == numbers.stride()
-            if same and len(known) == len(numbers) and version == numbers._version and len(order[1]) == count + 1:
-                return order
-        found: tuple[Tensor, Tensor] = torch.ops.eqaccel.sort_rows(numbers, count)
-        if counts:
-            self._sorted.append((numbers, numbers._version, found))
-        return found
+        if numbers.is_inference():  # nobody would tell that others were written there
+            return torch.ops.eqaccel.sort_rows(numbers, count)  # type: ignore[no-any-return]
+        key = identity(numbers), count
+        if key not in self._sorted:
+            self._sorted[key] = numbers, torch.ops.eqaccel.sort_rows(numbers, count)
+        return self._sorted[key][1]
 
     def _order_of_edges(self, numbers: Tensor, nodes: int) -> tuple[Tensor, Tensor] | None:
         """The same of one row of an edge index, sorted as layers do; None of other numbers."""

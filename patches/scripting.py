@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -65,20 +67,25 @@ def run_as_python(model: nn.Module) -> None:
             continue
         names = forward.__globals__
         if sources := _sources({name: names[name] for name in forward.__code__.co_names if name in names}):
-            module.forward = types.MethodType(calling(forward, sources), module)
+            module.forward = types.MethodType(like(forward, others=sources), module)
 
 
-def calling(function: types.FunctionType, others: Mapping[str, Any]) -> types.FunctionType:
-    """A function that finds other things by some of the names that it looks up in its file.
+def like(
+    function: types.FunctionType, *, name: str = "", others: Mapping[str, Any] = MappingProxyType({})
+) -> types.FunctionType:
+    """A function with the same code.
 
     Args:
         function: The function; it stays as it is.
-        others: What is to be found.
+        name: What it is called, which TorchScript takes from the function and not from the class; default as before.
+        others: What it is to find by some of the names that it looks up in its file.
     """
-    names = {**function.__globals__, **others}
-    own = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    names = {**function.__globals__, **others} if others else function.__globals__
+    parts = (function.__code__, names, name or function.__name__, function.__defaults__, function.__closure__)
+    own: Any = functools.update_wrapper(types.FunctionType(*parts), function, assigned=("__module__", "__doc__"))
     own.__kwdefaults__, own.__annotations__ = function.__kwdefaults__, dict(function.__annotations__)
-    return own
+    del own.__wrapped__
+    return own  # type: ignore[no-any-return]
 
 
 def _sources(named: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from eqaccel.patches.scripting import calling
+from eqaccel.patches.scripting import like
 
 Sum = Callable[..., Tensor]
 
@@ -40,7 +40,7 @@ def _adding_in_order(cls: Any, name: str) -> type:
     # A class of its own, by which TorchScript tells it from that of the library.
     scatter = _in_order(cls.forward.__globals__[name])
     contents = {attribute: getattr(cls, attribute) for attribute in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (cls,), contents | {"forward": calling(cls.forward, {name: scatter})})
+    return type(cls.__name__, (cls,), contents | {"forward": like(cls.forward, others={name: scatter})})
 
 
 def _in_order(scatter: Sum) -> Sum:

@@ -41,7 +41,7 @@ struct Rows {
 
 Tensor taken(const Rows&, const Tensor& x);
 
-Tensor added(const Tensor& terms, const Tensor& starts) {
+Tensor segment_sums(const Tensor& terms, const Tensor& starts) {
   return at::segment_reduce(terms, "sum", /*lengths=*/{}, /*indices=*/{}, starts, /*axis=*/0, /*unsafe=*/true,
                             /*initial=*/0);
 }
@@ -50,11 +50,11 @@ Tensor added(const Tensor& terms, const Tensor& starts) {
 Tensor sums(const Tensor& terms, const Tensor& starts) {
   constexpr int64_t many = 256;
   const int64_t count = terms.size(0), num_rows = starts.size(0) - 1;
-  if (count <= many * num_rows) return added(terms, starts);
+  if (count <= many * num_rows) return segment_sums(terms, starts);
   const auto length = static_cast<int64_t>(std::sqrt(static_cast<double>(count)));
   const Tensor marks = at::arange(0, count, length, starts.options());
   const Tensor begins = std::get<0>(at::cat({starts, marks}).sort());
-  return added(added(terms, begins), at::searchsorted(begins, starts));
+  return segment_sums(segment_sums(terms, begins), at::searchsorted(begins, starts));
 }
 
 // Sums of the rows of a gradient that belong to one row.

@@ -163,7 +163,7 @@ def packed_rows(receiver: Tensor, sender: Tensor, num_receivers: int, num_sender
     known = _scope.known
     if known is None or not all(map(_may_share, rows)):
         return _sort(receiver, sender, num_receivers, num_senders)
-    key = (*map(_identity, rows), num_receivers, num_senders)
+    key = (*map(identity, rows), num_receivers, num_senders)
     if key not in known or not known[key].is_of(rows):
         index = _sort(receiver, sender, num_receivers, num_senders)
         known[key] = _SortedRows.of(rows, index)
@@ -333,7 +333,7 @@ class GivenEdges:
 
     def once(self, function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
         """See `computed_once`. The tensors are held, so that no others can come to lie at the same address."""
-        key = function, *map(_identity, tensors)
+        key = function, *map(identity, tensors)
         if key not in self._computed:
             self._computed[key] = tensors, function(*tensors)
         return self._computed[key][1]
@@ -428,7 +428,7 @@ class _SortedRows:
         return not self.copies or all(map(torch.equal, self.copies, rows))
 
 
-def _identity(row: Tensor) -> Hashable:
+def identity(row: Tensor) -> Hashable:
     """What two rows have in common that hold the same edges, unless these were written to behind torch's back."""
     version = 0 if row.is_inference() else row._version
     stream = torch.cuda.current_stream(row.device).cuda_stream if row.is_cuda else 0

@@ -73,7 +73,7 @@ class MaceConvolution(Replacement):
     """The `conv_tp` of an interaction block, an e3nn `TensorProduct`: gather, product and scatter in one operation."""
 
     switches = MappingProxyType({_SWITCH: True})
-    receiver_row = 1
+    receiver_row: int = 1
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eqaccel.patches.batch import Batch, Extent, Field, Per, blank_edges, blank_positions
 from eqaccel.patches.kind import Training, class_names
-from eqaccel.patches.mace.swapping import LONG_RANGE
+from eqaccel.patches.mace.swapping import LONG_RANGE, MaceConvolution
 
 _RECORDED = frozenset({"training", "compute_force", "compute_virials", "compute_stress", "compute_displacement"})
 """Arguments of a model's forward that a recording may have been made with; others must be off."""
@@ -20,7 +20,7 @@ _RECORDED = frozenset({"training", "compute_force", "compute_virials", "compute_
 class MaceTraining(Training):
     """MACE's models of energies: `model(batch.to_dict(), training=True, compute_force=True, ...)`."""
 
-    receiver_row = 1
+    receiver_row = MaceConvolution.receiver_row
     fields: Mapping[str, Field] = MappingProxyType(
         {
             "positions": Field("nodes"),

@@ -46,7 +46,7 @@ FORMS: NodeForms = MappingProxyType(
 class NequipConvolution(Replacement):
     """The `TensorProductScatter` of an interaction block."""
 
-    receiver_row = 0
+    receiver_row: int = 0
     _nequip_custom_ops_libs = ("eqaccel.ops",)  # nequip-compile writes it into the .pt2, whose loader imports it
 
     def forward(

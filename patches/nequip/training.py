@@ -11,12 +11,13 @@ from torch import Tensor
 
 from eqaccel.patches.batch import Batch, Extent, Field, Per, blank_edges, blank_positions
 from eqaccel.patches.kind import Training, class_names
+from eqaccel.patches.nequip.swapping import NequipConvolution
 
 
 class NequipTraining(Training):
     """NequIP's models in training mode: `model(data)`."""
 
-    receiver_row = 0
+    receiver_row = NequipConvolution.receiver_row
     gives_inputs = True
     fields: Mapping[str, Field] = MappingProxyType(
         {

@@ -50,7 +50,7 @@ class SevennetConvolution(Replacement):
     """The `IrrepsConvolution` of a layer: gather, product and scatter in one operation."""
 
     calls = frozenset({"weight_nn"})
-    receiver_row = 0
+    receiver_row: int = 0
 
     def forward(self, data: Dict[str, Tensor]) -> Dict[str, Tensor]:  # noqa: UP006 (TorchScript)
         """Puts the messages summed over the edges of each receiver, over the denominator, in place of the features."""
