@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
@@ -28,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import sorting_scope
+from eqaccel.ops.kernel_module import loses_values
 from eqaccel.patches.rows import own_rows
 from eqaccel.patches.scripting import like
 from eqaccel.patches.snapshot import ADDED, Snapshot
@@ -86,6 +86,14 @@ class Entrance(Changed):
         with sorting_scope(), own_rows(self, _receiver_row(self)):
             return super().__call__(*args, **kwargs)
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the model; replacements look at what was loaded at once, as programs that are compiled cannot."""
+        loaded = super().load_state_dict(*args, **kwargs)
+        for module in list(self.modules()):
+            if isinstance(module, Replacement):
+                module.update()
+        return loaded
+
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
         _refuse_to_empty(self, fn)
         return super()._apply(fn, recurse)
@@ -131,8 +139,12 @@ class Replacement(Changed):
         if not torch.compiler.is_compiling():
             _refuse_autocast(self, args[0] if args else None)
             self.update()
-            if not isinstance(self, Replacement):
-                return self(*args, **kwargs)
+        elif self._made_from.is_doubted:
+            from eqaccel.patches.compiling import update_outside  # which imports the compiler
+
+            update_outside(self)
+        if not isinstance(self, Replacement):
+            return self(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def update(self) -> None:
@@ -386,14 +398,8 @@ def _blank(kind: type[Changed], came_as: type[nn.Module]) -> Any:
 
 def _refuse_to_empty(module: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
     """Raises if a function for all tensors of a module leaves their values behind, before it is called for any."""
-    if torch._C._len_torch_dispatch_stack() > 0:  # stand-ins have no values
-        return
     place = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-    values = torch.frombuffer(bytearray(os.urandom(64)), dtype=torch.uint8)
-    if has_values := place.type != "meta":
-        values = values.to(place)
-    found = function(values)
-    if has_values if found.is_meta else not torch.equal(found.to(values.device), values):
+    if loses_values(function, place, as_stand_ins=True):
         raise PatchError(
             f"{type(module).__name__}: expected a function that keeps the values of tensors, got one that leaves them "
             f"behind, such as .to('meta') or .to_empty(): no state dict has what eqaccel computes with. Call "

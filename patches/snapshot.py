@@ -67,6 +67,9 @@ class Snapshot:
         module: The replacement.
         called: Names of children that it calls, so that what happens in these is done.
         others: Modules elsewhere that it was made from, by names for messages.
+
+    Attributes:
+        is_doubted: Whether other values have been loaded since, maybe, that nobody has looked at.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Snapshot:
         self._buffers = [_Buffer.of(*place) for place in buffers.values()]
         # Tensors made in inference mode do not count their versions.
         self._known = not self._own_forward() and not any(buffer.tensor.is_inference() for buffer in self._buffers)
+        self.is_doubted = False
 
     def _look_at(
         self, module: nn.Module, path: str, called: Collection[str] = ()
@@ -186,7 +190,7 @@ class Snapshot:
 
     def doubt(self) -> None:
         """Has the values compared at the next look."""
-        self._known = False
+        self._known, self.is_doubted = False, True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Snapshot, (nn.Module(),)

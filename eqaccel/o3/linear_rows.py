@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
@@ -13,6 +13,7 @@ from eqaccel.families.linear import LinearPath, LinearSpec
 from eqaccel.families.tensor_product import ConnectionMode, Instruction, TensorProductSpec
 from eqaccel.irreps import Irreps
 from eqaccel.o3.rows import as_rows
+from eqaccel.ops.kernel_module import loses_values
 
 
 class LinearInstruction(NamedTuple):
@@ -68,9 +69,9 @@ class LinearRows(nn.Module):
         self.path_sizes = [a * b for a, b in zip(self.muls_in, self.muls_out, strict=True)]
         self.weight_numel = sum(self.path_sizes)
         slices = [irreps_out.slices()[item.i_out] for item in instructions if item.i_in < 0]
-        biased = [place for part in slices for place in range(part.start, part.stop)]
-        self.bias_numel = len(biased)
-        self.register_buffer("biased", torch.tensor(biased, dtype=torch.int64), persistent=False)
+        self.biased_places = [place for part in slices for place in range(part.start, part.stop)] or [0]
+        self.bias_numel = sum(part.stop - part.start for part in slices)
+        self.register_buffer("biased", torch.tensor(self.biased_places), persistent=False)
         self.has_rows_of_weights = bool(paths) and not shared
         source = Irreps((mul * (f_in or 1), ir) for mul, ir in irreps_in)
         target = Irreps((mul * (f_out or 1), ir) for mul, ir in irreps_out)
@@ -85,6 +86,13 @@ class LinearRows(nn.Module):
         if self.bias_numel > 0:
             z = z.index_add(-1, self.biased, b.expand(z.size()[:-1] + b.size()[-1:]))
         return z
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        lost = loses_values(fn, self.biased.device)
+        super()._apply(fn, recurse)
+        if lost:
+            self.biased = torch.tensor(self.biased_places, device=self.biased.device)
+        return self
 
     def _mapped(self, x: Tensor, w: Tensor) -> Tensor:
         """The map of (..., in) to (..., out) by weights in one row, or as many rows of them as x has."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from eqaccel import runtime
 from eqaccel.families import KernelFamily, TunedKernel
@@ -45,6 +47,30 @@ class KernelModule(nn.Module):
         """
         self.key = key
         self.payload = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.payload.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        lost = loses_values(fn, self.payload.device)
+        super()._apply(fn, recurse)
+        if lost:  # no state dict has it
+            self.set_payload(*self.family.payload(self.spec, self.tuned))
+        return self
+
+
+def loses_values(function: Callable[[Tensor], Tensor], device: torch.device, *, as_stand_ins: bool = False) -> bool:
+    """Whether a function for all tensors of a module leaves their values behind, as that of `Module.to_empty` does.
+
+    Args:
+        function: What `Module._apply` is called with.
+        device: Where the tensors are.
+        as_stand_ins: Whether tensors without any values, on the device "meta", count as well.
+    """
+    if torch._C._len_torch_dispatch_stack() > 0:  # all are stand-ins
+        return False
+    values = torch.frombuffer(bytearray(os.urandom(64)), dtype=torch.uint8)
+    found = function(values.to(device))
+    if found.is_meta:
+        return as_stand_ins and device.type != "meta"
+    return not torch.equal(found.cpu(), values)
 
 
 def has_cuda_kernel(family: KernelFamily, spec: Any, device: torch.device, dtype: torch.dtype) -> bool:

@@ -90,6 +90,18 @@ def test_a_payload_names_its_family(name: str) -> None:
     assert (module.family, module.key, module.spec) == (FAMILIES[name], key, SPECS[name])
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_kernels_are_not_left_behind(name: str, device: torch.device) -> None:
+    """State dicts do not have them."""
+    module = _module(name)
+    content = module.payload.to(device, copy=True)
+    for leave in (lambda: module.to("meta"), lambda: module.to_empty(device=device), lambda: module.double()):
+        leave()
+        assert module.payload.is_meta or torch.equal(module.payload, content)
+        assert module.key == _module(name).key
+    assert module.payload.device.type == device.type
+
+
 @pytest.mark.parametrize(("meta", "got"), [("family=sorcery\n", "'sorcery'"), ("", "''")])
 def test_other_families_are_refused(meta: str, got: str) -> None:
     content = make_payload(meta="").replace(

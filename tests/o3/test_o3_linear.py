@@ -52,6 +52,23 @@ def test_values_derivatives_and_files(case: str, device: torch.device) -> None:
     assert torch.equal(torch.load(stream, weights_only=False)(x), ours(x))
 
 
+@pytest.mark.parametrize("case", ["biased", "one bias", "channels", "nothing"])
+def test_modules_that_are_made_without_values(case: str, device: torch.device) -> None:
+    """As large ones are: `to_empty`, and then a state dict."""
+    args, options = CASES[case]
+    original = o3.Linear(*args, **options).to(device)
+    with torch.device("meta"):
+        made = o3.Linear(*args, **options)
+    for module in (made, o3.Linear(*args, **options)):
+        module.to_empty(device=device)
+        for buffer in module.buffers():
+            assert buffer.device.type == device.type
+        module.load_state_dict(original.state_dict())
+        channels = (options["f_in"],) if "f_in" in options else ()
+        x = rows(5, *channels, original.irreps_in.dim, dtype=torch.float32).to(device)
+        assert torch.equal(module(x), original(x))
+
+
 def test_given_weights() -> None:
     original, ours = made_alike("Linear", "4x0e+3x1o", "5x0e+2x1o", internal_weights=False, biases=True)
     x, w, b = rows(2, 3, 13), rows(26, seed=1), rows(5, seed=2)

@@ -109,6 +109,30 @@ def test_changes_are_seen_by_calls_whose_operations_are_counted(
         pair.check()
 
 
+@pytest.mark.parametrize("change", [by_loading, by_assigned_loading])
+@pytest.mark.parametrize("make", [contraction, mace_convolution, nequip_convolution, typed])
+def test_compiled_programs_see_what_was_loaded(make: Callable[[], Case], change: Callable[[nn.Module], None]) -> None:
+    """Also where nobody has called the module since, and those that were compiled before."""
+    pair = Pair(make)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *operands: pair.case.call(pair.fast, *operands), backend="eager")
+    for _ in range(2):
+        pair.do(change)
+        for _ in range(2):
+            assert_close(compiled(*pair.case.operands), pair.case.call(pair.plain, *pair.case.operands))
+
+
+def test_exported_programs_need_values_that_were_looked_at() -> None:
+    pair = Pair(contraction)
+    pair.do(by_loading)
+    part = pair.part(pair.fast)
+    with pytest.raises(PatchError, match=r"expected values that eqaccel has seen, .* call the model once before"):
+        torch.export.export(part, pair.case.operands, strict=False)
+    pair.check()
+    program = torch.export.export(part, pair.case.operands, strict=False).module()
+    assert_close(program(*pair.case.operands), pair.part(pair.plain)(*pair.case.operands))
+
+
 def test_programs_of_changed_buffers_have_the_new_values() -> None:
     pair = Pair(mace_convolution)
     pair.do(in_place)

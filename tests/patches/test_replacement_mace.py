@@ -220,6 +220,19 @@ def test_averaged_models_follow_a_patched_one() -> None:
     assert_close(averaged(mm.batch(model), **FULL)["forces"], model(mm.batch(model), **FULL)["forces"])
 
 
+def test_compiled_models_see_what_was_loaded() -> None:
+    """Another cutoff, of which tables of the radial functions are made."""
+    plain, fast = mm.energy_model(**mm.TINY), patched(mm.energy_model(**mm.TINY))
+    other = mm.energy_model(**mm.TINY | {"r_max": 4.0})
+    for model in (plain, fast):
+        model.load_state_dict(other.state_dict())
+    assert not any(part._made_from.is_doubted for part in fast.modules() if isinstance(part, Replacement))
+    torch._dynamo.reset()
+    compiled = torch.compile(fast, backend="eager")
+    energy = compiled(mm.batch(plain), compute_force=False)["energy"]
+    assert_close(energy, plain(mm.batch(plain), compute_force=False)["energy"])
+
+
 def test_a_model_keeps_its_values() -> None:
     """Before any of them is lost."""
     plain = mm.energy_model(**mm.TINY)
