@@ -232,7 +232,10 @@ def told_by_number(edge_index: Tensor) -> bool:
         edge_index: (2, num_edges).
     """
     given = _scope.given
-    return given is not None and not given.check and given.edge_index.data_ptr() != edge_index.data_ptr()
+    if given is None or given.check:
+        return False
+    known = given.edge_index if given.read is None else given.read
+    return known.data_ptr() != edge_index.data_ptr()
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,7 @@ class GivenEdges:
         slack: Room for edges of a range, of those that it has by `row_ptr`.
         excess: Filled with a (1,) int32 for each range that was made: how many edges did not fit, if positive.
         pairs: The edges and their reverses; None if weights are not to be shared.
+        read: What the model reads, where that is not `edge_index` itself: the same edges, maybe with receivers first.
         shared: Filled with the rows that `given_pairs` gave.
         portions: What may be there of weights of pairs; None without pairs.
         differ: Filled with noted values that were looked at, and were not the same for an edge and its reverse.
@@ -280,6 +284,7 @@ class GivenEdges:
     slack: float = 1.0
     excess: list[Tensor] = field(default_factory=list)
     pairs: EdgePairs | None = None
+    read: Tensor | None = None
     shared: list[Tensor] = field(default_factory=list)
     differ: list[Tensor] = field(default_factory=list)
     portions: Portions | None = field(init=False)

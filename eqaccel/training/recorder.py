@@ -230,7 +230,7 @@ class Recorder:
             by_row = edges.flip(0) if receiver == 0 else edges
             index = torch.ops.eqaccel.graph(by_row[1], by_row[0], nodes, nodes)
             stand_ins = _standing_in(model, self._parameters, aliases)
-            with stand_ins, given_edges(GivenEdges(by_row, index, nodes, check)):
+            with stand_ins, given_edges(GivenEdges(by_row, index, nodes, check, read=edges)):
                 outputs = self._call(model, {n: v.detach() for n, v in inputs.items()}, batch)
             room.names = [name for name in training.outputs if _is_floating_point(outputs.get(name))]
             room.others = {name: None for name, value in outputs.items() if value is None}

@@ -229,6 +229,24 @@ def test_other_sums_are_left_to_torch(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("says_what_is_read", [True, False])
+def test_given_edges_whose_receivers_stand_first_need_no_sort(
+    says_what_is_read: bool, check: bool, device: torch.device
+) -> None:
+    edges = torch.tensor([[0, 0, 1, 2, 2], [1, 2, 0, 0, 1]], device=device)
+    index = Graph(edges[0], edges[1], 3).index
+    terms = torch.randn(5, 1, dtype=torch.float64, device=device)
+    zeros = torch.zeros(3, 1, dtype=torch.float64, device=device)
+    given = GivenEdges(edges.flip(0), index, 3, check, read=edges if says_what_is_read else None)
+    with torch.profiler.profile() as profile, given_edges(given), OwnRows(receiver_row=0):
+        sums = [zeros.clone().scatter_add_(0, row.unsqueeze(1), terms) for row in edges]
+    for value, row in zip(sums, edges, strict=True):
+        assert_close(value, zeros.index_add(0, row, terms))
+    operators = {event.key for event in profile.key_averages()}
+    assert ("eqaccel::sort_rows" in operators) == (not check and not says_what_is_read)
+
+
+@pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("receiver_row", [0, 1])
 def test_reverses_of_given_edges_are_told_from_them(receiver_row: int, check: bool, device: torch.device) -> None:
     """While a GPU records, edges are told by their number: NequIP's receivers stand in the other row."""
