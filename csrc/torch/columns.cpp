@@ -60,7 +60,7 @@ Tensor on_cpu(const Tensor& x, const Tensor& order, const Tensor& inverse) {
 
 Tensor on_meta(const Tensor& x, const Tensor& order, const Tensor& inverse) {
   check(x, order, inverse);
-  return contiguous_like(x);
+  return stand_in(x);
 }
 
 struct Permutation {

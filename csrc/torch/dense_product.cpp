@@ -35,7 +35,7 @@ Tensor compute(const Tensor& a, const Tensor& b) {
 
 Tensor shape(const Tensor& a, const Tensor& b) {
   check(a, b);
-  return at::empty_symint({a.sym_size(0), b.sym_size(1)}, a.options());
+  return stand_in({a.sym_size(0), b.sym_size(1)}, a);
 }
 
 Tensor under_autocast(const Tensor& a, const Tensor& b) {

@@ -104,7 +104,7 @@ Tensor backward(const Tensor& gradient, int64_t handle, int64_t num_local) {
 }
 
 Tensor forward_meta(const Tensor& x, int64_t, c10::SymInt num_nodes) {
-  return at::empty_symint({std::move(num_nodes), x.sym_size(1)}, x.options());
+  return ops::stand_in({std::move(num_nodes), x.sym_size(1)}, x);
 }
 
 // Everything about an exchange that is not a differentiable operand.

@@ -189,14 +189,12 @@ SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor
 
 // Shapes without data, for fake tensors.
 Tensor forward_shape(const Tensor& payload, int64_t key, const Tensor& x, c10::string_view parts) {
-  return at::empty_symint({x.sym_size(0), Gate::outputs(problem_of(payload, key, parts))}, x.options());
+  return stand_in({x.sym_size(0), Gate::outputs(problem_of(payload, key, parts))}, x);
 }
-Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, c10::string_view) {
-  return contiguous_like(x);
-}
+Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, c10::string_view) { return stand_in(x); }
 SecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x, const Tensor&,
                                       c10::string_view) {
-  return {contiguous_like(gz), contiguous_like(x)};
+  return {stand_in(gz), stand_in(x)};
 }
 
 // Under autocast in float32, as tensor products.

@@ -284,8 +284,7 @@ std::vector<Tensor> pair_ranges(const Tensor& graph, const Tensor& row, const Te
 }
 
 Tensor graph_meta(const Tensor& receiver, const Tensor&, c10::SymInt num_receivers, c10::SymInt num_senders) {
-  return at::empty_symint({packed_length(num_receivers, num_senders, receiver.sym_numel())},
-                          receiver.options().dtype(at::kInt));
+  return ops::stand_in({packed_length(num_receivers, num_senders, receiver.sym_numel())}, receiver).to(at::kInt);
 }
 
 TORCH_LIBRARY_IMPL(eqaccel, CPU, library) {

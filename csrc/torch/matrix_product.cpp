@@ -150,13 +150,13 @@ Tensor on_cpu_shared(const Tensor& payload, int64_t key, const Tensor& a, const 
 
 Tensor on_meta(const Tensor&, int64_t, const Tensor& a, const Tensor& b) {
   check(a, b);
-  return at::mm(a, b);
+  return stand_in({a.sym_size(0), b.sym_size(1)}, a);
 }
 
 Tensor on_meta_shared(const Tensor&, int64_t, const Tensor& a, const Tensor& b, const Tensor& summands) {
   check(a, b);
   check_summands(a, summands);
-  return at::empty_symint({summands.sym_size(0), b.sym_size(1)}, a.options());
+  return stand_in({summands.sym_size(0), b.sym_size(1)}, a);
 }
 
 // torch's own product knows what autocast makes of its operands.

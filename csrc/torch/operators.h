@@ -19,7 +19,14 @@ auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-inline Tensor contiguous_like(const Tensor& t) { return at::empty_symint(t.sym_sizes(), t.options()); }
+// What an operator gives for operands without data: a tensor of these sizes, of the type of an operand, on "meta" too.
+inline Tensor stand_in(c10::SymIntArrayRef sizes, const Tensor& like) {
+  TORCH_CHECK(like.is_meta(), "eqaccel::operator: expected all operands on the device 'meta', or none, got one on ",
+              like.device(),
+              ". What was on 'meta' has no kernels: make the module, or patch the model, when its weights are there.");
+  return at::empty_symint(sizes, like.options());
+}
+inline Tensor stand_in(const Tensor& t) { return stand_in(t.sym_sizes(), t); }
 
 // Under autocast products and polynomials run in float32: sums over many edges do not fit 16-bit types. float64 stays
 // float64. `device_of` is an operand of the same call.

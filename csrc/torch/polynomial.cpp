@@ -77,14 +77,14 @@ PolynomialSecondGradients double_backward(const Tensor& payload, int64_t key, co
 
 // Shapes without data, for fake tensors.
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor&, int64_t outputs) {
-  return at::empty_symint({x.sym_size(0), outputs}, x.options());
+  return stand_in({x.sym_size(0), outputs}, x);
 }
 PolynomialGradients backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor& w, int64_t) {
-  return {contiguous_like(x), contiguous_like(w)};
+  return {stand_in(x), stand_in(w)};
 }
 PolynomialSecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x,
                                                 const Tensor& w, const Tensor&, const Tensor&, int64_t) {
-  return {contiguous_like(gz), contiguous_like(x), contiguous_like(w)};
+  return {stand_in(gz), stand_in(x), stand_in(w)};
 }
 
 // Under autocast in float32, as tensor products.

@@ -107,7 +107,7 @@ Tensor contract(const Tensor& payload, int64_t key, const Tensor& f, const Tenso
 
 Tensor shape(const Tensor&, int64_t, const Tensor& f, const Tensor&, const Tensor&, const Tensor&, int64_t,
              c10::SymInt columns) {
-  return at::empty_symint({f.sym_size(0), std::move(columns)}, f.options());
+  return stand_in({f.sym_size(0), std::move(columns)}, f);
 }
 
 struct Form {

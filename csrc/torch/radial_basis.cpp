@@ -90,17 +90,17 @@ RadialSecondGradients double_backward(const Tensor& payload, int64_t key, const 
 }
 
 // Shapes without data, for fake tensors.
-Tensor shape_of_w(const Tensor& w, bool of_w) { return of_w ? contiguous_like(w) : at::empty({0}, w.options()); }
+Tensor shape_of_w(const Tensor& w, bool of_w) { return of_w ? stand_in(w) : stand_in({c10::SymInt(0)}, w); }
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor& w, double, double, double, int64_t) {
-  return at::empty_symint({x.sym_size(0), w.sym_size(0) > 0 ? w.sym_size(0) : c10::SymInt(1)}, x.options());
+  return stand_in({x.sym_size(0), w.sym_size(0) > 0 ? w.sym_size(0) : c10::SymInt(1)}, x);
 }
 RadialGradients backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor& w, double, double,
                                double, int64_t, bool of_w) {
-  return {contiguous_like(x), shape_of_w(w, of_w)};
+  return {stand_in(x), shape_of_w(w, of_w)};
 }
 RadialSecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x, const Tensor& w,
                                             const Tensor&, const Tensor&, double, double, double, int64_t, bool of_w) {
-  return {contiguous_like(gz), contiguous_like(x), shape_of_w(w, of_w)};
+  return {stand_in(gz), stand_in(x), shape_of_w(w, of_w)};
 }
 
 // Under autocast in float32, as tensor products.

@@ -97,10 +97,10 @@ Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tens
 
 // Shapes without data, for fake tensors.
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor& w, double, double) {
-  return at::empty_symint({x.sym_size(0), w.sym_size(1)}, x.options());
+  return stand_in({x.sym_size(0), w.sym_size(1)}, x);
 }
 Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor&, double, double) {
-  return contiguous_like(x);
+  return stand_in(x);
 }
 
 // Under autocast in float32, as tensor products.

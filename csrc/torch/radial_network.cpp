@@ -187,11 +187,11 @@ Tensor backward(const Tensor& payload, int64_t key, const Tensor& gz, const Tens
 // Shapes without data, for fake tensors.
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor&, c10::IntArrayRef widths, Numbers,
                      Numbers) {
-  return at::empty_symint({x.sym_size(0), c10::SymInt(widths.back())}, x.options());
+  return stand_in({x.sym_size(0), c10::SymInt(widths.back())}, x);
 }
 Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor&, c10::IntArrayRef, Numbers,
                       Numbers) {
-  return contiguous_like(x);
+  return stand_in(x);
 }
 
 // Under autocast in float32, as tensor products.

@@ -125,13 +125,11 @@ SecondGradients double_backward(const Tensor& payload, int64_t key, const Tensor
 }
 
 // Shapes without data, for fake tensors.
-Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, double, double) { return contiguous_like(x); }
-Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, double, double) {
-  return contiguous_like(x);
-}
+Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, double, double) { return stand_in(x); }
+Tensor backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, double, double) { return stand_in(x); }
 SecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor&, double,
                                       double) {
-  return {contiguous_like(x), contiguous_like(x)};
+  return {stand_in(x), stand_in(x)};
 }
 
 // Under autocast in float32, as tensor products.

@@ -405,26 +405,25 @@ Tensor slots_of(const char* op, const Tensor& graph, const GraphSize& size, int6
 // Shapes without data, for fake tensors (compile, export, make_fx).
 Tensor forward_shape(const Tensor&, int64_t, const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                      c10::SymInt receivers, int64_t z_dim, bool, bool) {
-  return at::empty_symint({receivers, z_dim}, x.options());
+  return stand_in({receivers, z_dim}, x);
 }
 
 TensorProductGradients backward_shape(const Tensor&, int64_t, const Tensor&, const Tensor& x, const Tensor& y,
                                       const Tensor& w, const Tensor&, c10::SymInt, int64_t, bool, bool) {
-  return {contiguous_like(x), contiguous_like(y), contiguous_like(w)};
+  return {stand_in(x), stand_in(y), stand_in(w)};
 }
 
 TensorProductSecondGradients double_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x,
                                                    const Tensor& y, const Tensor& w, const Tensor&, const Tensor&,
                                                    const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool) {
-  return {contiguous_like(gz), contiguous_like(x), contiguous_like(y), contiguous_like(w)};
+  return {stand_in(gz), stand_in(x), stand_in(y), stand_in(w)};
 }
 
 TensorProductThirdGradients triple_backward_shape(const Tensor&, int64_t, const Tensor& gz, const Tensor& x,
                                                   const Tensor& y, const Tensor& w, const Tensor&, const Tensor&,
                                                   const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                   const Tensor&, const Tensor&, c10::SymInt, int64_t, bool, bool) {
-  return {contiguous_like(gz), contiguous_like(x), contiguous_like(y), contiguous_like(w),
-          contiguous_like(x),  contiguous_like(y), contiguous_like(w)};
+  return {stand_in(gz), stand_in(x), stand_in(y), stand_in(w), stand_in(x), stand_in(y), stand_in(w)};
 }
 
 Tensor forward_autocast(const Tensor& payload, int64_t key, const Tensor& x, const Tensor& y, const Tensor& w,

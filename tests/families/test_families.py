@@ -23,6 +23,7 @@ from eqaccel import (
     runtime,
 )
 from eqaccel.codegen import Direction
+from eqaccel.errors import OperandError
 from eqaccel.families import FAMILIES
 from eqaccel.families.gate import Activation, GateSpec
 from eqaccel.families.polynomial import Term
@@ -100,6 +101,15 @@ def test_kernels_are_not_left_behind(name: str, device: torch.device) -> None:
         assert module.payload.is_meta or torch.equal(module.payload, content)
         assert module.key == _module(name).key
     assert module.payload.device.type == device.type
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_modules_without_kernels_compute_nothing(name: str, device: torch.device) -> None:
+    """What torch would take for shapes alone, and give memory that nobody has written."""
+    module = _module(name).to("meta")
+    operands = [torch.ones(*shape, device=device) for shape in OPERANDS[name].values()]
+    with pytest.raises(OperandError, match=rf"all operands on the device 'meta', or none, got one on {device.type}"):
+        module(*operands)
 
 
 @pytest.mark.parametrize(("meta", "got"), [("family=sorcery\n", "'sorcery'"), ("", "''")])
