@@ -22,6 +22,7 @@ from eqaccel.patches.kind import ModelKind, ModuleKind, class_names
 from eqaccel.patches.precision import LowPrecision, Options, chosen_precision, precision_of, refuse_other_dtypes
 from eqaccel.patches.replacement import Entrance, UnverifiedEntrance, become, restore_all
 from eqaccel.patches.report import Report
+from eqaccel.patches.torch_state import cpu_by_default
 from eqaccel.patches.verify import Verification
 from eqaccel.patches.wrapper import find_wrapped, find_wrappers, make_wrapped, restore_wrapper
 from eqaccel.prepare import warmup
@@ -74,7 +75,8 @@ def patch(
         Whatever is raised, the model is as it was before the call.
     """
     tune = settings.current().tune
-    with torch.inference_mode(False):  # tensors made inside of it could never take part in gradients
+    # Tensors made in inference mode could never take part in gradients.
+    with torch.inference_mode(False), cpu_by_default():
         models = _models(model)
         if example is not None and (not verify or all(isinstance(_known_kind(found), ModelKind) for found in models)):
             raise PatchError(

@@ -31,6 +31,7 @@ from eqaccel.ops.kernel_module import loses_values
 from eqaccel.patches.rows import own_rows
 from eqaccel.patches.scripting import like
 from eqaccel.patches.snapshot import ADDED, Snapshot
+from eqaccel.patches.torch_state import cpu_by_default
 from eqaccel.prepare import scalar_name
 
 _REAL = frozenset({Tensor, nn.Parameter, nn.Buffer})
@@ -166,7 +167,7 @@ class Replacement(Changed):
         """`update`, of tensors that have values."""
         if self._made_from.holds():
             return
-        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
+        with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch(), cpu_by_default():
             now = self.snapshot()
             try:
                 self.check_children(now)

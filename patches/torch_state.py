@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -36,10 +37,19 @@ _one_at_a_time = threading.RLock()
 """All threads have one default dtype: another would find that of the first, and put it back when it is long gone."""
 
 
+def cpu_by_default() -> contextlib.AbstractContextManager[Any]:
+    """Puts tensors that are made without a device on the CPU, even if `torch.set_default_device` has named another."""
+    is_default = torch.get_default_device().type == "cpu"
+    return contextlib.nullcontext() if is_default else torch.device("cpu")
+
+
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Sets torch's default dtype, in which MACE and e3nn build their constants; other threads wait to set theirs."""
-    with _one_at_a_time:
+    """Sets torch's default dtype, in which MACE and e3nn build their constants; other threads wait to set theirs.
+
+    They build them on the CPU, whatever the default device is.
+    """
+    with _one_at_a_time, cpu_by_default():
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:

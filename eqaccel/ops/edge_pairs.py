@@ -48,7 +48,7 @@ class EdgePairs:
             OperandError: If an operand does not fit.
         """
         row, edges = call_operator(torch.ops.eqaccel.edge_pairs, vectors, index, num_nodes)
-        return cls(row, edges, torch.zeros(1, dtype=torch.float64))
+        return cls(row, edges, torch.zeros(1, dtype=torch.float64, device="cpu"))
 
     @property
     def source(self) -> tuple[Tensor, int]:

@@ -76,7 +76,7 @@ class Memory:
         self.spare = 0 if device.type == "cpu" else max(8, num_atoms // 64)
         # A system is one piece of memory on either side, which moves at once; all of its entries take eight bytes.
         lengths = [9 * num_structures, 3 * num_atoms, num_atoms]
-        self._staged = torch.zeros(sum(lengths), dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._staged = torch.zeros(sum(lengths), dtype=torch.float64, device="cpu", pin_memory=device.type == "cuda")
         cells, positions, types = self._staged.split(lengths)
         self._arrays = cells.view(-1, 3, 3).numpy(), positions.view(-1, 3).numpy(), types.view(torch.int64).numpy()
         own = torch.zeros(sum(lengths) + self.spare, dtype=torch.float64, device=device)
@@ -114,8 +114,8 @@ class Memory:
         """Puts other structures in, or other candidates; there may be fewer."""
         if self.calls == 0 or sizes != self.sizes:
             self.sizes, self.calls = sizes, 0
-            numbers = torch.arange(len(sizes), dtype=torch.int32)
-            self.structure[: sum(sizes)].copy_(numbers.repeat_interleave(torch.tensor(sizes)))
+            numbers = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+            self.structure[: sum(sizes)].copy_(torch.from_numpy(numbers))
         for name, source in candidates._asdict().items():
             to = getattr(self.candidates, name)
             to[: len(source)].copy_(source)
@@ -144,7 +144,7 @@ class Sent:
     def send(self, values: Tensor) -> None:
         """Has them copied, after what is queued already."""
         if self._values is None or len(self._values) != len(values):
-            self._values = torch.empty(len(values), dtype=values.dtype, pin_memory=values.is_cuda)
+            self._values = torch.empty(len(values), dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
         self._values.copy_(values, non_blocking=True)
         if self._event is not None:
             self._event.record(torch.cuda.current_stream(values.device))
