@@ -104,7 +104,7 @@ Tensor compute(const Tensor& payload, int64_t key, const Tensor& f, const Tensor
 
 Tensor shape(const Tensor&, int64_t, const Tensor& f, const Tensor&, const Tensor&, int64_t missing, int64_t columns) {
   check_missing(missing);
-  if (missing == Slot::w) return at::empty({columns}, f.options());
+  if (missing == Slot::w) return stand_in({c10::SymInt(columns)}, f);
   return stand_in({f.sym_size(0), columns}, f);
 }
 

@@ -319,6 +319,15 @@ def test_opcheck(name: str, device: torch.device) -> None:
             torch.library.opcheck(operator, (module.payload, module.key, *factors, missing, columns))
 
 
+@pytest.mark.parametrize("missing", range(4))
+def test_nothing_is_computed_without_kernels(missing: int, device: torch.device) -> None:
+    """Gradients of weights neither."""
+    module = Linear(SPECS["species"]).to("meta")
+    rows = torch.ones(4, 3, device=device)
+    with pytest.raises(RuntimeError, match=r"all operands on the device 'meta', or none, got one on"):
+        torch.ops.eqaccel.linear(module.payload, module.key, rows, rows, rows, missing, 5)
+
+
 def test_derivatives_of_any_order_are_traced(device: torch.device) -> None:
     spec = SPECS["joined species"]
     module = Linear(spec).to(device)
