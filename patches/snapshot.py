@@ -147,7 +147,8 @@ class Snapshot:
         # By functions of C alone: this is asked in every call of every replacement.
         present = map(dict.get, self._holders, self._names)
         if (
-            not self._known
+            self.is_doubted
+            or not self._known
             or any(self._hooks)
             or not all(map(operator.is_, present, self._values))
             or [*map(len, self._dictionaries)] != self._sizes
@@ -190,7 +191,7 @@ class Snapshot:
 
     def doubt(self) -> None:
         """Has the values compared at the next look."""
-        self._known, self.is_doubted = False, True
+        self.is_doubted = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Snapshot, (nn.Module(),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param][1]()
 
 
-@pytest.fixture
-def elsewhere(model: Any) -> Iterator[None]:
-    """Tensors without a device are on a GPU, or where nothing can be computed; models have been made before."""
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Inside of it tensors without a device are on a GPU, or where nothing can be computed."""
     torch.set_default_device("cuda" if torch.cuda.is_available() else "meta")
-    yield
-    torch.set_default_device(None)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
 
 
 def results(calculator: Any) -> dict[str, np.ndarray]:
@@ -56,18 +59,18 @@ def results(calculator: Any) -> dict[str, np.ndarray]:
     return {name: np.array(calculator.results[name]) for name in ("energy", "forces", "stress")}
 
 
-def test_models_and_calculators(model: Any, elsewhere: None, device: torch.device) -> None:
-    fast = eqaccel.patch(model.to(device))
-    found = results(eqaccel.Calculator(fast, device=device))
-    torch.set_default_device(None)
+def test_models_and_calculators(model: Any, device: torch.device) -> None:
+    with elsewhere():
+        fast = eqaccel.patch(model.to(device))
+        found = results(eqaccel.Calculator(fast, device=device))
     for name, value in results(eqaccel.Calculator(fast, device=device)).items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_files(model: Any, elsewhere: None, device: torch.device, tmp_path: Path) -> None:
-    eqaccel.export(eqaccel.patch(model.to(device)), tmp_path / "model.pt")
-    found = results(eqaccel.Calculator(tmp_path / "model.pt", device=device))
-    torch.set_default_device(None)
+def test_files(model: Any, device: torch.device, tmp_path: Path) -> None:
+    with elsewhere():
+        eqaccel.export(eqaccel.patch(model.to(device)), tmp_path / "model.pt")
+        found = results(eqaccel.Calculator(tmp_path / "model.pt", device=device))
     for name, value in results(eqaccel.Calculator(model, device=device)).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -77,10 +80,7 @@ def test_tables_that_are_made_anew(device: torch.device) -> None:
     plain, fast = (mm.energy_model(**mm.TINY).to(device) for _ in range(2))
     batch = mm.batch(plain)
     other = mm.energy_model(**mm.TINY | {"r_max": 4.0}).state_dict()
-    torch.set_default_device("cuda" if torch.cuda.is_available() else "meta")
-    try:
+    with elsewhere():
         for module in (plain, eqaccel.patch(fast)):
             module.load_state_dict(other)
-    finally:
-        torch.set_default_device(None)
     assert_close(fast(dict(batch))["forces"], plain(dict(batch))["forces"])

