@@ -100,5 +100,9 @@ class TuningWarning(UserWarning):
     """Issued when a plan that was to be timed fails, so that it is left out."""
 
 
+class VerificationWarning(UserWarning):
+    """Issued when part of what a patched model gives cannot be compared with what it gave, with the reason."""
+
+
 class StepWarning(UserWarning):
     """Issued when a simulation step takes a slower way than it could, with the reason."""

@@ -7,8 +7,10 @@ parameters and in all floating-point tensors of the input.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from eqaccel.errors import PatchError, VerificationError
+from eqaccel.errors import PatchError, VerificationError, VerificationWarning
 from eqaccel.patches.comparison import Comparison, Results, Run, differentiated, random_like
 from eqaccel.patches.copying import duplicated
+from eqaccel.patches.replacement import Entrance
 from eqaccel.patches.rounding import STAGES
-from eqaccel.patches.torch_state import all_trainable, model_device, untouched_state
+from eqaccel.patches.torch_state import InFloat64, KeepingGraphs, all_trainable, model_device, untouched_state
 from eqaccel.prepare import model_dtype
 
 
@@ -62,15 +65,13 @@ class ExampleVerification(Comparison):
             )
         arguments = example if isinstance(example, tuple) else dict(example)
         self._example = Example("example", arguments)
+        self._constant: frozenset[str] = frozenset()
+        dtype = model_dtype(model)
         try:
-            super().__init__(model, model_dtype(model))
-        except VerificationError:
-            raise
-        except Exception as error:
-            raise VerificationError(
-                f"example: {type(model).__name__} could not be run on it before it was patched, in evaluation mode and "
-                f"with derivatives in its parameters and inputs ({type(error).__name__}: {error})"
-            ) from error
+            super().__init__(model, dtype)
+        except _NotRunError as failure:
+            self._constant = self._without_derivatives(model, failure)
+            super().__init__(model, dtype)
 
     def runs(self) -> list[tuple[Any, Run]]:
         """See `Comparison.runs`."""
@@ -87,8 +88,46 @@ class ExampleVerification(Comparison):
 
         return Example(subject.name, subject.mapped(moved))
 
+    def _without_derivatives(self, model: torch.nn.Module, failure: _NotRunError) -> frozenset[str]:
+        """The inputs in which a module cannot be differentiated; if it cannot be run at all, raises the failure."""
+        count = sum(tensor.is_floating_point() for tensor in _tensors(self._example.arguments))
+        names = frozenset(f"input {number}" for number in range(count))
+
+        def fails(constant: frozenset[str]) -> bool:
+            self._constant = constant
+            try:
+                self._run(model, self._example)
+            except _NotRunError:
+                return True
+            return False
+
+        if not names or fails(names):
+            raise failure
+        found = frozenset(name for name in names if fails(names - {name})) or names
+        warnings.warn(
+            f"eqaccel.patch: {type(model).__name__} itself cannot be differentiated in {', '.join(sorted(found))} of "
+            f"the example, so that these derivatives are not compared ({failure.__cause__})",
+            VerificationWarning,
+            stacklevel=6,
+        )
+        return found
+
     def _run(self, model: torch.nn.Module, subject: Example) -> Results:
-        dtype = torch.float64 if self.is_wide(model) else self.dtype
+        is_copy = self.is_wide(model)
+        try:
+            return self._evaluate(model, subject, torch.float64 if is_copy else self.dtype)
+        except VerificationError:
+            raise
+        except Exception as error:
+            where = " in float64, in which it is compared" if is_copy else ""
+            patched = ", now that it is patched" if isinstance(model, Entrance) else ""
+            advice = "; call patch(model) without an example and compare its results yourself" if is_copy else ""
+            raise _NotRunError(
+                f"example: {type(model).__name__} could not be run on it{where}{patched}, in evaluation mode and with "
+                f"derivatives in its parameters and inputs ({type(error).__name__}: {error}){advice}"
+            ) from error
+
+    def _evaluate(self, model: torch.nn.Module, subject: Example, dtype: torch.dtype) -> Results:
         twin = duplicated(model).eval()
         device = model_device(twin)
         inputs: dict[str, Tensor] = {}
@@ -96,21 +135,27 @@ class ExampleVerification(Comparison):
         def leaf(tensor: Tensor) -> Tensor:
             if not tensor.is_floating_point():
                 return tensor.detach().to(device, copy=True)
-            copied = tensor.detach().to(device, dtype, copy=True).requires_grad_()
-            inputs[f"input {len(inputs)}"] = copied
-            return copied
+            name = f"input {len(inputs)}"
+            inputs[name] = tensor.detach().to(device, dtype, copy=True).requires_grad_(name not in self._constant)
+            return inputs[name]
 
         arguments = subject.mapped(leaf)
-        with untouched_state(twin), all_trainable(twin) as parameters:
+        in_dtype = contextlib.nullcontext() if dtype == self.dtype else InFloat64()
+        with untouched_state(twin), all_trainable(twin) as parameters, KeepingGraphs(), in_dtype:
             found = twin(*arguments) if isinstance(arguments, tuple) else twin(**arguments)
             outputs = {f"output {number}": output for number, output in enumerate(_tensors(found))}
-            values, of_derivatives = differentiated(outputs, parameters, inputs)
+            variables = {name: tensor for name, tensor in inputs.items() if name not in self._constant}
+            values, of_derivatives = differentiated(outputs, parameters, variables)
         if not outputs:
             raise VerificationError(
                 f"example: expected {type(model).__name__} to give tensors, got {type(found).__name__}; call "
                 f"patch(model) without an example and compare its results yourself"
             )
         return Results(values, {name: float(value.abs().sum()) for name, value in values.items()} | of_derivatives)
+
+
+class _NotRunError(VerificationError):
+    """A module cannot be run on an example, or not be differentiated."""
 
 
 def _mapped(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -43,6 +43,20 @@ def class_names(module: object) -> set[str]:
     return {cls.__name__ for cls in type(module).__mro__}
 
 
+def classes_of(library: str, module: object) -> set[str]:
+    """Those of `class_names` that are a library's, and not of another package that has named its own alike.
+
+    Args:
+        library: The package of the classes; a copy of it that came in a file of torch.package counts.
+        module: The object.
+    """
+    return {cls.__name__ for cls in type(module).__mro__ if _package(cls) == library}
+
+
+def _package(cls: type) -> str:
+    return re.sub(r"^<torch_package_\d+>\.", "", cls.__module__).partition(".")[0]
+
+
 _COMPUTING = frozenset({"forward", "__call__", "_preprocess"})
 """Methods by which a module of a library computes, `_preprocess` in SevenNet's sequences."""
 
@@ -61,7 +75,7 @@ def own_methods(module: nn.Module, library: str, names: Collection[str]) -> str:
     if not isinstance(module, nn.Module) or not _COMPUTING.isdisjoint(vars(module)):
         return f"{type(module).__name__} is not one of {library}'s own modules as it came"
     for cls in type(module).__mro__:
-        package = re.sub(r"^<torch_package_\d+>\.", "", cls.__module__).partition(".")[0]
+        package = _package(cls)
         if package == library and cls.__name__ in names:
             return ""
         changed = sorted(_COMPUTING & vars(cls).keys())

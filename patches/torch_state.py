@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eqaccel.prepare import model_dtype
 
@@ -67,6 +69,31 @@ def untouched_state(model: torch.nn.Module) -> Iterator[None]:
     own = default_dtype(model_dtype(model))  # models create small constants in the default dtype
     with torch.random.fork_rng(devices=cuda), torch.inference_mode(False), torch.enable_grad(), unprofiled, own:
         yield
+
+
+class InFloat64(TorchDispatchMode):
+    """Gives a model's own code float64 where it asks for float32, as `one_hot(species).float()` does.
+
+    A copy of a network in float64 would otherwise get factors of both types, of which few products can be taken.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls an operator of torch's."""
+        kwargs = kwargs or {}
+        if kwargs.get("dtype") is torch.float32:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*args, **kwargs)
+
+
+class KeepingGraphs(TorchFunctionMode):
+    """Keeps what results are differentiated through, which a network that computes its own forces would free."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls a function of torch's."""
+        kwargs = kwargs or {}
+        if func is torch.autograd.grad:
+            kwargs = {**kwargs, "retain_graph": True}
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager

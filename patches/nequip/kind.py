@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from eqaccel.errors import PatchError
-from eqaccel.patches.kind import ModelKind, Outputs, class_names
+from eqaccel.patches.kind import ModelKind, Outputs, class_names, classes_of
 from eqaccel.patches.nequip.export import NequipExporting
 from eqaccel.patches.nequip.files import NequipFiles
 from eqaccel.patches.nequip.stepping import NequipStepping
@@ -48,7 +48,7 @@ class NequipKind(ModelKind):
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether the model is what every model of the NequIP framework is wrapped in, Allegro's too."""
-        return bool(class_names(model) & {"GraphModel", "DictInputOutputWrapper"})
+        return bool(classes_of("nequip", model) & {"GraphModel", "DictInputOutputWrapper"})
 
     def has_compiled_itself(self, model: torch.nn.Module) -> bool:
         """Whether a `CompileGraphModel` has been evaluated; it keeps what it has compiled."""

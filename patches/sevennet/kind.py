@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eqaccel.patches.kind import ModelKind, Outputs, class_names
+from eqaccel.patches.kind import ModelKind, Outputs, classes_of
 from eqaccel.patches.sevennet import keys
 from eqaccel.patches.sevennet.export import SevennetExporting
 from eqaccel.patches.sevennet.files import SevennetFiles
@@ -39,7 +39,7 @@ class SevennetKind(ModelKind):
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether the model is the sequence of modules that all models of SevenNet are."""
-        return "AtomGraphSequential" in class_names(model)
+        return "AtomGraphSequential" in classes_of("sevenn", model)
 
     def extent(self, model: Any) -> tuple[float, int]:
         """The cutoff, and the number of elements."""

@@ -384,7 +384,7 @@ def _allegro() -> Model:
     ("make", "message"),
     [
         (_allegro, "Allegro model, which has no convolution over node features"),
-        (_named("GraphModel"), "no TensorProductScatter"),
+        (type("GraphModel", (torch.nn.Module,), {"__module__": "nequip.nn"}), "no TensorProductScatter"),
         (lambda: DictInputOutputWrapper(None, [], []), "nequip-compile --modifiers enable_eqaccel"),
         (lambda: torch.compile(nm.model()), "torch.compile"),
         (lambda: types.SimpleNamespace(model=None), "calculator"),
