@@ -105,12 +105,25 @@ def all_trainable(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     parameters: dict[str, torch.Tensor] = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     before = {name: p.requires_grad for name, p in parameters.items()}
     for parameter in parameters.values():
-        parameter.requires_grad_(True)
+        parameter.requires_grad_()
     try:
         yield {name: p for name, p in parameters.items() if p.requires_grad}
     finally:
         for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
+            if not before[name]:
+                _freeze(parameter)
+
+
+def frozen(model: torch.nn.Module) -> Any:
+    """The same model, with the gradients of all parameters switched off."""
+    for parameter in model.parameters():
+        _freeze(parameter)
+    return model
+
+
+def _freeze(parameter: torch.Tensor) -> None:
+    if parameter.requires_grad:  # zeros of MACE 0.3.14 never do, and refuse to be told so
+        parameter.requires_grad_(False)
 
 
 @contextlib.contextmanager

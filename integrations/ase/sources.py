@@ -23,7 +23,7 @@ from eqaccel.patches import ModelKind, ReportRow, patch, unpatch
 from eqaccel.patches.following import FollowedStep, step_note
 from eqaccel.patches.precision import LowPrecision, precision_of
 from eqaccel.patches.replacement import Entrance
-from eqaccel.patches.torch_state import model_device
+from eqaccel.patches.torch_state import frozen, model_device
 from eqaccel.step import Outcome, Step, System
 
 
@@ -265,7 +265,7 @@ def open_source(
         if file.is_file() and read_digest(file):
             options.check_file(file)
             return _of_file(file, device, dtype, head, skin, allow_native_code)
-        opened = open_model(file).eval().requires_grad_(False)
+        opened = frozen(open_model(file)).eval()
         return _of_model(opened, device, dtype, head, skin, options)
     except ExportError as error:
         raise CalculatorError(str(error)) from error

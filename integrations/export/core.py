@@ -29,7 +29,7 @@ from eqaccel.patches.rounding import ROUNDING
 from eqaccel.patches.scripting import script
 from eqaccel.patches.snapshot import hooked_part
 from eqaccel.patches.structures import Structure, small_structures
-from eqaccel.patches.torch_state import default_dtype, model_device
+from eqaccel.patches.torch_state import default_dtype, frozen, model_device
 from eqaccel.prepare import scalar_name
 
 
@@ -95,7 +95,7 @@ def export(
     if format == "aotinductor" and place.type != "cpu":
         raise ExportError(f"device: expected 'cpu' for format 'aotinductor', got '{place}'; pass device='cpu'")
 
-    duplicate = exporting.move(duplicated(model), place, scalar_type).eval().requires_grad_(False)
+    duplicate = frozen(exporting.move(duplicated(model), place, scalar_type)).eval()
     cutoff, num_elements = kind.extent(duplicate)
     description = {
         "family": kind.name.lower(),

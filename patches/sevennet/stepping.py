@@ -27,7 +27,8 @@ class SevennetStepping(Stepping):
         forces: Any = getattr(calculator.model, "force_output", None)
         if "ForceStressOutputFromEdge" not in class_names(forces):
             return "its model does not predict forces and stress from edges"
-        if calculator.compute_atomic_virial or forces.use_atomic_virial:
+        # The versions before 0.13 have neither.
+        if getattr(calculator, "compute_atomic_virial", False) or getattr(forces, "use_atomic_virial", False):
             return "it computes the virial of each atom (compute_atomic_virial)"
         if modalities(calculator.model) and calculator.modal not in modalities(calculator.model):
             return f"its model computes another modality than {calculator.modal!r}"

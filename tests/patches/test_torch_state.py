@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from eqaccel.patches.torch_state import default_dtype
+from eqaccel.patches.torch_state import all_trainable, default_dtype, frozen
 
 WAIT = 0.2
 """Seconds in which another thread would have come in, if it were let in."""
@@ -49,3 +49,23 @@ def test_one_thread_sets_it_twice() -> None:
     with default_dtype(torch.float64), default_dtype(torch.float16):
         assert torch.get_default_dtype() == torch.float16
     assert torch.get_default_dtype() == torch.float32
+
+
+class Zeros(torch.nn.Parameter):
+    """Parameters that stay zero, as MACE 0.3.14 has them."""
+
+    def requires_grad_(self) -> Zeros:  # type: ignore[override]
+        return self
+
+
+def test_parameters_that_stay_as_they_are() -> None:
+    model = torch.nn.Linear(2, 1)
+    model.bias = Zeros(torch.zeros(1), requires_grad=False)
+    model.weight.requires_grad_(False)
+    with all_trainable(model) as parameters:
+        assert list(parameters) == ["weight"]
+        assert model.weight.requires_grad
+    assert not model.weight.requires_grad
+    model.weight.requires_grad_()
+    assert frozen(model) is model
+    assert not any(parameter.requires_grad for parameter in model.parameters())
