@@ -67,7 +67,7 @@ def test_networks_with_casts_and_forces_of_their_own(name: str, device: torch.de
     check = ExampleVerification(network, example)
     exact = check._run(check.original, check._example).values
     for number, value in enumerate(before.values()):
-        assert_same(exact[f"output {number}"], value, torch.float32)
+        assert_same(exact[f"output {number}"], value.cpu(), torch.float32)
     assert bool(exact["derivative of a loss in input 0"].any())
     with warnings.catch_warnings():
         warnings.simplefilter("error", VerificationWarning)
