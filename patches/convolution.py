@@ -9,7 +9,7 @@ import torch
 
 from eqaccel.errors import PatchError, SpecError
 from eqaccel.families.tensor_product import TensorProductSpec
-from eqaccel.o3.tensor_product import forward_owner
+from eqaccel.o3.tensor_product import forward_owner, full_name, is_of_e3nn
 from eqaccel.ops import TensorProductConv
 from eqaccel.patches.kind import class_names
 from eqaccel.patches.precision import WEIGHTS, Options
@@ -31,8 +31,8 @@ def check_product(path: str, product: Any) -> None:
             f"accelerator"
         )
     owner = forward_owner(came_as(product))
-    if owner != "TensorProduct":
-        raise PatchError(f"{path}: expected the forward method of e3nn's TensorProduct, got that of {owner}")
+    if owner.__name__ != "TensorProduct" or not is_of_e3nn(owner):
+        raise PatchError(f"{path}: expected the forward method of e3nn's TensorProduct, got that of {full_name(owner)}")
     if product.shared_weights or product.internal_weights:
         raise PatchError(f"{path}: expected weights per edge, got shared or internal weights; use the model unpatched")
 

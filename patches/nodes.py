@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from eqaccel.errors import CompileError, PatchError, VerificationError
 from eqaccel.o3 import Linear, SphericalHarmonics, TensorProduct
-from eqaccel.o3.tensor_product import forward_owner
+from eqaccel.o3.tensor_product import forward_owner, full_name, is_of_e3nn
 from eqaccel.ops import Gate
 from eqaccel.ops.library import translate
 from eqaccel.patches import dense
@@ -112,6 +112,11 @@ def _class_with_form(module: Any, forms: NodeForms) -> str:
     return name if name and hasattr(module, forms[name].attribute) else ""
 
 
+def derives_from_e3nn(module: torch.nn.Module) -> bool:
+    """Whether the class of a module, or one that it derives from, is of e3nn."""
+    return any(map(is_of_e3nn, type(module).__mro__))
+
+
 def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[type[Replacement], torch.nn.Module]:
     """What a module becomes, and what that computes with.
 
@@ -122,8 +127,8 @@ def build_form(model: torch.nn.Module, module: Any, forms: NodeForms) -> tuple[t
     """
     name = _class_with_form(module, forms)
     owner = forward_owner(type(module))
-    if owner not in (name, "TensorProduct"):
-        raise PatchError(f"its forward method is that of {owner}, not of e3nn's {name}")
+    if owner.__name__ not in (name, "TensorProduct") or (derives_from_e3nn(module) and not is_of_e3nn(owner)):
+        raise PatchError(f"its forward method is that of {full_name(owner)}, not of e3nn's {name}")
     if ADDED in vars(module) or ADDED in module._modules:
         raise PatchError(f"it has an attribute `{ADDED}` of its own")
     if (dtype := _dtype(model, module)) not in (torch.float32, torch.float64):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from eqaccel.errors import SpecError, UnsupportedError
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.irreps import Irreps
+from eqaccel.o3.tensor_product import check_class
 from eqaccel.ops import Polynomial
 from eqaccel.ops.library import is_traced
 from eqaccel.roots import add, root
@@ -72,8 +73,7 @@ class SphericalHarmonics(nn.Module):
             UnsupportedError: As for the class.
         """
         names = ("_ls_list", "normalize", "normalization", "irreps_in")
-        if cls.__name__ not in {base.__name__ for base in type(module).__mro__} or not hasattr(module, "_ls_list"):
-            raise SpecError(f"module: expected an e3nn.o3.SphericalHarmonics, got {type(module).__name__}")
+        check_class(cls, module, (cls.__name__,))
         degrees, normalize, normalization, irreps_in = (getattr(module, name) for name in names)
         return cls(list(degrees), normalize, normalization, irreps_in).train(module.training)
 

@@ -78,10 +78,6 @@ class Linear(Weighted):
             SpecError: If it is something else.
         """
         check_class(cls, module, ("Linear",))
-        if not hasattr(module, "irreps_in"):
-            raise SpecError(
-                f"module: expected an e3nn.o3.Linear, got {type(module).__module__}.{type(module).__name__}"
-            )
         found = [
             LinearInstruction(*(getattr(i, name) for name in LinearInstruction._fields)) for i in module.instructions
         ]

@@ -230,17 +230,27 @@ def check_class(cls: type, module: Any, owners: tuple[str, ...]) -> None:
     Raises:
         SpecError: If it is something else.
     """
-    names = [base.__name__ for base in type(module).__mro__]
-    if cls.__name__ not in names or not isinstance(module, nn.Module):
-        raise SpecError(f"module: expected an e3nn.o3.{cls.__name__}, got {type(module).__name__}")
+    names = [base.__name__ for base in type(module).__mro__ if is_of_e3nn(base)]
+    if cls.__name__ not in names:
+        raise SpecError(f"module: expected an e3nn.o3.{cls.__name__}, got a {full_name(type(module))}")
     owner = forward_owner(type(module))
-    if owner not in owners:
-        raise SpecError(f"module: expected the forward method of e3nn's {cls.__name__}, got that of {owner}")
+    if owner.__name__ not in owners or not is_of_e3nn(owner):
+        raise SpecError(f"module: expected the forward method of e3nn's {cls.__name__}, got that of {full_name(owner)}")
 
 
-def forward_owner(cls: type) -> str:
-    """Name of the class, this one or a base, whose `forward` method a class has; empty if there is none."""
-    return next((base.__name__ for base in cls.__mro__ if "forward" in vars(base)), "")
+def forward_owner(cls: type[nn.Module]) -> type:
+    """The class, this one or a base, whose `forward` method a class of modules has."""
+    return next(base for base in cls.__mro__ if "forward" in vars(base))
+
+
+def is_of_e3nn(cls: type) -> bool:
+    """Whether a class is one of e3nn's, installed or in a file of torch.package, and not one that derives from it."""
+    return "e3nn" in cls.__module__.split(".")
+
+
+def full_name(cls: type) -> str:
+    """The name of a class after that of its module: others may have named theirs alike."""
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _instructions(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from eqaccel.patches.e3nn.swapping import E3nnSwapping, is_of_e3nn
+from eqaccel.patches.e3nn.swapping import E3nnSwapping
 from eqaccel.patches.kind import ModuleKind
+from eqaccel.patches.nodes import derives_from_e3nn
 
 
 class E3nnKind(ModuleKind):
@@ -16,4 +17,4 @@ class E3nnKind(ModuleKind):
 
     def recognises(self, model: torch.nn.Module) -> bool:
         """Whether a module of e3nn is in it."""
-        return any(is_of_e3nn(module) for module in model.modules())
+        return any(map(derives_from_e3nn, model.modules()))

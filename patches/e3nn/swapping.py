@@ -9,7 +9,7 @@ import torch
 from eqaccel.errors import PatchError
 from eqaccel.patches.e3nn.forms import FORMS
 from eqaccel.patches.kind import Swapping, class_names
-from eqaccel.patches.nodes import NOT_YET, node_rows, node_swaps
+from eqaccel.patches.nodes import NOT_YET, derives_from_e3nn, node_rows, node_swaps
 from eqaccel.patches.precision import Options
 from eqaccel.patches.replacement import Swap, refuse_patched
 from eqaccel.patches.report import ReportRow
@@ -50,22 +50,17 @@ class E3nnSwapping(Swapping):
         return [*(row for row in rows if not row.path.startswith(tuple(replaced))), *left]
 
 
-def is_of_e3nn(module: torch.nn.Module) -> bool:
-    """Whether the class of a module, or one that it derives from, is of e3nn: installed, or in a package."""
-    return any("e3nn" in cls.__module__.split(".") for cls in type(module).__mro__)
-
-
 def _without_form(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
     """The modules of e3nn that have no form and hold none that has one, not those inside of such; with their paths."""
     for name, child in module.named_children():
         place = f"{path}.{name}".lstrip(".")
         if _has_form(child) or isinstance(child, torch.jit.ScriptModule):
             continue
-        if is_of_e3nn(child) and not any(map(_has_form, child.modules())):
+        if derives_from_e3nn(child) and not any(map(_has_form, child.modules())):
             yield place, child
         else:
             yield from _without_form(child, place)
 
 
 def _has_form(module: torch.nn.Module) -> bool:
-    return bool(class_names(module) & FORMS.keys()) and is_of_e3nn(module)
+    return bool(class_names(module) & FORMS.keys()) and derives_from_e3nn(module)

@@ -15,7 +15,7 @@ from e3nn import o3
 from e3nn_pairs import assert_same, rows
 
 import eqaccel
-from eqaccel.errors import PatchError, VerificationError, VerificationWarning
+from eqaccel.errors import PatchError, SpecError, VerificationError, VerificationWarning
 from eqaccel.patches.example import ExampleVerification
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchScript", "ignore:.*torch.jit", "ignore:.*weights_only")
@@ -121,6 +121,36 @@ def test_networks_that_do_not_run_in_float64_say_so() -> None:
     assert type(network.linear) is o3.Linear
     eqaccel.patch(network)
     assert eqaccel.report(network).unverified
+
+
+class Linear(o3.Linear):
+    """Named as e3nn's, and computes something else."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features) / 2
+
+
+class Harmonics(o3.SphericalHarmonics):
+    """The same, of another name."""
+
+    forward = torch.nn.Identity.forward
+
+
+def test_classes_with_forward_methods_of_their_own_are_left() -> None:
+    """The rest of the network is patched; what takes a single module of e3nn's refuses them."""
+    network, x = nn.Sequential(o3.Linear("2x1o", "3x1o"), Linear("3x1o", "1o")), rows(4, 6, dtype=torch.float32)
+    expected = network(x)
+    eqaccel.patch(network, example=(x,))
+    assert_same(network(x), expected, torch.float32)
+    notes = {row.path: row.note for row in eqaccel.report(network).rows}
+    assert notes["1"] == f"left: its forward method is that of {__name__}.Linear, not of e3nn's Linear"
+    assert eqaccel.report(network).accelerated == 1
+    with pytest.raises(SpecError, match=rf"forward method of e3nn's Linear, got that of {__name__}.Linear"):
+        eqaccel.o3.Linear.from_e3nn(network[1])
+    with pytest.raises(SpecError, match=rf"forward method of e3nn's SphericalHarmonics, got that of {__name__}"):
+        eqaccel.o3.SphericalHarmonics.from_e3nn(Harmonics("1o", normalize=True))
+    with pytest.raises(SpecError, match=r"expected an e3nn.o3.Linear, got a torch.nn.modules.linear.Linear"):
+        eqaccel.o3.Linear.from_e3nn(nn.Linear(1, 1))
 
 
 def test_a_class_of_nequip_by_name_alone_is_no_known_kind() -> None:
