@@ -17,7 +17,7 @@ from torch import nn
 
 from eqaccel.errors import StructureError
 from eqaccel.patches.following import FollowedStep, Reported
-from eqaccel.patches.kind import ModelKind, Stepping
+from eqaccel.patches.kind import ModelKind, Stepping, package_of
 from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
 from eqaccel.prepare import combined_calculators
@@ -159,14 +159,15 @@ def _close(a: NDArray[Any], b: NDArray[Any], tol: float) -> bool:
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
     _, _, *state = self._came_as.__reduce_ex__(self, protocol)
-    return _blank, (self._came_as, vars(self)[_STATE].stepping.class_name), *state
+    return _blank, (self._came_as, type(self).check_state is _check_state), *state
 
 
 def make_stepped(calculator: Any, kind: ModelKind) -> None:
     """Has a calculator compute by a step, unless it does so already."""
     if step_state(calculator) is None and kind.stepping is not None:
         vars(calculator)[_STATE] = StepState(kind, patient=True)  # structures that come only once need no recording
-        calculator.__class__ = _stepped_class(type(calculator), kind.stepping.class_name)
+        came_as = type(calculator)
+        calculator.__class__ = _stepped_class(came_as, came_as is library_class(calculator, kind.stepping))
 
 
 def restore_calculator(calculator: Any) -> None:
@@ -182,18 +183,18 @@ def step_state(calculator: Any) -> KeptStep | None:
     return state
 
 
-def _stepped_class(came_as: type, class_name: str) -> type:
+def _stepped_class(came_as: type, is_of_library: bool) -> type:
     contents = {name: getattr(came_as, name) for name in ("__module__", "__qualname__", "__doc__")}
     contents |= {"_came_as": came_as, "calculate": _calculate, "__reduce_ex__": _reduce}
-    if came_as.__name__ == class_name:
+    if is_of_library:
         contents["check_state"] = _check_state
     # A second base would be laid out otherwise, and objects could not change to the class.
     return type(came_as.__name__, (came_as,), contents)
 
 
-def _blank(came_as: type, class_name: str) -> Any:
+def _blank(came_as: type, is_of_library: bool) -> Any:
     """An object that a copy or an unpickled calculator is filled into."""
-    stepped: Any = _stepped_class(came_as, class_name)
+    stepped: Any = _stepped_class(came_as, is_of_library)
     return stepped.__new__(stepped)
 
 
@@ -201,7 +202,7 @@ def find_calculators(target: Any, kinds: Sequence[ModelKind]) -> Iterator[tuple[
     """The calculators in what a user handed over that a kind of model knows: path, calculator, kind."""
     for path, calculator in _calculators_in(target, ""):
         for kind in kinds:
-            if kind.stepping is not None and library_class(calculator, kind.stepping.class_name):
+            if kind.stepping is not None and library_class(calculator, kind.stepping):
                 yield path, calculator, kind
                 break
 
@@ -227,15 +228,16 @@ def _calculators_in(target: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _calculators_in(member, f"{path}.{name}".lstrip("."))
 
 
-def library_class(calculator: Any, name: str) -> type | None:
-    """The class of that name that an object is of; None if it is of none."""
+def library_class(calculator: Any, stepping: Stepping) -> type | None:
+    """The class of a library's calculators that an object is of, whatever is derived from it; None if it is of none."""
     came_as = getattr(type(calculator), "_came_as", type(calculator))
-    return next((cls for cls in came_as.__mro__ if cls.__name__ == name), None)
+    names = (stepping.library, stepping.class_name)
+    return next((cls for cls in came_as.__mro__ if (package_of(cls), cls.__name__) == names), None)
 
 
-def overridden(calculator: Any, name: str, methods: Sequence[str]) -> str:
+def overridden(calculator: Any, stepping: Stepping, methods: Sequence[str]) -> str:
     """What a class derived from a library's class has changed of these methods, as an obstacle; empty if nothing."""
-    own, came_as = library_class(calculator, name), getattr(type(calculator), "_came_as", type(calculator))
+    own, came_as = library_class(calculator, stepping), getattr(type(calculator), "_came_as", type(calculator))
     changed = next((m for m in methods if getattr(came_as, m, None) is not getattr(own, m, None)), None)
     return "" if changed is None else f"{came_as.__name__} has a {changed} method of its own"
 

@@ -50,10 +50,11 @@ def classes_of(library: str, module: object) -> set[str]:
         library: The package of the classes; a copy of it that came in a file of torch.package counts.
         module: The object.
     """
-    return {cls.__name__ for cls in type(module).__mro__ if _package(cls) == library}
+    return {cls.__name__ for cls in type(module).__mro__ if package_of(cls) == library}
 
 
-def _package(cls: type) -> str:
+def package_of(cls: type) -> str:
+    """The package that a class is from; of one in a file of torch.package, the package that it is a copy from."""
     return re.sub(r"^<torch_package_\d+>\.", "", cls.__module__).partition(".")[0]
 
 
@@ -75,7 +76,7 @@ def own_methods(module: nn.Module, library: str, names: Collection[str]) -> str:
     if not isinstance(module, nn.Module) or not _COMPUTING.isdisjoint(vars(module)):
         return f"{type(module).__name__} is not one of {library}'s own modules as it came"
     for cls in type(module).__mro__:
-        package = _package(cls)
+        package = package_of(cls)
         if package == library and cls.__name__ in names:
             return ""
         changed = sorted(_COMPUTING & vars(cls).keys())
@@ -223,9 +224,11 @@ class Stepping(ABC):
     """How the ASE calculators of a kind's library compute, in words of `eqaccel.step`.
 
     Attributes:
+        library: The package of their class.
         class_name: Name of their class.
     """
 
+    library: str
     class_name: str
 
     @abstractmethod

@@ -15,7 +15,7 @@ from torch import nn
 from eqaccel.errors import ExportError
 from eqaccel.patches.calculator import library_class, overridden
 from eqaccel.patches.finder import KINDS, find_models
-from eqaccel.patches.kind import Exporting, FileFormat, ModelKind
+from eqaccel.patches.kind import Exporting, FileFormat, ModelKind, package_of
 from eqaccel.prepare import combined_calculators
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -140,11 +140,12 @@ def _addition(holder: Any) -> str | None:
         return f"{type(holder).__name__} has a forward method of its own" if computes else None
     if combined_calculators(holder):
         return f"{type(holder).__name__} combines calculators"
-    names = [kind.stepping.class_name for kind in KINDS if kind.stepping is not None]
-    derived = [name for name in names if library_class(holder, name)]
-    changed = next(filter(None, (overridden(holder, name, ("calculate",)) for name in derived)), None)
-    if changed:
+    known = (kind.stepping for kind in KINDS if kind.stepping is not None)
+    stepping = next((stepping for stepping in known if library_class(holder, stepping)), None)
+    if stepping is not None and (changed := overridden(holder, stepping, ("calculate",))):
         return changed
+    if stepping is None and hasattr(holder, "calculate") and package_of(type(holder)) != "eqaccel":
+        return f"{type(holder).__name__} has a calculate method of its own"
     units = [name for name in ("energy_units_to_eV", "length_units_to_A") if getattr(holder, name, 1.0) != 1.0]
     return f"{type(holder).__name__} converts units ({', '.join(units)})" if units else None
 

@@ -17,6 +17,7 @@ from eqaccel.step import Outcome, System
 class MaceStepping(Stepping):
     """`MACECalculator`, with one model or a committee."""
 
+    library = "mace"
     class_name = "MACECalculator"
 
     def obstacle(self, calculator: Any) -> str:
@@ -27,7 +28,7 @@ class MaceStepping(Stepping):
             return "its models are compiled (compile_mode)"
         if calculator.compute_atomic_stresses:
             return "it computes the stress of each atom (compute_atomic_stresses)"
-        return overridden(calculator, self.class_name, ("calculate", "_atoms_to_batch", "_clone_batch"))
+        return overridden(calculator, self, ("calculate", "_atoms_to_batch", "_clone_batch"))
 
     def models(self, calculator: Any) -> list[nn.Module]:
         """See `Stepping.models`."""

@@ -19,11 +19,12 @@ _TRANSFORMS = {"ChemicalSpeciesToAtomTypeMapper", "NeighborListTransform"}
 class NequipStepping(Stepping):
     """`NequIPCalculator` with a model that is not compiled."""
 
+    library = "nequip"
     class_name = "NequIPCalculator"
 
     def obstacle(self, calculator: Any) -> str:
         """See `Stepping.obstacle`."""
-        return unknown_parts(calculator) or overridden(calculator, self.class_name, _METHODS)
+        return unknown_parts(calculator) or overridden(calculator, self, _METHODS)
 
     def models(self, calculator: Any) -> list[nn.Module]:
         """See `Stepping.models`."""

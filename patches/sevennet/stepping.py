@@ -20,6 +20,7 @@ SMALLEST_VOLUME = 1e-3  # cubic angstrom, which SevenNet divides by where there 
 class SevennetStepping(Stepping):
     """`SevenNetCalculator`, of any modality."""
 
+    library = "sevenn"
     class_name = "SevenNetCalculator"
 
     def obstacle(self, calculator: Any) -> str:
@@ -32,7 +33,7 @@ class SevennetStepping(Stepping):
             return "it computes the virial of each atom (compute_atomic_virial)"
         if modalities(calculator.model) and calculator.modal not in modalities(calculator.model):
             return f"its model computes another modality than {calculator.modal!r}"
-        return overridden(calculator, self.class_name, ("calculate", "output_to_results"))
+        return overridden(calculator, self, ("calculate", "output_to_results"))
 
     def models(self, calculator: Any) -> list[nn.Module]:
         """See `Stepping.models`."""

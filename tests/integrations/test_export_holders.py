@@ -46,6 +46,16 @@ class Doubled(MACECalculator):
         self.results["energy"] *= 2
 
 
+class Foreign:
+    """A calculator of no library that eqaccel knows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.models = [model]
+
+    def calculate(self, *_: Any) -> None:
+        """Whatever it may be."""
+
+
 def test_holders_of_one_model(model: nn.Module, tmp_path: Path) -> None:
     metadata = eqaccel.export(model, tmp_path / "model.pt", verify=False)
     calculator = MACECalculator(models=[model], device="cpu", default_dtype="float64")
@@ -70,6 +80,7 @@ def test_holders_of_one_model(model: nn.Module, tmp_path: Path) -> None:
             lambda m: Doubled(models=[m], device="cpu", default_dtype="float64"),
             r"but Doubled has a calculate method of its own; pass the model inside \(models.0\)",
         ),
+        (Foreign, r"but Foreign has a calculate method of its own; pass the model inside \(models.0\)"),
         (lambda m: None, "model: expected a torch.nn.Module or an ASE calculator with one"),
     ],
 )

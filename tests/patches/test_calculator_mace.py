@@ -198,13 +198,15 @@ class Doubling(MACECalculator):
         self.results["energy"] *= 2
 
 
-def test_a_derived_class_keeps_its_methods(device: torch.device) -> None:
+@pytest.mark.parametrize("name", ["Doubling", "MACECalculator"])
+def test_a_derived_class_keeps_its_methods(name: str, device: torch.device) -> None:
+    """Whatever it is called."""
     atoms = structures(device)[0]
-    own = patch(Doubling(models=model(seed=0).double(), device=str(device), default_dtype="float64"))
+    own = patch(type(name, (Doubling,), {})(models=model(seed=0).double(), device=str(device), default_dtype="float64"))
     assert results(own, atoms)["energy"] == pytest.approx(
         2 * results(calculator(device), atoms)["energy"], rel=RELATIVE
     )
-    assert "Doubling has a calculate method of its own" in report(own).rows[0].note
+    assert f"{name} has a calculate method of its own" in report(own).rows[0].note
 
 
 def trajectory(calculator: Any, atoms: Any, run: Callable[[Any], None]) -> np.ndarray:
