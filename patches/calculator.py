@@ -17,7 +17,7 @@ from torch import nn
 
 from eqaccel.errors import StructureError
 from eqaccel.patches.following import FollowedStep, Reported
-from eqaccel.patches.kind import ModelKind, Stepping, package_of
+from eqaccel.patches.kind import ModelKind, Stepping, changed_method, package_of
 from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
 from eqaccel.prepare import combined_calculators
@@ -236,10 +236,9 @@ def library_class(calculator: Any, stepping: Stepping) -> type | None:
 
 
 def overridden(calculator: Any, stepping: Stepping, methods: Sequence[str]) -> str:
-    """What a class derived from a library's class has changed of these methods, as an obstacle; empty if nothing."""
-    own, came_as = library_class(calculator, stepping), getattr(type(calculator), "_came_as", type(calculator))
-    changed = next((m for m in methods if getattr(came_as, m, None) is not getattr(own, m, None)), None)
-    return "" if changed is None else f"{came_as.__name__} has a {changed} method of its own"
+    """Which of these methods of a library's a calculator has changed, as an obstacle; empty if none."""
+    came_as = getattr(type(calculator), "_came_as", type(calculator))
+    return changed_method(calculator, came_as, library_class(calculator, stepping), methods)
 
 
 def types_of(numbers: NDArray[np.int64], table: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

@@ -85,6 +85,21 @@ def own_methods(module: nn.Module, library: str, names: Collection[str]) -> str:
     return f"{type(module).__name__} is no {' or '.join(sorted(names))} of {library}"
 
 
+def changed_method(instance: Any, cls: type, own: type | None, methods: Collection[str]) -> str:
+    """Which of some methods an object, or its class, does not have from a library's class; empty if it has all.
+
+    Args:
+        instance: The object; methods may have been put into it.
+        cls: Its class, as it came.
+        own: The library's class, which the other one is or derives from.
+        methods: Their names.
+    """
+    for name in methods:
+        if name in vars(instance) or getattr(cls, name, None) is not getattr(own, name, None):
+            return f"{cls.__name__} has a {name} method of its own"
+    return ""
+
+
 class ModuleKind(ABC):
     """One kind of module that `patch` takes.
 

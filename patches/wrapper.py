@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from eqaccel.errors import PatchError
 from eqaccel.patches.following import Reported
-from eqaccel.patches.kind import ModelKind, Wrapping, class_names
+from eqaccel.patches.kind import ModelKind, Wrapping, changed_method, class_names
 from eqaccel.patches.replacement import Changed, become, plain_class, restore
 from eqaccel.patches.torch_state import model_device
 from eqaccel.prepare import held_modules
@@ -238,9 +238,8 @@ def restore_wrapper(wrapper: Any) -> None:
 
 
 def changed_methods(wrapper: Any, name: str) -> str:
-    """What a class derived from a library's has changed of how it computes, as an obstacle; empty if nothing."""
+    """Which method of a library's a wrapper has changed, as an obstacle; empty if none."""
     came_as = getattr(type(wrapper), "_came_as", type(wrapper))
     own = _library_class(came_as, name)
     methods = [method for method in vars(own) if callable(vars(own)[method]) and not method.startswith("__")]
-    changed = next((m for m in methods if getattr(came_as, m) is not getattr(own, m)), None)
-    return "" if changed is None else f"{came_as.__name__} has a {changed} method of its own"
+    return changed_method(wrapper, came_as, own, methods)

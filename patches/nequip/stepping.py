@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.patches.calculator import overridden, types_of, voigt
-from eqaccel.patches.kind import Constants, Stepping, class_names
+from eqaccel.patches.kind import Constants, Stepping, class_names, own_methods
 from eqaccel.step import Outcome, System
 
 _METHODS = ("calculate", "atoms_to_data", "call_model", "save_extra_outputs")
-_TRANSFORMS = {"ChemicalSpeciesToAtomTypeMapper", "NeighborListTransform"}
+_TRANSFORMS = {"ChemicalSpeciesToAtomTypeMapper", "NeighborListTransform", "SortedNeighborListTransform"}
 
 
 class NequipStepping(Stepping):
@@ -54,8 +54,8 @@ class NequipStepping(Stepping):
 
 def unknown_parts(holder: Any) -> str:
     """What of the transforms and the model of a calculator or a wrapper a step does not know; empty if nothing."""
-    others = [type(t).__name__ for t in holder.transforms if not class_names(t) & _TRANSFORMS]
-    if others or len(holder.transforms) != len(_TRANSFORMS):
+    others = [reason for t in holder.transforms if (reason := own_methods(t, "nequip", _TRANSFORMS))]
+    if others or len(holder.transforms) != 2:
         return f"its data are transformed in an unknown way ({', '.join(others) or 'transforms are missing'})"
     if "ForceStressOutput" not in class_names(getattr(holder.model, "model", None)):
         return "its model does not predict forces and stress alone"

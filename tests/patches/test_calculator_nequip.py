@@ -12,6 +12,7 @@ pytest.importorskip("nequip", reason="needs nequip")
 
 import nequip_models as nm
 import stepping_checks as sc
+from nequip.data.transforms import NeighborListTransform
 from nequip.integrations.ase import NequIPCalculator
 from stepping_checks import patched, results_of
 
@@ -122,6 +123,30 @@ def test_a_derived_class_keeps_its_methods(device: torch.device) -> None:
     results_of(own, nm.structures()[0])
     assert own.features.size(0) == len(nm.structures()[0])
     assert "Recording has a save_extra_outputs method of its own" in eqaccel.report(own).rows[0].note
+
+
+class Shortened(NeighborListTransform):
+    """A list of neighbours that is a user's own."""
+
+    def forward(self, data: Any) -> Any:
+        found = super().forward(data)
+        found["edge_index"], found["edge_cell_shift"] = found["edge_index"][:, :4], found["edge_cell_shift"][:4]
+        return found
+
+
+def test_transforms_of_their_own_go_the_ordinary_way(device: torch.device) -> None:
+    atoms, results = nm.structures()[0], []
+    for kind in (NeighborListTransform, Shortened):
+        mapper = nm.transforms()[0]
+        calculators = [
+            NequIPCalculator(nm.model(), device=device, transforms=[mapper, kind(r_max=nm.CUTOFF)]) for _ in range(2)
+        ]
+        results += [results_of(calculators[0], atoms), results_of(patched(calculators[1]), atoms)]
+        note = eqaccel.report(calculators[1]).rows[0].note
+        assert ("Shortened has a forward method of its own" in note) == (kind is Shortened)
+    sc.assert_same(results[1], results[0], "float64")
+    sc.assert_same(results[3], results[2], "float64")
+    assert abs(results[3]["energy"] - results[1]["energy"]) > 1e-6
 
 
 def test_unknown_elements(device: torch.device) -> None:
