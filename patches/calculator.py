@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import StructureError
+from eqaccel.o3.tensor_product import package_of
 from eqaccel.patches.following import FollowedStep, Reported
-from eqaccel.patches.kind import ModelKind, Stepping, changed_method, package_of
+from eqaccel.patches.kind import ModelKind, Stepping, changed_method
 from eqaccel.patches.precision import LowPrecision
 from eqaccel.patches.report import ReportRow
 from eqaccel.prepare import combined_calculators

@@ -9,7 +9,7 @@ import torch
 
 from eqaccel.errors import PatchError, SpecError
 from eqaccel.families.tensor_product import TensorProductSpec
-from eqaccel.o3.tensor_product import forward_owner, full_name, is_of_e3nn
+from eqaccel.o3.tensor_product import forward_owner, full_name, package_of
 from eqaccel.ops import TensorProductConv
 from eqaccel.patches.kind import class_names
 from eqaccel.patches.precision import WEIGHTS, Options
@@ -30,11 +30,29 @@ def check_product(path: str, product: Any) -> None:
             f"{path}: expected an e3nn TensorProduct, got {type(product).__name__}; load the model without another "
             f"accelerator"
         )
-    owner = forward_owner(came_as(product))
-    if owner.__name__ != "TensorProduct" or not is_of_e3nn(owner):
-        raise PatchError(f"{path}: expected the forward method of e3nn's TensorProduct, got that of {full_name(owner)}")
+    check_forward(path, came_as(product), "e3nn", "TensorProduct")
     if product.shared_weights or product.internal_weights:
         raise PatchError(f"{path}: expected weights per edge, got shared or internal weights; use the model unpatched")
+
+
+def check_forward(path: str, cls: type[torch.nn.Module], library: str, name: str) -> None:
+    """Refuses what computes in another way than a class of a library does.
+
+    Args:
+        path: Where it was found.
+        cls: The class that it came as.
+        library: The package of the library's class.
+        name: The name of that.
+
+    Raises:
+        PatchError: If its forward method is another one.
+    """
+    owner = forward_owner(cls)
+    if (package_of(owner), owner.__name__) != (library, name):
+        raise PatchError(
+            f"{path}: expected the forward method of {library}'s {name}, got that of {full_name(owner)}; use the model "
+            f"unpatched"
+        )
 
 
 def build_convolution(path: str, product: Any, options: Options, device: torch.device) -> torch.nn.Module:

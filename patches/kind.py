@@ -10,7 +10,6 @@ Each kind has a folder here, and a place in the table of `eqaccel.patches.finder
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
+from eqaccel.o3.tensor_product import package_of
 from eqaccel.patches.batch import Batch, Extent, Field, Per
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.precision import Options
@@ -51,11 +51,6 @@ def classes_of(library: str, module: object) -> set[str]:
         module: The object.
     """
     return {cls.__name__ for cls in type(module).__mro__ if package_of(cls) == library}
-
-
-def package_of(cls: type) -> str:
-    """The package that a class is from; of one in a file of torch.package, the package that it is a copy from."""
-    return re.sub(r"^<torch_package_\d+>\.", "", cls.__module__).partition(".")[0]
 
 
 _COMPUTING = frozenset({"forward", "__call__", "_preprocess"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
@@ -234,8 +235,9 @@ def check_class(cls: type, module: Any, owners: tuple[str, ...]) -> None:
     if cls.__name__ not in names:
         raise SpecError(f"module: expected an e3nn.o3.{cls.__name__}, got a {full_name(type(module))}")
     owner = forward_owner(type(module))
-    if owner.__name__ not in owners or not is_of_e3nn(owner):
-        raise SpecError(f"module: expected the forward method of e3nn's {cls.__name__}, got that of {full_name(owner)}")
+    if "forward" in vars(module) or owner.__name__ not in owners or not is_of_e3nn(owner):
+        found = "one that was put into it" if "forward" in vars(module) else f"that of {full_name(owner)}"
+        raise SpecError(f"module: expected the forward method of e3nn's {cls.__name__}, got {found}")
 
 
 def forward_owner(cls: type[nn.Module]) -> type:
@@ -243,9 +245,14 @@ def forward_owner(cls: type[nn.Module]) -> type:
     return next(base for base in cls.__mro__ if "forward" in vars(base))
 
 
+def package_of(cls: type) -> str:
+    """The package that a class is from; of one in a file of torch.package, the package that it is a copy from."""
+    return re.sub(r"^<torch_package_\d+>\.", "", cls.__module__).partition(".")[0]
+
+
 def is_of_e3nn(cls: type) -> bool:
-    """Whether a class is one of e3nn's, installed or in a file of torch.package, and not one that derives from it."""
-    return "e3nn" in cls.__module__.split(".")
+    """Whether a class is one of e3nn's, and not one that derives from it."""
+    return package_of(cls) == "e3nn"
 
 
 def full_name(cls: type) -> str:

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from eqaccel.errors import ExportError
+from eqaccel.o3.tensor_product import package_of
 from eqaccel.patches.calculator import library_class, overridden
 from eqaccel.patches.finder import KINDS, find_models
-from eqaccel.patches.kind import Exporting, FileFormat, ModelKind, package_of
+from eqaccel.patches.kind import Exporting, FileFormat, ModelKind
 from eqaccel.prepare import combined_calculators
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

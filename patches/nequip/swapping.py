@@ -17,7 +17,13 @@ import torch
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import packed_rows
-from eqaccel.patches.convolution import check_product, convolution_row, convolution_swaps, rebuilt_convolution
+from eqaccel.patches.convolution import (
+    check_forward,
+    check_product,
+    convolution_row,
+    convolution_swaps,
+    rebuilt_convolution,
+)
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nequip.bessel import ENCODING_FORM
 from eqaccel.patches.nequip.radial import RADIAL_FORMS
@@ -125,11 +131,7 @@ def _check(path: str, scatter: Any) -> None:
             f"{path}: {_OTHER_ACCELERATORS[kind]} accelerates this model already; load it again, without the modifier "
             f"that enables it"
         )
-    owner = next(cls.__name__ for cls in type(scatter).__mro__ if "forward" in vars(cls))
-    if owner != _SCATTER:
-        raise PatchError(
-            f"{path}: expected the forward method of nequip's {_SCATTER}, got that of {owner}; use the model unpatched"
-        )
+    check_forward(path, type(scatter), "nequip", _SCATTER)
     check_product(f"{path}.tp", getattr(scatter, "tp", None))
 
 

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from eqaccel.errors import AlreadyPatchedError, PatchError
 from eqaccel.ops.graph import packed_rows
-from eqaccel.patches.convolution import check_product, convolution_row, convolution_swaps, rebuilt_convolution
+from eqaccel.patches.convolution import (
+    check_forward,
+    check_product,
+    convolution_row,
+    convolution_swaps,
+    rebuilt_convolution,
+)
 from eqaccel.patches.kind import Swapping, class_names
 from eqaccel.patches.nodes import E3NN_FORMS, NodeForms, node_rows, node_swaps
 from eqaccel.patches.precision import Options
@@ -114,12 +120,7 @@ def _check(path: str, module: Any) -> None:
             f"{path}: {_OTHER_ACCELERATORS[kind]} accelerates this model already; load it again without that, and with "
             f"SEVENNET_ENABLE_CUEQ, SEVENNET_ENABLE_FLASH and SEVENNET_ENABLE_OEQ unset"
         )
-    owner = next(cls.__name__ for cls in type(module).__mro__ if "forward" in vars(cls))
-    if owner != CONVOLUTION:
-        raise PatchError(
-            f"{path}: expected the forward method of sevenn's {CONVOLUTION}, got that of {owner}; use the model "
-            f"unpatched"
-        )
+    check_forward(path, type(module), "sevenn", CONVOLUTION)
     if module.is_parallel:
         raise PatchError(
             f"{path}: expected a whole model, got a part of one that was deployed for several processes of LAMMPS; "

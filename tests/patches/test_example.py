@@ -149,6 +149,10 @@ def test_classes_with_forward_methods_of_their_own_are_left() -> None:
         eqaccel.o3.Linear.from_e3nn(network[1])
     with pytest.raises(SpecError, match=rf"forward method of e3nn's SphericalHarmonics, got that of {__name__}"):
         eqaccel.o3.SphericalHarmonics.from_e3nn(Harmonics("1o", normalize=True))
+    changed = o3.Linear("1o", "1o")
+    changed.forward = lambda features: features
+    with pytest.raises(SpecError, match=r"forward method of e3nn's Linear, got one that was put into it"):
+        eqaccel.o3.Linear.from_e3nn(changed)
     with pytest.raises(SpecError, match=r"expected an e3nn.o3.Linear, got a torch.nn.modules.linear.Linear"):
         eqaccel.o3.Linear.from_e3nn(nn.Linear(1, 1))
 
