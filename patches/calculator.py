@@ -238,8 +238,9 @@ def library_class(calculator: Any, stepping: Stepping) -> type | None:
 
 def overridden(calculator: Any, stepping: Stepping, methods: Sequence[str]) -> str:
     """Which of these methods of a library's a calculator has changed, as an obstacle; empty if none."""
-    came_as = getattr(type(calculator), "_came_as", type(calculator))
-    return changed_method(calculator, came_as, library_class(calculator, stepping), methods)
+    own, came_as = library_class(calculator, stepping), getattr(type(calculator), "_came_as", type(calculator))
+    assert own is not None
+    return changed_method(calculator, came_as, own, methods)
 
 
 def types_of(numbers: NDArray[np.int64], table: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

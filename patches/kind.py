@@ -80,17 +80,19 @@ def own_methods(module: nn.Module, library: str, names: Collection[str]) -> str:
     return f"{type(module).__name__} is no {' or '.join(sorted(names))} of {library}"
 
 
-def changed_method(instance: Any, cls: type, own: type | None, methods: Collection[str]) -> str:
-    """Which of some methods an object, or its class, does not have from a library's class; empty if it has all.
+def changed_method(instance: Any, cls: type, own: type, methods: Collection[str]) -> str:
+    """Which of some methods of an object is not the one that a library wrote; empty if all are.
 
     Args:
-        instance: The object; methods may have been put into it.
+        instance: The object; methods may have been put into it, or into its class.
         cls: Its class, as it came.
         own: The library's class, which the other one is or derives from.
         methods: Their names.
     """
     for name in methods:
-        if name in vars(instance) or getattr(cls, name, None) is not getattr(own, name, None):
+        method = getattr(own, name, None)
+        is_put_in = name in vars(instance) or (method is not None and package_of(method) != package_of(own))
+        if is_put_in or getattr(cls, name, None) is not method:
             return f"{cls.__name__} has a {name} method of its own"
     return ""
 

@@ -241,5 +241,6 @@ def changed_methods(wrapper: Any, name: str) -> str:
     """Which method of a library's a wrapper has changed, as an obstacle; empty if none."""
     came_as = getattr(type(wrapper), "_came_as", type(wrapper))
     own = _library_class(came_as, name)
+    assert own is not None
     methods = [method for method in vars(own) if callable(vars(own)[method]) and not method.startswith("__")]
     return changed_method(wrapper, came_as, own, methods)

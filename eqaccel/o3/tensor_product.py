@@ -245,9 +245,9 @@ def forward_owner(cls: type[nn.Module]) -> type:
     return next(base for base in cls.__mro__ if "forward" in vars(base))
 
 
-def package_of(cls: type) -> str:
-    """The package that a class is from; of one in a file of torch.package, the package that it is a copy from."""
-    return re.sub(r"^<torch_package_\d+>\.", "", cls.__module__).partition(".")[0]
+def package_of(found: Any) -> str:
+    """The package that a class or a function is from; of a copy in a file of torch.package, that of the original."""
+    return re.sub(r"^<torch_package_\d+>\.", "", found.__module__).partition(".")[0]
 
 
 def is_of_e3nn(cls: type) -> bool:

@@ -209,20 +209,26 @@ def test_a_derived_class_keeps_its_methods(name: str, device: torch.device) -> N
     assert f"{name} has a calculate method of its own" in report(own).rows[0].note
 
 
-def test_a_calculator_keeps_methods_that_were_put_into_it(device: torch.device) -> None:
+@pytest.mark.parametrize("whole_class", [False, True])
+def test_methods_that_were_put_into_a_calculator(
+    whole_class: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They compute, whether it is in the calculator or in its class."""
     atoms, calculators = structures(device)[0], [calculator(device), patch(calculator(device))]
-    for own in calculators:
-        stretched = own._atoms_to_batch
-        own._atoms_to_batch = lambda atoms, make=stretched: make(scaled(atoms, 1.01))
+    for own in [MACECalculator] if whole_class else calculators:
+        convert = own._atoms_to_batch
+        monkeypatch.setattr(
+            own, "_atoms_to_batch", lambda *args, convert=convert: convert(*args[:-1], scaled(args[-1]))
+        )
     plain, fast = (results(own, atoms) for own in calculators)
     assert_same(fast, plain, torch.float64)
-    assert "has a _atoms_to_batch method of its own" in report(calculators[1]).rows[0].note
+    assert "MACECalculator has a _atoms_to_batch method of its own" in report(calculators[1]).rows[0].note
 
 
-def scaled(atoms: Any, factor: float) -> Any:
-    """The same structure in a cell that is so many times as long."""
+def scaled(atoms: Any) -> Any:
+    """The same structure, stretched."""
     other = atoms.copy()
-    other.set_cell(other.cell.array * factor, scale_atoms=True)
+    other.set_cell(other.cell.array * 1.01, scale_atoms=True)
     return other
 
 
