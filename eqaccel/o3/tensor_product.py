@@ -247,7 +247,7 @@ def forward_owner(cls: type[nn.Module]) -> type:
 
 def package_of(found: Any) -> str:
     """The package that a class or a function is from; of a copy in a file of torch.package, that of the original."""
-    return re.sub(r"^<torch_package_\d+>\.", "", found.__module__).partition(".")[0]
+    return re.sub(r"^<torch_package_\d+>\.", "", f"{found.__module__}").partition(".")[0]
 
 
 def is_of_e3nn(cls: type) -> bool:
