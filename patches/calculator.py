@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from eqaccel.errors import StructureError
-from eqaccel.o3.tensor_product import package_of
+from eqaccel.o3.origins import package_of
 from eqaccel.patches.following import FollowedStep, Reported
 from eqaccel.patches.kind import ModelKind, Stepping, changed_method
 from eqaccel.patches.precision import LowPrecision

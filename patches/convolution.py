@@ -9,7 +9,7 @@ import torch
 
 from eqaccel.errors import PatchError, SpecError
 from eqaccel.families.tensor_product import TensorProductSpec
-from eqaccel.o3.tensor_product import forward_owner, full_name, package_of
+from eqaccel.o3.origins import forward_owner, full_name, package_of
 from eqaccel.ops import TensorProductConv
 from eqaccel.patches.kind import class_names
 from eqaccel.patches.precision import WEIGHTS, Options

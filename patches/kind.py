@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from eqaccel.errors import ExportError
-from eqaccel.o3.tensor_product import package_of
+from eqaccel.o3.origins import package_of
 from eqaccel.patches.batch import Batch, Extent, Field, Per
 from eqaccel.patches.potential import Potential
 from eqaccel.patches.precision import Options

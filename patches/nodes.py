@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from eqaccel.errors import CompileError, PatchError, VerificationError
 from eqaccel.o3 import Linear, SphericalHarmonics, TensorProduct
-from eqaccel.o3.tensor_product import forward_owner, full_name, is_of_e3nn
+from eqaccel.o3.origins import forward_owner, full_name, is_of_e3nn
 from eqaccel.ops import Gate
 from eqaccel.ops.library import translate
 from eqaccel.patches import dense

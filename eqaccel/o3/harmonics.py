@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from eqaccel.errors import SpecError, UnsupportedError
 from eqaccel.families.polynomial import MAX_POWER, PolynomialSpec, Term
 from eqaccel.irreps import Irreps
-from eqaccel.o3.tensor_product import check_class
+from eqaccel.o3.origins import check_class
 from eqaccel.ops import Polynomial
 from eqaccel.ops.library import is_traced
 from eqaccel.roots import add, root

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from eqaccel.errors import OperandError, SpecError
 from eqaccel.irreps import Irreps, IrrepsLike
 from eqaccel.o3.linear_rows import LinearInstruction, LinearRows
-from eqaccel.o3.tensor_product import check_class
+from eqaccel.o3.origins import check_class
 from eqaccel.o3.weights import Weighted, output_mask, weight_rules
 
 

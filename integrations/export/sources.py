@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from eqaccel.errors import ExportError
-from eqaccel.o3.tensor_product import package_of
+from eqaccel.o3.origins import package_of
 from eqaccel.patches.calculator import library_class, overridden
 from eqaccel.patches.finder import KINDS, find_models
 from eqaccel.patches.kind import Exporting, FileFormat, ModelKind

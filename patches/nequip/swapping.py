@@ -2,7 +2,8 @@
 
 Every NequIP interaction block gathers, multiplies and scatters in one module, its `TensorProductScatter`, which is
 replaced; so are the node-wise modules around it (`eqaccel.patches.nodes`). A packaged model brings renamed copies of
-nequip and e3nn, so modules are told by their class names (`class_names`), whatever package these classes are from.
+nequip and e3nn, so modules are told by their class names (`class_names`), never imported; a class counts as nequip's if
+it is from there, or from such a copy (`eqaccel.o3.origins`).
 """
 
 from __future__ import annotations
